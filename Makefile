@@ -1,0 +1,62 @@
+# One door for everything. A fresh machine needs python3 (3.11 or newer), make and gcc; the rest comes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint format bench fuzz clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+.venv/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "ncclt needs Python 3.11 or newer; run: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/user: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) '.[tune,api]'
+	@touch $@
+
+.venv/dev: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) '.[dev]'
+	@touch $@ .venv/user
+
+demo: .venv/user ## Tune BERT on two simulated nodes, to a verdict; a second run resumes.
+	NCCLT_LAUNCHER=simulate $(BIN)/ncclt tune --model bert --nodes 2
+	@echo
+	@echo 'What a launcher gets from $(BIN)/ncclt env --cluster leonardo --model bert --nodes 2:'
+	@$(BIN)/ncclt env --cluster leonardo --model bert --nodes 2
+	@echo
+	@echo 'Browse the study: $(BIN)/ncclt serve, then http://127.0.0.1:8080'
+
+serve: .venv/user ## Serve the REST API and the pages on 127.0.0.1:8080.
+	$(BIN)/ncclt serve
+
+test: .venv/dev ## Run the whole test suite.
+	$(BIN)/python -m pytest
+
+lint: .venv/dev ## Check style, types, layers and generated files.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python profiles/generate_workloads.py --check
+
+format: .venv/dev ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev ## Print the figures behind every performance claim (minutes).
+	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/simulator.py
+	$(BIN)/python bench/profile_reading.py
+
+fuzz: .venv/dev ## Fuzz every reader of traces for ten minutes (installs atheris).
+	$(INSTALL) '.[dev]' atheris
+	$(BIN)/python tests/fuzz/fuzz_readers.py --seconds 600
+
+clean: ## Remove the virtual environment and all caches.
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
