@@ -1,0 +1,58 @@
+"""The document of an end-to-end proof."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.core.recommendation import Decision, Verdict
+from ncclt.core.verification import Side, StepLaunch, Verification, percentile, verification_from_document
+from ncclt.errors import InputError
+
+TIMES = st.lists(st.floats(0, 1e9), max_size=5).map(tuple)
+
+
+def _verification(*launches):
+    verdict = Verdict(
+        decision=Decision.TUNED, reason="r", speedup=1.1, interval=(1.0, 1.2), blocks=4, default_us=2.0, policy_us=1.0
+    )
+    return Verification(
+        id="v", cluster="c", model="m", recommendation="", argv=("a",), base_env=(("B", "1"),), tuned_env=(),
+        removed_env=(), warmup=1, steps=2, ranks=2, hosts=1, launches=launches, verdict=verdict, notes=(), created="t",
+    )  # fmt: skip
+
+
+@given(st.lists(st.builds(StepLaunch, side=st.sampled_from(Side), order=st.integers(), step_us=TIMES), max_size=4))
+def test_document_comes_back_as_it_was(launches):
+    verification = _verification(*launches)
+    text = json.dumps(verification.to_document(), allow_nan=False)
+    assert verification_from_document(json.loads(text)) == verification
+
+
+def test_percentiles_are_over_all_steps_of_a_side():
+    base = [StepLaunch(side=Side.BASE, order=i, step_us=(1.0 + 2 * i, 2.0 + 2 * i)) for i in (0, 1)]
+    verification = _verification(*base, StepLaunch(side=Side.TUNED, order=2, failure="exit code 1"))
+    assert verification.percentiles(Side.BASE) == pytest.approx({50: 2.5, 75: 3.25, 90: 3.7, 95: 3.85})
+    assert verification.percentiles(Side.TUNED) == {}
+    assert verification.to_document()["percentiles_us"]["base"]["p50"] == 2.5
+
+
+def test_step_time_of_a_launch_is_its_median():
+    assert StepLaunch(side=Side.BASE, order=0, step_us=(9.0, 1.0, 2.0)).time_us == 2.0
+    assert StepLaunch(side=Side.BASE, order=0).time_us is None
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1), st.floats(0, 100))
+def test_percentile_is_numpys(values, percent):
+    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": 2}, {"launches": None}, {"verdict": {}}, {"base_env": 3}, {"launches": [{"side": "x"}]}]
+)
+def test_what_is_no_verification_is_refused(change):
+    with pytest.raises(InputError) as caught:
+        verification_from_document(_verification().to_document() | change)
+    assert caught.value.hint

@@ -1,0 +1,5 @@
+"""`python -m ncclt`."""
+
+from ncclt.cli import main
+
+main()

@@ -1,0 +1,195 @@
+"""Where a workload runs, and what a recommendation for it stays valid for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ncclt.core.version import NcclVersion
+from ncclt.errors import InputError, UsageError
+
+LINK_CLASSES = ("nvswitch", "nvlink", "pcie", "shm")
+"""How the GPUs of one node reach each other: NVSwitch, direct NVLink, PCIe peer to peer, staged through the host."""
+
+FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
+"""What connects the nodes; `ethernet` = TCP sockets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One kind of node and how many there are.
+
+    Attributes:
+        name: short name, as in `--cluster NAME`.
+        nodes: nodes used when `--nodes` is left out.
+        gpus_per_node: GPUs of one node.
+        gpu: model name, for example `A100-SXM4-80GB`.
+        compute_capability: 80 for A100, 90 for H100, 89 for L40S, ...
+        link_class: one of `LINK_CLASSES`.
+        link_gbps: bandwidth out of one GPU towards its peers in the node, 1e9 bytes/s, one direction.
+        fabric: one of `FABRICS`.
+        nics_per_node: network ports of one node.
+        nic_gbps: bandwidth of one port, 1e9 bytes/s (HDR100 = 12.5).
+        gpudirect: whether NICs read GPU memory directly.
+        cpu: `intel`, `amd` or `arm`; NCCL's cost model distinguishes AMD.
+        nccl_version: version installed there, `2.28.9`.
+        topology_hash: hash of the measured topology, empty where none was taken.
+        description: one sentence for people.
+        sources: where the figures come from.
+    """
+
+    name: str
+    nodes: int = 1
+    gpus_per_node: int
+    gpu: str
+    compute_capability: int
+    link_class: str
+    link_gbps: float
+    fabric: str = "none"
+    nics_per_node: int = 0
+    nic_gbps: float = 0.0
+    gpudirect: bool = False
+    cpu: str = "intel"
+    nccl_version: str
+    topology_hash: str = ""
+    description: str = ""
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        NcclVersion.parse(self.nccl_version)
+        if self.nodes < 1 or self.gpus_per_node < 1:
+            raise UsageError(f"cluster {self.name!r} needs at least 1 node and 1 GPU per node")
+        if self.link_class not in LINK_CLASSES:
+            raise InputError(f"unknown link class {self.link_class!r}", hint=f"one of {', '.join(LINK_CLASSES)}")
+        if self.fabric not in FABRICS:
+            raise InputError(f"unknown fabric {self.fabric!r}", hint=f"one of {', '.join(FABRICS)}")
+        if self.link_gbps <= 0:
+            raise InputError(f"cluster {self.name!r} needs link_gbps above 0")
+        if self.nodes > 1 and (self.fabric == "none" or self.nics_per_node < 1 or self.nic_gbps <= 0):
+            raise InputError(
+                f"cluster {self.name!r} has {self.nodes} nodes and no network",
+                hint="give fabric, nics_per_node and nic_gbps, or use 1 node",
+            )
+
+    @property
+    def version(self) -> NcclVersion:
+        """Return the NCCL version, parsed."""
+        return NcclVersion.parse(self.nccl_version)
+
+    @property
+    def world(self) -> int:
+        """Return nodes x gpus_per_node."""
+        return self.nodes * self.gpus_per_node
+
+    def sized(
+        self, *, nodes: int | None = None, gpus_per_node: int | None = None, nccl_version: str | None = None
+    ) -> Cluster:
+        """Return the part of the cluster that a job uses.
+
+        Raises:
+            UsageError: fewer than 1 node or GPU, or several nodes where the cluster has no network.
+        """
+        if nodes is not None and nodes < 1:
+            raise UsageError(f"--nodes must be at least 1, not {nodes}")
+        if gpus_per_node is not None and not 1 <= gpus_per_node <= self.gpus_per_node:
+            raise UsageError(f"--gpus-per-node must be 1 to {self.gpus_per_node} on {self.name}, not {gpus_per_node}")
+        try:
+            return replace(
+                self,
+                nodes=self.nodes if nodes is None else nodes,
+                gpus_per_node=self.gpus_per_node if gpus_per_node is None else gpus_per_node,
+                nccl_version=self.nccl_version if nccl_version is None else str(NcclVersion.parse(nccl_version)),
+            )
+        except InputError as error:
+            raise UsageError(error.message, hint=error.hint) from error
+
+    def fingerprint(self) -> Fingerprint:
+        """Return what a recommendation measured here is valid for."""
+        return Fingerprint(
+            gpu=self.gpu,
+            link_class=self.link_class,
+            fabric=self.fabric if self.nodes > 1 else "none",
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            nccl_version=str(self.version),
+            topology_hash=self.topology_hash,
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the cluster as the table of a profiles/clusters/*.toml file."""
+        document = asdict(self)
+        document["sources"] = list(self.sources)
+        return document
+
+
+def cluster_from_document(document: Mapping[str, Any]) -> Cluster:
+    """Read a cluster from the table of a TOML file or its JSON twin.
+
+    Raises:
+        InputError: a field is missing, unknown or of the wrong type.
+    """
+    known = {f.name: f for f in fields(Cluster)}
+    unknown = sorted(set(document) - set(known))
+    if unknown:
+        raise InputError(f"unknown field {unknown[0]!r} in a cluster file", hint=f"the fields are {', '.join(known)}")
+    values = dict(document)
+    _check_types(values)
+    values["sources"] = tuple(values.get("sources", ()))
+    try:
+        return Cluster(**values)
+    except TypeError as error:
+        missing = str(error).rsplit("argument", 1)[-1].lstrip("s: ")
+        raise InputError(f"a cluster file lacks {missing}", hint="see `ncclt cluster show leonardo --json`") from error
+
+
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "nodes": int, "gpus_per_node": int, "compute_capability": int, "nics_per_node": int,
+    "link_gbps": (int, float), "nic_gbps": (int, float), "gpudirect": bool, "sources": (list, tuple),
+}  # fmt: skip
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        wanted = _FIELD_TYPES.get(name, str)
+        if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
+            raise InputError(f"cluster field {name!r} cannot be {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What a recommendation is valid for: change any of it and it is no longer served."""
+
+    gpu: str
+    link_class: str
+    fabric: str
+    nodes: int
+    gpus_per_node: int
+    nccl_version: str
+    topology_hash: str = ""
+
+    def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
+        """Name every respect in which `other` differs; an unknown topology on either side matches any."""
+        found = []
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "topology_hash" and not (mine and theirs):
+                continue
+            if mine != theirs:
+                found.append(f"{field.name}: measured on {mine}, asked for {theirs}")
+        return tuple(found)
+
+    def digest(self) -> str:
+        """Return a short hash of all fields."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fields as a JSON object."""
+        return asdict(self)
+
+
+def fingerprint_from_document(document: Mapping[str, Any]) -> Fingerprint:
+    """Read back what `Fingerprint.to_document` wrote."""
+    return Fingerprint(**{f.name: document[f.name] for f in fields(Fingerprint)})

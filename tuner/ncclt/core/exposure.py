@@ -1,0 +1,97 @@
+"""How much of the communication is not hidden behind compute, and therefore what tuning can gain at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ncclt.core.workload import Workload
+
+Interval = tuple[float, float]
+"""(start, end) on one clock, µs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """What one device did while it communicated, both in µs over all windows together.
+
+    Attributes:
+        communication_us: time in which at least one communication kernel ran.
+        exposed_us: the part of it in which no compute kernel ran beside it.
+    """
+
+    communication_us: float
+    exposed_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainBound:
+    """What the best imaginable communication could gain.
+
+    Attributes:
+        share: exposed communication as a share of the step, 0 to 1.
+        speedup: step time over step time without any exposed communication; infinite where nothing else is left.
+    """
+
+    share: float
+    speedup: float
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals as disjoint intervals in order; empty and reversed ones vanish."""
+    union: list[Interval] = []
+    for start, end in sorted(i for i in intervals if i[1] > i[0]):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def overlaps(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Return where both of two unions are; each must be disjoint and in order, as `merged` returns them."""
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if end > start:
+            found.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def exposure(
+    communication: Iterable[Interval], compute: Iterable[Interval], windows: Iterable[Interval] | None = None
+) -> Exposure:
+    """Measure the communication of one device that no compute covers.
+
+    Args:
+        communication: when communication kernels ran, µs, in any order; they may overlap.
+        compute: when compute kernels ran on the same clock.
+        windows: the training steps; what lies outside of them does not count. None = everything counts.
+    """
+    sending = merged(communication)
+    if windows is not None:
+        sending = overlaps(sending, merged(windows))
+    total = _length(sending)
+    hidden = _length(overlaps(sending, merged(compute)))
+    return Exposure(communication_us=total, exposed_us=max(0.0, total - hidden))
+
+
+def gain_bound(workload: Workload) -> GainBound | None:
+    """Return what tuning can gain at most, None where the recording lacks the step time or the exposed part.
+
+    Without any communication a step still takes its time minus the exposed part (Amdahl's law), so no NCCL setting
+    gains more than `share` of the step. Changing the overlap itself, for example by larger buckets, can.
+    """
+    if not workload.step_time_us or workload.exposed_us is None:
+        return None
+    share = min(1.0, workload.exposed_us / workload.step_time_us)
+    return GainBound(share=share, speedup=1 / (1 - share) if share < 1 else float("inf"))
+
+
+def _length(union: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in union)

@@ -1,0 +1,158 @@
+"""Which sizes carry what: a histogram of messages by powers of two, size classes, and where calls and bytes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ncclt.core.message import Collective, bus_factor
+from ncclt.core.workload import MessageCalls, Workload
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+SIZE_CLASSES: tuple[tuple[str, int], ...] = (("small", 64 * _KIB), ("medium", 4 * _MIB), ("large", 2**62))
+"""Name of a class -> the size in bytes below which a message belongs to it. Below 64 KiB a call is all latency (the
+recorded curves of 2 to 16 GPUs are flat within a factor of two there), above 4 MiB nearly all bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Messages of `2**exponent` to below `2**(exponent + 1)` bytes.
+
+    Attributes:
+        exponent: log2 of the smallest size.
+        calls: calls per step.
+        bytes_per_step: their bytes (tuning sizes).
+    """
+
+    exponent: int
+    calls: float
+    bytes_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeClass:
+    """What one collective sends in one class of sizes, per step.
+
+    Attributes:
+        collective: the operation.
+        name: class of `SIZE_CLASSES`.
+        calls: calls per step.
+        bytes_per_step: their bytes (tuning sizes).
+        time_us: their recorded time, µs; None where one of them has none.
+    """
+
+    collective: Collective
+    name: str
+    calls: float
+    bytes_per_step: float
+    time_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossOver:
+    """The size up to which the small messages make half of something.
+
+    Attributes:
+        calls_bytes: half of the calls are of this size or smaller.
+        bytes_bytes: half of the bytes are in messages of this size or smaller.
+        time_bytes: half of the recorded time; None where a message has no time.
+    """
+
+    calls_bytes: int
+    bytes_bytes: int
+    time_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that leave the GPUs in one step, if the collectives send no more than they must.
+
+    Attributes:
+        per_rank: mean over the ranks.
+        total: of all ranks; None where the size of the job is not known.
+    """
+
+    per_rank: float
+    total: float | None
+
+
+def histogram(workload: Workload) -> tuple[Bin, ...]:
+    """Return calls and bytes per power of two, from the smallest to the largest, empty bins between them included."""
+    calls: dict[int, float] = {}
+    sizes: dict[int, float] = {}
+    for row in workload.messages:
+        exponent = row.message.size_bytes.bit_length() - 1
+        calls[exponent] = calls.get(exponent, 0.0) + row.calls_per_step
+        sizes[exponent] = sizes.get(exponent, 0.0) + row.bytes_per_step
+    return tuple(
+        Bin(exponent=e, calls=calls.get(e, 0.0), bytes_per_step=sizes.get(e, 0.0))
+        for e in range(min(calls), max(calls) + 1)
+    )
+
+
+def size_classes(workload: Workload) -> tuple[SizeClass, ...]:
+    """Return what each collective sends in each class of sizes, most bytes first; empty classes are left out."""
+    groups: dict[tuple[Collective, str], list[MessageCalls]] = {}
+    for row in workload.messages:
+        groups.setdefault((row.message.collective, _class_of(row.message.size_bytes)), []).append(row)
+    found = [
+        SizeClass(
+            collective=collective,
+            name=name,
+            calls=sum(row.calls_per_step for row in rows),
+            bytes_per_step=sum(row.bytes_per_step for row in rows),
+            time_us=_time_us(rows),
+        )
+        for (collective, name), rows in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda c: (-c.bytes_per_step, c.collective, c.name)))
+
+
+def cross_over(workload: Workload) -> CrossOver:
+    """Return where the calls, the bytes and the time of a workload lie."""
+    rows = sorted(workload.messages, key=lambda row: row.message.size_bytes)
+    timed = bool(workload.communication_us)
+    return CrossOver(
+        calls_bytes=_half(rows, lambda row: row.calls_per_step),
+        bytes_bytes=_half(rows, lambda row: row.bytes_per_step),
+        time_bytes=_half(rows, lambda row: row.calls_per_step * (row.recorded_us or 0.0)) if timed else None,
+    )
+
+
+def traffic(workload: Workload) -> Traffic | None:
+    """Return the bytes on the wire of one step, None where a message's group size is not known.
+
+    A rank sends size x bus factor (nccl-tests doc/PERFORMANCE.md); for broadcast and reduce in a group of n, n - 1
+    ranks send the message once.
+    """
+    world = workload.provenance.world_size
+    per_rank = 0.0
+    for row in workload.messages:
+        size = row.message.group_size or world
+        if not size:
+            return None
+        once = row.message.collective in (Collective.BROADCAST, Collective.REDUCE)
+        factor = (size - 1) / size if once else bus_factor(row.message.collective, size) if size > 1 else 0.0
+        per_rank += row.bytes_per_step * factor
+    return Traffic(per_rank=per_rank, total=per_rank * world if world else None)
+
+
+def _class_of(size_bytes: int) -> str:
+    return next((name for name, below in SIZE_CLASSES if size_bytes < below), SIZE_CLASSES[-1][0])
+
+
+def _time_us(rows: Sequence[MessageCalls]) -> float | None:
+    times = [row.recorded_us * row.calls_per_step for row in rows if row.recorded_us is not None]
+    return sum(times) if len(times) == len(rows) else None
+
+
+def _half(rows: Sequence[MessageCalls], weight: Callable[[MessageCalls], float]) -> int:
+    """Return the size of the row, in order of size, with which half of the weight is reached."""
+    total = sum(weight(row) for row in rows)
+    reached = 0.0
+    for row in rows:
+        reached += weight(row)
+        if reached >= total / 2:
+            break
+    return row.message.size_bytes

@@ -1,0 +1,159 @@
+"""What travels: collectives, their sizes, and the factor between algorithm and bus bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ncclt.errors import InputError
+
+
+class Collective(StrEnum):
+    """A communication operation, under the names that ncclt uses everywhere."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "send_recv"
+
+    @property
+    def is_tunable(self) -> bool:
+        """Tell whether NCCL lets anybody choose its algorithm (send/recv and all_to_all never pass the tuner)."""
+        return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
+
+
+DTYPE_SIZES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes per element of every dtype that a message can have."""
+
+# Spellings seen in nccl-tests tables, torch dtypes, c10 ScalarType names and c10 "Input type" strings.
+_DTYPE_ALIASES: dict[str, str] = {
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "c10::half": "float16",
+    "c10::bfloat16": "bfloat16",
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "short": "int16",
+    "short int": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "f8e4m3": "float8_e4m3",
+    "f8e5m2": "float8_e5m2",
+    "fp8_e4m3": "float8_e4m3",
+    "fp8_e5m2": "float8_e5m2",
+    "float8_e4m3fn": "float8_e4m3",
+    "c10::float8_e4m3fn": "float8_e4m3",
+    "c10::float8_e5m2": "float8_e5m2",
+}
+
+
+def parse_dtype(name: str) -> str:
+    """Return our name for any common spelling of a dtype.
+
+    Raises:
+        InputError: no such dtype is known.
+    """
+    spelled = name.strip().lower().removeprefix("torch.").removeprefix("nccl")
+    spelled = _DTYPE_ALIASES.get(spelled, spelled)
+    if spelled not in DTYPE_SIZES:
+        raise InputError(f"unknown dtype {name!r}", hint=f"known are {', '.join(DTYPE_SIZES)}")
+    return spelled
+
+
+def bus_factor(collective: Collective, group_size: int) -> float:
+    """Return busbw / algbw of a collective in a group of `group_size` ranks.
+
+    Source: nccl-tests doc/PERFORMANCE.md; `send_recv`, `broadcast` and `reduce` have factor 1.
+    """
+    if group_size <= 1:
+        return 1.0
+    share = (group_size - 1) / group_size
+    match collective:
+        case Collective.ALL_REDUCE:
+            return 2 * share
+        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER | Collective.ALL_TO_ALL:
+            return share
+        case _:
+            return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Message:
+    """One kind of message: same collective, dtype, size and group.
+
+    Attributes:
+        collective: the operation.
+        dtype: a key of `DTYPE_SIZES`.
+        size_bytes: NCCL's tuning size, the `size` column of nccl-tests: count x dtype for all_reduce, broadcast
+            and reduce; the full buffer (per-rank count x ranks x dtype) for all_gather, reduce_scatter and
+            all_to_all; the bytes of one message for send_recv.
+        group_size: ranks of the communicator; 0 = the whole job, whatever its size turns out to be.
+        spans_nodes: whether the group reaches over more than one node (meaningless while group_size is 0).
+    """
+
+    collective: Collective
+    dtype: str
+    size_bytes: int
+    group_size: int = 0
+    spans_nodes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_SIZES:
+            raise InputError(f"unknown dtype {self.dtype!r}", hint=f"known are {', '.join(DTYPE_SIZES)}")
+        if self.size_bytes <= 0:
+            raise InputError(f"a message needs a size above 0 bytes, not {self.size_bytes}")
+        if self.group_size < 0:
+            raise InputError(f"a group cannot have {self.group_size} ranks")
+
+    @property
+    def label(self) -> str:
+        """Name the message for people, for example `all_reduce 27.04 MiB float32`."""
+        return f"{self.collective} {format_bytes(self.size_bytes)} {self.dtype}"
+
+    def algbw_gbps(self, time_us: float) -> float:
+        """Return the algorithm bandwidth in 1e9 bytes/s, as nccl-tests prints it."""
+        return self.size_bytes / time_us / 1e3
+
+    def busbw_gbps(self, time_us: float) -> float:
+        """Return the bus bandwidth in 1e9 bytes/s, as nccl-tests prints it."""
+        return self.algbw_gbps(time_us) * bus_factor(self.collective, self.group_size)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a size with a binary unit, exact where it is exact: `8 B`, `25 MiB`, `27.04 MiB`.
+
+    >>> format_bytes(26214400), format_bytes(28351488), format_bytes(8)
+    ('25 MiB', '27.04 MiB', '8 B')
+    """
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable: the loop returns at GiB")

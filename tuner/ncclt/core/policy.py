@@ -1,0 +1,166 @@
+"""The product: rules by collective and message range, with the process-wide parameters that go with them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import Setting
+from ncclt.core.version import NcclVersion
+from ncclt.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What to choose for one collective in one range of sizes.
+
+    Attributes:
+        collective: only tunable ones.
+        min_bytes, max_bytes: tuning sizes, both inclusive; max_bytes None = no upper end.
+        group_size: ranks of the communicator that the rule is for; 0 = any.
+        algorithm, protocol, channels: None = left to NCCL.
+    """
+
+    collective: Collective
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    group_size: int = 0
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.collective.is_tunable:
+            raise SettingError(f"no algorithm or protocol can be chosen for {self.collective}")
+        if self.min_bytes < 0 or (self.max_bytes is not None and self.max_bytes < self.min_bytes):
+            raise SettingError(f"a rule cannot cover {self.min_bytes} to {self.max_bytes} bytes")
+
+    @property
+    def covers_all_sizes(self) -> bool:
+        """Tell whether the rule holds for every size and group of its collective."""
+        return self.min_bytes == 0 and self.max_bytes is None and self.group_size == 0
+
+    def matches(self, message: Message) -> bool:
+        """Tell whether a message falls under this rule."""
+        return (
+            message.collective is self.collective
+            and self.min_bytes <= message.size_bytes
+            and (self.max_bytes is None or message.size_bytes <= self.max_bytes)
+            and self.group_size in (0, message.group_size)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Rules, disjoint and in order, and process-wide parameters. The empty policy is NCCL's own choice.
+
+    Attributes:
+        rules: sorted by collective, group size and range; no two overlap. What no rule covers is left to NCCL.
+        parameters: process-wide parameters by catalogue name without `NCCL_`.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    parameters: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.rules, key=lambda r: (r.collective, r.group_size, r.min_bytes)))
+        for rule, following in itertools.pairwise(ordered):
+            same = rule.collective is following.collective and rule.group_size == following.group_size
+            if same and (rule.max_bytes is None or following.min_bytes <= rule.max_bytes):
+                raise SettingError(f"two rules for {rule.collective} overlap at {following.min_bytes} bytes")
+        object.__setattr__(self, "rules", ordered)
+        object.__setattr__(self, "parameters", tuple(sorted(self.parameters)))
+
+    @property
+    def is_default(self) -> bool:
+        """Tell whether the policy changes nothing."""
+        return not self.rules and not self.parameters
+
+    @property
+    def is_uniform(self) -> bool:
+        """Tell whether no rule depends on size or group, so that plain variables could say the same."""
+        channels = {rule.channels for rule in self.rules}
+        return all(rule.covers_all_sizes for rule in self.rules) and len(channels) <= 1
+
+    def setting_for(self, message: Message) -> Setting:
+        """Return the setting under which the policy sends a message; the exact group's rule goes first."""
+        found = [rule for rule in self.rules if rule.matches(message)]
+        if not found:
+            return Setting(parameters=self.parameters)
+        rule = max(found, key=lambda r: r.group_size)
+        return Setting(
+            algorithm=rule.algorithm, protocol=rule.protocol, channels=rule.channels, parameters=self.parameters
+        )
+
+    def by_setting(self, messages: Iterable[Message]) -> dict[Setting, list[Message]]:
+        """Return which messages run under which setting: what has to be launched to measure the policy."""
+        groups: dict[Setting, list[Message]] = {}
+        for message in messages:
+            groups.setdefault(self.setting_for(message), []).append(message)
+        return groups
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the policy as a JSON object."""
+        return {"rules": [_rule_row(rule) for rule in self.rules], "parameters": dict(self.parameters)}
+
+    def digest(self) -> str:
+        """Return a short hash of rules and parameters."""
+        return hashlib.sha256(json.dumps(self.to_document(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _rule_row(rule: Rule) -> dict[str, Any]:
+    return {
+        "collective": rule.collective.value,
+        "min_bytes": rule.min_bytes,
+        "max_bytes": rule.max_bytes,
+        "group_size": rule.group_size,
+        "algorithm": rule.algorithm.value if rule.algorithm else None,
+        "protocol": rule.protocol.value if rule.protocol else None,
+        "channels": rule.channels,
+    }
+
+
+def policy_from_document(document: Mapping[str, Any]) -> Policy:
+    """Read back what `Policy.to_document` wrote.
+
+    Raises:
+        SettingError: a field is missing or impossible.
+    """
+    try:
+        rules = tuple(
+            Rule(
+                collective=Collective(row["collective"]),
+                min_bytes=row["min_bytes"],
+                max_bytes=row["max_bytes"],
+                group_size=row["group_size"],
+                algorithm=Algorithm(row["algorithm"]) if row["algorithm"] else None,
+                protocol=Protocol(row["protocol"]) if row["protocol"] else None,
+                channels=row["channels"],
+            )
+            for row in document["rules"]
+        )
+        return Policy(rules=rules, parameters=tuple((str(k), int(v)) for k, v in document["parameters"].items()))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SettingError(f"this is no policy document: {type(error).__name__}: {error}") from error
+
+
+def uniform_policy(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> Policy:
+    """Return the policy that applies one setting to every size of the given collectives, where it is legal."""
+    rules = []
+    for collective in sorted(collectives):
+        applied = setting.applied_to(collective, version=version)
+        if applied.algorithm or applied.protocol or applied.channels:
+            rule = Rule(
+                collective=collective,
+                algorithm=applied.algorithm,
+                protocol=applied.protocol,
+                channels=applied.channels,
+            )
+            rules.append(rule)
+    return Policy(rules=tuple(rules), parameters=setting.parameters)

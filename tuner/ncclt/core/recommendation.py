@@ -1,0 +1,232 @@
+"""What is published: a policy with its verdict, for one workload on one fingerprint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ncclt.core.cluster import Fingerprint, fingerprint_from_document
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, policy_from_document
+from ncclt.errors import InputError, NccltError, NoRecommendationError
+
+RECOMMENDATION_SCHEMA = 1
+"""Version of the recommendation document."""
+
+
+class Decision(StrEnum):
+    """The two words of a verdict."""
+
+    TUNED = "tuned"
+    KEEP_DEFAULT = "keep-default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the interleaved re-measurement against the untouched default proved.
+
+    Attributes:
+        decision: `tuned` only if the gain is proven.
+        reason: one sentence for people, with numbers.
+        speedup: communication time per step of the default over that of the policy; above 1 = faster.
+        interval: 95 % interval of the speed-up, (low, high).
+        blocks: A/B/B/A blocks measured.
+        default_us, policy_us: median communication time per step, µs.
+    """
+
+    decision: Decision
+    reason: str
+    speedup: float
+    interval: tuple[float, float]
+    blocks: int
+    default_us: float
+    policy_us: float
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object."""
+        return {
+            "decision": self.decision.value,
+            "reason": self.reason,
+            "speedup": self.speedup,
+            # JSON has no infinity: an end that is not known is null.
+            "interval": [end if math.isfinite(end) else None for end in self.interval],
+            "blocks": self.blocks,
+            "default_us": self.default_us,
+            "policy_us": self.policy_us,
+        }
+
+
+def verdict_from_document(document: Mapping[str, Any]) -> Verdict:
+    """Read back what `Verdict.to_document` wrote."""
+    low, high = document["interval"]
+    return Verdict(
+        decision=Decision(document["decision"]),
+        reason=document["reason"],
+        speedup=float(document["speedup"]),
+        interval=(float(low), math.inf if high is None else float(high)),
+        blocks=int(document["blocks"]),
+        default_us=float(document["default_us"]),
+        policy_us=float(document["policy_us"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One form in which the result reaches a job, with the verdict of exactly that form.
+
+    Attributes:
+        policy: what is delivered.
+        verdict: proven for this policy; with `keep-default` nothing is delivered.
+    """
+
+    policy: Policy
+    verdict: Verdict
+
+    @property
+    def effective(self) -> Policy:
+        """Return the policy if it is proven, else the empty one."""
+        return self.policy if self.verdict.decision is Decision.TUNED else Policy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """A published revision for one workload on one fingerprint.
+
+    Attributes:
+        id: identifies the published revision.
+        revision: counts up per (cluster, workload, fingerprint).
+        study: id of the study that gave it.
+        cluster, model: names of cluster and workload.
+        workload_digest: hash of the messages that were tuned.
+        collectives: collectives of the workload: every one must keep a legal algorithm.
+        fingerprint: what it is valid for.
+        table: the per-size policy, delivered as a tuner table.
+        variables: the best policy that plain variables can express, proven by itself; None = there is none.
+        simulated: the times came from the simulated cluster and not from a machine.
+        launcher: where the trials ran.
+        created: ISO time.
+    """
+
+    id: str
+    revision: int
+    study: str
+    cluster: str
+    model: str
+    workload_digest: str
+    collectives: frozenset[Collective]
+    fingerprint: Fingerprint
+    table: Delivery
+    variables: Delivery | None
+    simulated: bool
+    launcher: str
+    created: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the recommendation as the JSON document that is stored and served."""
+        return {
+            "schema": RECOMMENDATION_SCHEMA,
+            "id": self.id,
+            "revision": self.revision,
+            "study": self.study,
+            "cluster": self.cluster,
+            "model": self.model,
+            "workload_digest": self.workload_digest,
+            "collectives": sorted(c.value for c in self.collectives),
+            "fingerprint": self.fingerprint.to_document(),
+            "table": _delivery_row(self.table),
+            "variables": _delivery_row(self.variables) if self.variables else None,
+            "simulated": self.simulated,
+            "launcher": self.launcher,
+            "created": self.created,
+        }
+
+
+def _delivery_row(delivery: Delivery) -> dict[str, Any]:
+    return {"policy": delivery.policy.to_document(), "verdict": delivery.verdict.to_document()}
+
+
+def _delivery_from_row(row: Mapping[str, Any]) -> Delivery:
+    return Delivery(policy=policy_from_document(row["policy"]), verdict=verdict_from_document(row["verdict"]))
+
+
+def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
+    """Read back what `Recommendation.to_document` wrote.
+
+    Raises:
+        InputError: the document is not one, or of a newer schema.
+    """
+    try:
+        if document["schema"] != RECOMMENDATION_SCHEMA:
+            raise InputError(f"recommendation schema {document['schema']!r} is not ours", hint="update ncclt")
+        return Recommendation(
+            id=str(document["id"]),
+            revision=int(document["revision"]),
+            study=str(document["study"]),
+            cluster=str(document["cluster"]),
+            model=str(document["model"]),
+            workload_digest=str(document["workload_digest"]),
+            collectives=frozenset(Collective(c) for c in document["collectives"]),
+            fingerprint=fingerprint_from_document(document["fingerprint"]),
+            table=_delivery_from_row(document["table"]),
+            variables=_delivery_from_row(document["variables"]) if document["variables"] else None,
+            simulated=bool(document["simulated"]),
+            launcher=str(document["launcher"]),
+            created=str(document["created"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"this is no recommendation: {type(error).__name__}: {error}") from error
+    except NccltError as error:
+        raise InputError(f"this is no recommendation: {error.message}", hint=error.hint) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a launcher asks for; None = not said, so not checked.
+
+    Attributes:
+        cluster, model: names.
+        nodes, gpus_per_node: the job's size.
+        nccl_version: what the job will load.
+    """
+
+    cluster: str
+    model: str
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    nccl_version: str | None = None
+
+    def refusal(self, fingerprint: Fingerprint) -> str:
+        """Say why a recommendation for `fingerprint` must not be served for this request; empty = it may."""
+        wrong = [
+            f"{name.replace('_', ' ')}: measured with {getattr(fingerprint, name)}, asked for {wanted}"
+            for name in ("nodes", "gpus_per_node", "nccl_version")
+            if (wanted := getattr(self, name)) is not None and wanted != getattr(fingerprint, name)
+        ]
+        return "; ".join(wrong)
+
+
+def select(candidates: Iterable[Recommendation], request: Request) -> Recommendation:
+    """Return the newest published revision that fits the request exactly; never the nearest one.
+
+    A measured recommendation goes before a simulated one whatever its age.
+
+    Raises:
+        NoRecommendationError: nothing was published for it, or nothing of what was published fits.
+    """
+    what = f"{request.model} on {request.cluster}"
+    published = list(candidates)
+    fitting = [r for r in published if not request.refusal(r.fingerprint)]
+    if fitting:
+        return max(fitting, key=lambda r: (not r.simulated, r.created, r.revision))
+    command = f"ncclt tune --model {request.model} --cluster {request.cluster}"
+    if request.nodes is not None:
+        command += f" --nodes {request.nodes}"
+    if not published:
+        raise NoRecommendationError(f"nothing has been tuned for {what}", hint=f"run `{command}`")
+    why = sorted({request.refusal(r.fingerprint) for r in published})
+    raise NoRecommendationError(
+        f"no recommendation for {what} fits: {' / '.join(why)}", hint=f"it is not guessed; run `{command}`"
+    )

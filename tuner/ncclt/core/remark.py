@@ -1,0 +1,63 @@
+"""What a rendered file says to people: comment lines that nothing can break out of.
+
+Names of models and clusters, reasons and notes are free text of whoever stored them, and the file may reach a shell
+through `eval`, even an unquoted one that splits words, expands patterns and joins lines. So only harmless characters
+pass, and every line is short enough for NCCL's readers (its example tuner cuts lines at 255 characters and would take
+the rest of a long comment for a row; plugins/tuner/example/plugin.c of 2.30.7).
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+
+from ncclt.core.recommendation import Decision, Delivery, Recommendation
+
+_LINE_LENGTH = 200
+_SPELLED_OUT = str.maketrans({"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": ">=", "≤": "<="})
+_HARMLESS = re.compile(r"[^A-Za-z0-9 .,:;%+=/@()<>_-]")
+_NOT_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def comment_lines(sentences: Iterable[str]) -> list[str]:
+    """Return `# ` lines for some sentences: printable ASCII without quotes, patterns, `$`, and at most 200 long."""
+    lines = []
+    for sentence in sentences:
+        text = _HARMLESS.sub("_", " ".join(sentence.translate(_SPELLED_OUT).split()))
+        lines += [f"# {line}" for line in textwrap.wrap(text, _LINE_LENGTH - 2, break_on_hyphens=False)]
+    return lines
+
+
+def token(text: str) -> str:
+    """Return a text as one word that needs no quotes anywhere."""
+    return _NOT_A_TOKEN.sub("_", text)
+
+
+def headline(recommendation: Recommendation, delivery: Delivery | None) -> str:
+    """Say in one sentence what is delivered, for whom, and how well it is proven.
+
+    For example `ncclt 1a2b: bert on leonardo 2x4, NCCL 2.22.3: tuned, 1.08x (95 % 1.06-1.10)`.
+    """
+    valid = recommendation.fingerprint
+    what = (
+        f"ncclt {recommendation.id}: {recommendation.model} on {recommendation.cluster} "
+        f"{valid.nodes}x{valid.gpus_per_node}, NCCL {valid.nccl_version}"
+    )
+    if delivery is None:
+        return f"{what}: {Decision.KEEP_DEFAULT}: no policy that plain variables can express was proven"
+    verdict = delivery.verdict
+    if verdict.decision is Decision.KEEP_DEFAULT:
+        return f"{what}: {verdict.decision}: {verdict.reason}"
+    low, high = verdict.interval
+    return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"
+
+
+def remarks(recommendation: Recommendation, delivery: Delivery | None, lost: Iterable[str]) -> list[str]:
+    """Return every sentence that belongs beside what is delivered."""
+    sentences = [headline(recommendation, delivery)]
+    if recommendation.simulated:
+        sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
+    elif recommendation.launcher == "replay":
+        sentences.append("REPLAYED: the times were recorded elsewhere, nothing was launched for this")
+    return sentences + [f"lost: {sentence}" for sentence in lost]

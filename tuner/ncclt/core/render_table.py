@@ -1,0 +1,79 @@
+"""The tuner table: rows that a tuner plugin reads, in the format of NVIDIA's example plugin (2.27.5 and later)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclt.core.compile import check_rule, compile_policy, rule_label
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.remark import comment_lines, remarks
+from ncclt.core.selection import COLLECTIVE_WORDS
+from ncclt.core.version import NcclVersion
+
+TABLE_FORMAT = "tuner-csv"
+
+COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
+"""NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
+
+NO_UPPER_END = 2**63 - 1
+"""What an open range ends with: the largest number that every reader takes, signed or not, 64 bits wide. The example
+plugin reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
+
+ANY = -1
+"""The plugin's word for "whatever it is"; as a number of channels "not chosen"."""
+
+_CHANNELS_ARE_A_LIMIT_SINCE = NcclVersion(2, 31)
+
+_WARNING = (
+    "WARNING: made for the tuner plugin of ncclt. The example plugin of NVIDIA runs every call that matches no row, "
+    "and every row with channels -1, on ONE channel."
+)
+
+
+def render_table(recommendation: Recommendation, *, version: NcclVersion) -> str:
+    """Return the table of a recommendation, one row per rule that names algorithm and protocol.
+
+    A table cannot carry parameters: they are named in a comment and must be in the job's environment as well.
+
+    Raises:
+        SettingError: a rule or parameter that this NCCL does not have.
+    """
+    policy = recommendation.table.effective
+    rows, lost = [], []
+    for rule in sorted(policy.rules, key=lambda r: (r.collective, -r.group_size, r.min_bytes)):
+        check_rule(rule, version)
+        if rule.algorithm is None or rule.protocol is None:
+            lost.append(f"{rule_label(rule)}: a row must name algorithm and protocol")
+        else:
+            rows.append(_row(rule, recommendation))
+    parameters = compile_policy(
+        Policy(parameters=policy.parameters), version=version, collectives=recommendation.collectives
+    )
+    needs = [f"needs {name}={value} in the environment" for name, value in parameters.variables]
+    if version >= _CHANNELS_ARE_A_LIMIT_SINCE and any(rule.channels is not None for rule in policy.rules):
+        lost.append(f"NCCL {version} takes the channels of a table as an upper limit")
+    said = remarks(recommendation, recommendation.table, [*lost, *parameters.lost])
+    return "".join(f"{line}\n" for line in [*comment_lines(_head(said, needs)), *rows])
+
+
+def _head(said: list[str], needs: list[str]) -> Iterable[str]:
+    return [*said, *needs, _WARNING, ",".join(COLUMNS)]
+
+
+def _row(rule: Rule, recommendation: Recommendation) -> str:
+    valid = recommendation.fingerprint
+    world = valid.nodes * valid.gpus_per_node
+    whole_job = rule.group_size in (0, world)
+    fields = (
+        COLLECTIVE_WORDS[rule.collective],
+        rule.min_bytes,
+        NO_UPPER_END if rule.max_bytes is None else rule.max_bytes,
+        rule.algorithm,
+        rule.protocol,
+        ANY if rule.channels is None else rule.channels,
+        # How a smaller group lies over the nodes is not part of a rule.
+        valid.nodes if whole_job else ANY,
+        world if whole_job else rule.group_size,
+    )
+    return ",".join(str(field) for field in fields)

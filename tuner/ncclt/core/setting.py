@@ -1,0 +1,123 @@
+"""One candidate: what a trial forces upon NCCL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ncclt.core.legality import Algorithm, Protocol, is_legal
+from ncclt.core.message import Collective
+from ncclt.core.version import NcclVersion
+from ncclt.errors import SettingError
+
+MAX_CHANNELS = 64
+"""NCCL's MAXCHANNELS since 2.25 (32 before)."""
+
+
+def max_channels(version: NcclVersion) -> int:
+    """Return MAXCHANNELS of an NCCL version (nccl.md 4.5: 64 since 2.25, 32 before)."""
+    return MAX_CHANNELS if version >= NcclVersion(2, 25) else 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A forced choice and process-wide parameters; the empty setting is NCCL's own choice, the default.
+
+    Attributes:
+        algorithm: forced where it is legal for a collective, None = NCCL chooses.
+        protocol: likewise.
+        channels: exact number of channels, None = NCCL chooses.
+        parameters: process-wide parameters by catalogue name without `NCCL_`, sorted, for example
+            (("BUFFSIZE", 8388608),).
+    """
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    channels: int | None = None
+    parameters: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.channels is not None and not 1 <= self.channels <= MAX_CHANNELS:
+            raise SettingError(f"channels must be 1 to {MAX_CHANNELS}, not {self.channels}")
+        object.__setattr__(self, "parameters", tuple(sorted(self.parameters)))
+
+    @property
+    def is_default(self) -> bool:
+        """Tell whether nothing is forced at all."""
+        return self == DEFAULT
+
+    @property
+    def label(self) -> str:
+        """Name the setting for people: `ring/simple c=8 BUFFSIZE=8388608`, or `default`."""
+        parts = []
+        if self.algorithm or self.protocol:
+            parts.append(f"{self.algorithm or 'auto'}/{self.protocol or 'auto'}")
+        if self.channels is not None:
+            parts.append(f"c={self.channels}")
+        parts += [f"{name}={value}" for name, value in self.parameters]
+        return " ".join(parts) or "default"
+
+    def applied_to(self, collective: Collective, *, version: NcclVersion) -> Setting:
+        """Return what of the setting reaches one collective: an illegal pair leaves algorithm and protocol to NCCL.
+
+        `send_recv` and `all_to_all` never pass NCCL's tuner: nothing is forced on them but process-wide parameters.
+        """
+        if not collective.is_tunable:
+            return Setting(parameters=self.parameters)
+        if is_legal(collective, self.algorithm, self.protocol, version=version):
+            return self
+        return Setting(channels=self.channels, parameters=self.parameters)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the setting as a JSON object without empty fields; `{}` is the default."""
+        document: dict[str, Any] = {}
+        if self.algorithm:
+            document["algorithm"] = self.algorithm.value
+        if self.protocol:
+            document["protocol"] = self.protocol.value
+        if self.channels is not None:
+            document["channels"] = self.channels
+        if self.parameters:
+            document["parameters"] = dict(self.parameters)
+        return document
+
+    def digest(self) -> str:
+        """Return the hash by which repeats of a setting are recognised."""
+        canonical = json.dumps(self.to_document(), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+DEFAULT = Setting()
+"""NCCL's own choice: nothing forced, no parameter set."""
+
+
+def setting_from_document(document: Mapping[str, Any]) -> Setting:
+    """Read back what `Setting.to_document` wrote."""
+    try:
+        return Setting(
+            algorithm=Algorithm(document["algorithm"]) if document.get("algorithm") else None,
+            protocol=Protocol(document["protocol"]) if document.get("protocol") else None,
+            channels=document.get("channels"),
+            parameters=tuple((str(k), int(v)) for k, v in document.get("parameters", {}).items()),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SettingError(f"this is no setting: {error}") from error
+
+
+def check_setting(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> None:
+    """Refuse a setting that would do nothing legal for any of the collectives.
+
+    Raises:
+        SettingError: the pair exists for none of them, or too many channels for this NCCL.
+    """
+    tunable = [c for c in collectives if c.is_tunable]
+    forced = setting.algorithm is not None or setting.protocol is not None
+    if forced and not any(is_legal(c, setting.algorithm, setting.protocol, version=version) for c in tunable):
+        raise SettingError(
+            f"NCCL {version} has no {setting.label} for {', '.join(sorted(tunable)) or 'these collectives'}"
+        )
+    if setting.channels is not None and setting.channels > max_channels(version):
+        raise SettingError(f"NCCL {version} has at most {max_channels(version)} channels, not {setting.channels}")

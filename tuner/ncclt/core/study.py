@@ -1,0 +1,94 @@
+"""The search for one workload on one cluster, as it is kept: the study and its numbered trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.setting import Setting
+from ncclt.core.trial import TrialResult
+from ncclt.core.workload import Workload
+
+
+class Phase(StrEnum):
+    """Why a trial was run."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    VERIFY = "verify"
+
+
+class Arm(StrEnum):
+    """What a trial of the verification stands for."""
+
+    DEFAULT = "default"
+    TABLE = "table"
+    VARIABLES = "variables"
+
+
+class StudyState(StrEnum):
+    """How far a study is."""
+
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One launch, as a row of its study.
+
+    Attributes:
+        number: counts up from 0 in the study, over all phases.
+        phase: why it was run.
+        setting: what was forced.
+        repeat: how many earlier trials of the study had the same setting.
+        result: outcome and measurements.
+        score_us: communication time per step, µs; None unless the outcome is `ok` and all messages were measured.
+        arm: in the verification, what it stands for; a policy with several settings takes one trial for each.
+        block: in the verification, the position in A B B A ..., counted per launch of an arm from 0; else 0.
+        started: ISO time.
+    """
+
+    number: int
+    phase: Phase
+    setting: Setting
+    repeat: int
+    result: TrialResult
+    score_us: float | None
+    arm: Arm | None = None
+    block: int = 0
+    started: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study's identity and state; its trials are asked for separately.
+
+    Attributes:
+        id: short unique id.
+        name: unique; the same name resumes.
+        cluster: sized to the job.
+        workload: placed on the cluster, so every group size is known.
+        launcher: where its trials run.
+        simulated: whether its times are invented by a model.
+        process_wide: names of the process-wide parameters that are searched, sorted.
+        seed: of search, simulated noise and bootstrap.
+        state: how far it is.
+        reason: why the search stopped, for people.
+        created, updated: ISO times.
+    """
+
+    id: str
+    name: str
+    cluster: Cluster
+    workload: Workload
+    launcher: str
+    simulated: bool
+    process_wide: tuple[str, ...]
+    seed: int
+    state: StudyState
+    reason: str = ""
+    created: str = ""
+    updated: str = ""

@@ -1,0 +1,303 @@
+"""What one training job sends in one step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ncclt.core.message import Collective, Message
+from ncclt.errors import InputError, UsageError
+
+WORKLOAD_SCHEMA = 1
+"""Version of the workload document (profiles/workload.schema.json)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCalls:
+    """A message and how often one rank sends it in a step.
+
+    Attributes:
+        message: what is sent.
+        calls_per_step: mean calls per training step, above 0.
+        recorded_us: mean duration of a call in the recording, µs, where the source has it.
+    """
+
+    message: Message
+    calls_per_step: float
+    recorded_us: float | None = None
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Return size_bytes x calls_per_step."""
+        return self.message.size_bytes * self.calls_per_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a workload came from, so that anyone can judge or repeat it.
+
+    Attributes:
+        source: the kind of source: `model`, `kineto`, ...
+        detail: facts such as model, framework, bucket cap, version, files; short strings.
+        created: ISO date.
+        world_size: ranks of the recorded job, 0 where it does not apply or is not known.
+        ranks_read: ranks whose files were read, in order.
+        steps: complete training steps seen, 0 where not known.
+        notes: what the source lacks or what was assumed, one sentence each.
+    """
+
+    source: str
+    created: str = ""
+    detail: Mapping[str, str] | None = None
+    world_size: int = 0
+    ranks_read: tuple[int, ...] = ()
+    steps: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The messages of one training step, with their provenance.
+
+    Attributes:
+        name: short name, as in `--model NAME`.
+        messages: one entry per distinct message, largest share of bytes first.
+        provenance: where it came from.
+        step_time_us: mean step time in the recording, µs, where the source has it.
+        exposed_us: communication not hidden behind compute, µs per step, where the source has it.
+    """
+
+    name: str
+    messages: tuple[MessageCalls, ...]
+    provenance: Provenance
+    step_time_us: float | None = None
+    exposed_us: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise InputError(f"workload {self.name!r} has no messages", hint="a workload needs at least one collective")
+        if any(not calls.calls_per_step > 0 for calls in self.messages):
+            raise InputError(f"workload {self.name!r} has a message with no calls per step")
+        ordered = sorted(self.messages, key=lambda m: (-m.bytes_per_step, m.message))
+        object.__setattr__(self, "messages", tuple(ordered))
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Return the bytes of all messages of a step (tuning sizes, one rank's calls)."""
+        return sum(m.bytes_per_step for m in self.messages)
+
+    @property
+    def collectives(self) -> frozenset[Collective]:
+        """Return the collectives that occur."""
+        return frozenset(m.message.collective for m in self.messages)
+
+    @property
+    def communication_us(self) -> float | None:
+        """Return the recorded communication time of a step, µs; None where a message has no recorded time.
+
+        Calls that overlap each other count each for itself, so that it can exceed the step.
+        """
+        times = [m.recorded_us * m.calls_per_step for m in self.messages if m.recorded_us is not None]
+        return sum(times) if len(times) == len(self.messages) else None
+
+    def weights(self) -> tuple[float, ...]:
+        """Return the weight of each message, in their order: µs per step where all have a time, else bytes per step."""
+        if self.communication_us:
+            return tuple((m.recorded_us or 0.0) * m.calls_per_step for m in self.messages)
+        return tuple(m.bytes_per_step for m in self.messages)
+
+    def dominant(self, share: float = 0.95) -> tuple[MessageCalls, ...]:
+        """Return the smallest set of messages that carries `share` of the weight (see `weights`), largest first."""
+        ranked = sorted(zip(self.weights(), self.messages, strict=True), key=lambda pair: -pair[0])
+        total = sum(weight for weight, _ in ranked)
+        chosen: list[MessageCalls] = []
+        covered = 0.0
+        for weight, calls in ranked:
+            if covered >= share * total:
+                break
+            chosen.append(calls)
+            covered += weight
+        return tuple(chosen)
+
+    def placed(self, *, nodes: int, gpus_per_node: int) -> Workload:
+        """Return the workload as it runs on `nodes` x `gpus_per_node`, with every group size known.
+
+        Messages of the whole job (group size 0, or the size of the recorded world) take the new world's size;
+        smaller groups keep theirs and are assumed to fill nodes in rank order.
+
+        Raises:
+            UsageError: a group of the workload is larger than the world.
+        """
+        world = nodes * gpus_per_node
+        merged: dict[Message, MessageCalls] = {}
+        for calls in self.messages:
+            recorded = calls.message.group_size
+            whole_job = recorded in (0, self.provenance.world_size)
+            size = world if whole_job else recorded
+            if size > world:
+                raise UsageError(
+                    f"workload {self.name!r} has a group of {size} ranks, "
+                    f"but {nodes} x {gpus_per_node} GPUs are {world}",
+                    hint="use more --nodes or a profile recorded at this scale",
+                )
+            spans = size > gpus_per_node or (calls.message.spans_nodes and nodes > 1 and not whole_job)
+            message = replace(calls.message, group_size=size, spans_nodes=spans)
+            before = merged.get(message)
+            total = calls.calls_per_step + (before.calls_per_step if before else 0.0)
+            merged[message] = replace(calls, message=message, calls_per_step=total)
+        return replace(self, messages=tuple(merged.values()))
+
+    def digest(self) -> str:
+        """Return a short hash of what is sent: name, date and notes do not count."""
+        rows = sorted(
+            (m.message.collective, m.message.dtype, m.message.size_bytes, m.message.group_size,
+             m.message.spans_nodes, round(float(m.calls_per_step), 9))
+            for m in self.messages
+        )  # fmt: skip
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the workload as the JSON document of profiles/workload.schema.json."""
+        origin = self.provenance
+        document: dict[str, Any] = {
+            "schema": WORKLOAD_SCHEMA,
+            "name": self.name,
+            "provenance": {
+                "source": origin.source,
+                "created": origin.created,
+                "detail": dict(origin.detail or {}),
+                "world_size": origin.world_size,
+                "ranks_read": list(origin.ranks_read),
+                "steps": origin.steps,
+                "notes": list(origin.notes),
+            },
+            "messages": [_message_row(m) for m in self.messages],
+        }
+        if self.step_time_us is not None:
+            document["step_time_us"] = self.step_time_us
+        if self.exposed_us is not None:
+            document["exposed_us"] = self.exposed_us
+        return document
+
+
+def _message_row(calls: MessageCalls) -> dict[str, Any]:
+    message = calls.message
+    row: dict[str, Any] = {
+        "collective": message.collective.value,
+        "dtype": message.dtype,
+        "size_bytes": message.size_bytes,
+        "group_size": message.group_size,
+        "spans_nodes": message.spans_nodes,
+        "calls_per_step": calls.calls_per_step,
+    }
+    if calls.recorded_us is not None:
+        row["recorded_us"] = calls.recorded_us
+    return row
+
+
+def workload_from_document(document: Mapping[str, Any]) -> Workload:
+    """Read back what `Workload.to_document` wrote.
+
+    Raises:
+        InputError: a field is missing, has the wrong type or an impossible value.
+    """
+    try:
+        if document["schema"] != WORKLOAD_SCHEMA:
+            raise InputError(f"workload schema {document['schema']!r} is not {WORKLOAD_SCHEMA}", hint="update ncclt")
+        origin = document["provenance"]
+        provenance = Provenance(
+            source=str(origin["source"]),
+            created=str(origin.get("created", "")),
+            detail={str(k): str(v) for k, v in origin.get("detail", {}).items()},
+            world_size=int(origin.get("world_size", 0)),
+            ranks_read=tuple(int(r) for r in origin.get("ranks_read", ())),
+            steps=int(origin.get("steps", 0)),
+            notes=tuple(str(n) for n in origin.get("notes", ())),
+        )
+        messages = tuple(_calls_from_row(row) for row in document["messages"])
+        return Workload(
+            name=str(document["name"]),
+            messages=messages,
+            provenance=provenance,
+            step_time_us=_optional_float(document.get("step_time_us")),
+            exposed_us=_optional_float(document.get("exposed_us")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"this is no workload document: {type(error).__name__}: {error}",
+            hint="see profiles/workload.schema.json for the fields",
+        ) from error
+
+
+def _calls_from_row(row: Mapping[str, Any]) -> MessageCalls:
+    return MessageCalls(
+        message=Message(
+            collective=Collective(row["collective"]),
+            dtype=row["dtype"],
+            size_bytes=int(row["size_bytes"]),
+            group_size=int(row.get("group_size", 0)),
+            spans_nodes=bool(row.get("spans_nodes", False)),
+        ),
+        calls_per_step=float(row["calls_per_step"]),
+        recorded_us=_optional_float(row.get("recorded_us")),
+    )
+
+
+def _optional_float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMessages:
+    """The messages that the file of one rank shows, before the ranks are merged.
+
+    Attributes:
+        rank: global rank, or None where the file does not tell.
+        calls: (process group, message) -> calls in the whole file. The group's name tells sub-groups apart.
+        steps: training steps that these calls fill.
+    """
+
+    rank: int | None
+    calls: Mapping[tuple[str, Message], int]
+    steps: int = 1
+
+
+def merge_ranks(ranks: Iterable[RankMessages]) -> dict[Message, float]:
+    """Merge the views of several ranks without counting a collective twice.
+
+    Every rank of a group shows the same call, so counts are never added over files. Within one rank the calls of
+    its distinct groups do add up: that rank waits for all of them. Over the ranks the largest count is taken: a
+    step lasts as long as its busiest rank.
+
+    An all_to_all may have another size on every rank. There the rank that sends most stands for all of them with
+    its whole list: taking the largest count size by size would count one call once per rank.
+
+    Returns:
+        message -> calls per step.
+    """
+    busiest: dict[Message, float] = {}
+    exchanges: dict[tuple[str, int, bool], dict[Message, float]] = {}
+    for view in ranks:
+        mine: dict[Message, float] = {}
+        for (_group, message), count in view.calls.items():
+            mine[message] = mine.get(message, 0.0) + count / view.steps
+        sent: dict[tuple[str, int, bool], dict[Message, float]] = {}
+        for message, count_per_step in mine.items():
+            if message.collective is Collective.ALL_TO_ALL:
+                kind = (message.dtype, message.group_size, message.spans_nodes)
+                sent.setdefault(kind, {})[message] = count_per_step
+            else:
+                busiest[message] = max(busiest.get(message, 0.0), count_per_step)
+        for kind, exchange in sent.items():
+            if _bytes_of(exchange) > _bytes_of(exchanges.get(kind, {})):
+                exchanges[kind] = exchange
+    for exchange in exchanges.values():
+        busiest.update(exchange)
+    return busiest
+
+
+def _bytes_of(calls: Mapping[Message, float]) -> float:
+    return sum(message.size_bytes * count for message, count in calls.items())

@@ -1,0 +1,77 @@
+"""Everything that ncclt raises on purpose.
+
+    NccltError
+    ├── UsageError                  what was asked for makes no sense             (exit 2,  HTTP 422)
+    │   └── SettingError            a setting that NCCL would refuse
+    ├── NotFoundError               no such model, cluster, study                 (exit 3,  HTTP 404)
+    │   └── NoRecommendationError   nothing fit to be served                      (exit 3,  HTTP 404)
+    ├── InputError                  a file that is not what it should be          (exit 1,  HTTP 422)
+    │   ├── TraceError              a trace, log or profile
+    │   ├── LandscapeError          a table of recorded measurements
+    │   └── BenchmarkError          the output of a benchmark
+    ├── StoreError                  the store cannot be reached or is not ours    (exit 69, HTTP 503)
+    ├── ServerError                 the ncclt server cannot be reached or failed  (exit 69)
+    ├── MissingDependencyError      an extra that is not installed                (exit 1)
+    └── StudyStoppedError           the study cannot go on                        (exit 1)
+
+A failed trial is not here: it is an `Outcome`, a value. Only the edge (cli, api) knows exit codes and HTTP statuses.
+"""
+
+from __future__ import annotations
+
+
+class NccltError(Exception):
+    """The root: one readable sentence, and a hint that says what to do about it."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(NccltError):
+    """The request itself makes no sense: a wrong option, a number out of range."""
+
+
+class SettingError(UsageError):
+    """A setting or policy that NCCL would refuse or that ncclt refuses for safety."""
+
+
+class NotFoundError(NccltError):
+    """A name that is not known here; the hint lists close ones."""
+
+
+class NoRecommendationError(NotFoundError):
+    """Nothing that was measured here fits the request, so nothing is served."""
+
+
+class InputError(NccltError):
+    """A file that cannot be read as what it should be; nothing of it was stored."""
+
+
+class TraceError(InputError):
+    """A trace, log or profile that cannot be turned into a workload."""
+
+
+class LandscapeError(InputError):
+    """A table of recorded measurements that cannot be replayed."""
+
+
+class BenchmarkError(InputError):
+    """A benchmark's output without a usable result."""
+
+
+class StoreError(NccltError):
+    """The store cannot be reached, or what lies there is not ours."""
+
+
+class ServerError(NccltError):
+    """The ncclt server cannot be reached or answered with an error."""
+
+
+class MissingDependencyError(NccltError):
+    """An optional part of ncclt is needed that is not installed."""
+
+
+class StudyStoppedError(NccltError):
+    """The study cannot go on, for example after many equal failures in a row."""
