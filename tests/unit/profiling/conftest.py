@@ -1,0 +1,71 @@
+"""A builder of small Kineto traces."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Row = dict[str, Any]
+
+
+class TraceBuilder:
+    """Writes events one after the other, 10 µs apart, on one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.head: Row = {"schemaVersion": 1, "deviceProperties": []}
+        self._ids = iter(range(1, 100_000))
+
+    def job(self, rank: int | str | None, world: int, backend: str = "nccl", **more: Any) -> "TraceBuilder":
+        info = {"backend": backend, "rank": rank, "world_size": world, **more}
+        self.head["distributedInfo"] = {k: v for k, v in info.items() if v is not None}
+        return self
+
+    def event(self, name: str, category: str, *, at: float | None = None, dur: float = 5, **args: Any) -> Row:
+        number = next(self._ids)
+        row = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "dur": dur, "args": args}
+        row["ts"] = 10.0 * number if at is None else at
+        self.rows.append(row)
+        return row
+
+    def comm(self, collective: str, elements: int, out: int | None = None, **args: Any) -> Row:
+        """Add a record_param_comms with metadata."""
+        facts = {
+            "Collective name": collective, "In msg nelems": elements, "Group size": 2, "dtype": "Float",
+            "Out msg nelems": elements if out is None else out, "Process Group Name": "0",
+        }  # fmt: skip
+        return self.event("record_param_comms", "cpu_op", **{**facts, **args})
+
+    def shaped(self, name: str, *tensors: tuple[list[int], str], category: str | None = None) -> Row:
+        """Add an operator or annotation with input shapes."""
+        kind = category or ("cpu_op" if name.startswith("c10d") else "user_annotation")
+        shapes, types = [shape for shape, _ in tensors], [dtype for _, dtype in tensors]
+        return self.event(name, kind, **{"Input Dims": shapes, "Input type": types})
+
+    def step(self, number: int, start: float, end: float) -> Row:
+        return self.event(f"ProfilerStep#{number}", "user_annotation", at=start, dur=end - start)
+
+    def document(self) -> Row:
+        return {**self.head, "traceEvents": self.rows}
+
+    def write(self, name: str = "trace.json") -> Path:
+        path = self.folder / name
+        data = json.dumps(self.document()).encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return path
+
+
+@pytest.fixture
+def new_trace(tmp_path: Path) -> Callable[[], TraceBuilder]:
+    """Return a maker of empty traces."""
+    return lambda: TraceBuilder(tmp_path)
+
+
+@pytest.fixture
+def trace(new_trace: Callable[[], TraceBuilder]) -> TraceBuilder:
+    """Return an empty trace of rank 0 of 2 over NCCL."""
+    return new_trace().job(0, 2)

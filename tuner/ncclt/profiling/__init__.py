@@ -1,0 +1,107 @@
+"""Readers: one module per source, each turning files into a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import cast
+
+from ncclt.core.workload import Workload
+from ncclt.errors import MissingDependencyError, TraceError, UsageError
+from ncclt.profiling.documents import check_readable
+from ncclt.profiling.reader import Reader
+
+READERS: dict[str, str] = {
+    "kineto": "ncclt.profiling.kineto",
+    "execution_trace": "ncclt.profiling.execution_trace",
+    "flight_recorder": "ncclt.profiling.flight_recorder",
+    "param_comms": "ncclt.profiling.param_comms",
+    "inspector": "ncclt.profiling.inspector",
+    "deepspeed": "ncclt.profiling.deepspeed",
+    "megatron_log": "ncclt.profiling.megatron_log",
+    "nccl_log": "ncclt.profiling.nccl_log",
+    "nsys": "ncclt.profiling.nsys",
+    "horovod": "ncclt.profiling.horovod",
+    "aicb": "ncclt.profiling.aicb",
+    "tracelens": "ncclt.profiling.tracelens",
+    "csv": "ncclt.profiling.table",
+}
+"""Name of a source -> module that is its reader; imported on use."""
+
+ENTRY_POINT_GROUP = "ncclt.profiles"
+"""Third parties add readers here; each entry point names a module or object that is a `Reader`."""
+
+
+def read_workload(paths: Sequence[Path], *, name: str, source: str | None = None) -> Workload:
+    """Read the recorded files of one job into a workload.
+
+    Args:
+        paths: one or more files, for example one per rank.
+        name: name of the workload.
+        source: name of a reader; left out, the content of the files decides.
+
+    Raises:
+        TraceError: a file is missing, empty, damaged or of no known kind, the files do not belong together, or they
+            hold no collective.
+        UsageError: no file was given, or no reader is called `source`.
+    """
+    if not paths:
+        raise UsageError("no file to read a workload from", hint="name one trace file per rank")
+    seen: set[Path] = set()
+    for path in paths:
+        check_readable(path)
+        if path.resolve() in seen:
+            raise TraceError(f"{path} was given twice", hint="name every file once")
+        seen.add(path.resolve())
+    reader = _detect(paths) if source is None else reader_named(source)
+    return reader.read(paths, name=name)
+
+
+def reader_names() -> tuple[str, ...]:
+    """Return the names of all readers, the built-in ones first."""
+    return (*READERS, *sorted(_third_party()))
+
+
+def reader_named(name: str) -> Reader:
+    """Return one reader, importing it.
+
+    Raises:
+        UsageError: no reader has this name.
+        MissingDependencyError: a third party's reader cannot be imported.
+    """
+    if name in READERS:
+        return cast(Reader, import_module(READERS[name]))
+    third_party = _third_party()
+    if name not in third_party:
+        raise UsageError(f"no reader is called {name!r}", hint=f"known are {', '.join(reader_names())}")
+    try:
+        return cast(Reader, third_party[name].load())
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the reader {name!r} cannot be imported: {error}", hint=f"install what {third_party[name].value} needs"
+        ) from error
+
+
+def _third_party() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in READERS}
+
+
+def _detect(paths: Sequence[Path]) -> Reader:
+    """Return the first reader that recognises every file; third parties are imported only when no other one does."""
+    known_as: dict[Path, str] = {}
+    for name in reader_names():
+        reader = reader_named(name)
+        recognised = [path for path in paths if reader.recognises(path)]
+        if len(recognised) == len(paths):
+            return reader
+        known_as.update((path, name) for path in recognised if path not in known_as)
+    strange = [path for path in paths if path not in known_as]
+    if strange:
+        raise TraceError(
+            f"{strange[0]} is no trace or log that ncclt can read",
+            hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
+        )
+    kinds = ", ".join(sorted(set(known_as.values())))
+    raise TraceError(f"the files are of different kinds: {kinds}", hint="import each kind on its own")

@@ -1,0 +1,74 @@
+"""The names under which PyTorch records its collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ncclt.core.message import Collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What a recorded name stands for.
+
+    Attributes:
+        word: the name without prefixes and underscores, for notes.
+        collective: None where ncclt has no message for it (gather, scatter, sparse all-reduce, names not known).
+        is_receive: the receiving half of a send_recv.
+    """
+
+    word: str
+    collective: Collective | None
+    is_receive: bool = False
+
+
+# One table for the three spellings of each: record_param_comms ("allreduce", "_allgather_base"), annotations
+# ("nccl:all_reduce", "nccl:_all_gather_base") and operators ("c10d::allreduce_", "c10d::_allgather_base_").
+# Source: torch/csrc/distributed/c10d/{ProcessGroupNCCL,ProcessGroupGloo,Ops}.cpp, torch 1.12 to 2.13.
+_COLLECTIVES: dict[str, Collective] = {
+    "allreduce": Collective.ALL_REDUCE,
+    "allreducecoalesced": Collective.ALL_REDUCE,
+    "allgather": Collective.ALL_GATHER,
+    "allgatherbase": Collective.ALL_GATHER,
+    "allgathercoalesced": Collective.ALL_GATHER,
+    "allgatherintotensor": Collective.ALL_GATHER,
+    "allgatherintotensorcoalesced": Collective.ALL_GATHER,
+    "reducescatter": Collective.REDUCE_SCATTER,
+    "reducescatterbase": Collective.REDUCE_SCATTER,
+    "reducescattertensor": Collective.REDUCE_SCATTER,
+    "reducescattertensorcoalesced": Collective.REDUCE_SCATTER,
+    "broadcast": Collective.BROADCAST,
+    "broadcastoop": Collective.BROADCAST,
+    "reduce": Collective.REDUCE,
+    "reduceoop": Collective.REDUCE,
+    "alltoall": Collective.ALL_TO_ALL,
+    "alltoallv": Collective.ALL_TO_ALL,
+    "alltoallbase": Collective.ALL_TO_ALL,
+    "send": Collective.SEND_RECV,
+    "recv": Collective.SEND_RECV,
+    "recvanysource": Collective.SEND_RECV,
+}
+
+# Waiting, set-up and bookkeeping; a barrier is a 1-element all-reduce that no training step waits for by size.
+_SYNCHRONISATION = frozenset(
+    {"wait", "init", "barrier", "monitoredbarrier", "allreducebarrier", "coalesced", "startcoalescing", "endcoalescing"}
+)
+
+
+def classify(name: str) -> Operation | None:
+    """Return what a recorded name stands for; None for waiting, set-up and barriers.
+
+    >>> classify("nccl:_all_gather_base").collective, classify("c10d::recv_").is_receive, classify("wait")
+    (<Collective.ALL_GATHER: 'all_gather'>, True, None)
+    """
+    # "nccl:send 0->1" names its peers behind the operation.
+    word = name.rsplit(":", 1)[-1].split(" ", 1)[0].replace("_", "").lower()
+    if word in _SYNCHRONISATION:
+        return None
+    return Operation(word=word, collective=_COLLECTIVES.get(word), is_receive=word.startswith("recv"))
+
+
+def is_barrier(name: str) -> bool:
+    """Tell whether a recorded name is a barrier, inside which older versions record an all-reduce."""
+    word = name.rsplit(":", 1)[-1].replace("_", "").lower()
+    return word in ("barrier", "monitoredbarrier")

@@ -1,0 +1,157 @@
+"""The messages of a model that nobody has recorded yet, from the shapes of its parameters alone.
+
+No weights and no GPU: shapes are enough, because a gradient has the shape of its parameter. All messages are those of
+the whole job (group size 0). Frozen parameters send nothing and tied ones send once, so leave them out of `shapes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
+from ncclt.core.workload import MessageCalls
+from ncclt.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpUnit:
+    """A module that FSDP wraps on its own.
+
+    Attributes:
+        name: for people.
+        parameters: elements of its flat parameter, those of units wrapped inside it excluded.
+        count: how many such units the model has.
+        is_root: the outermost unit, whose parameters stay gathered from forward to backward.
+    """
+
+    name: str
+    parameters: int
+    count: int = 1
+    is_root: bool = False
+
+
+def ddp_messages(
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    dtype: str,
+    bucket_cap_mb: float = 25,
+    first_bucket_mb: float = 1,
+) -> tuple[MessageCalls, ...]:
+    """Return the all_reduces of one backward pass under DistributedDataParallel.
+
+    PyTorch's own bucket assignment is asked, on the reversed parameters: a bucket is closed by the tensor that
+    reaches its limit, so buckets can be larger than the cap. This is every iteration but the first, after DDP has
+    rebuilt its buckets in the order in which gradients become ready: for sequential models the reverse of their
+    definition. The first iteration sends other buckets and counts for nothing in a training run.
+
+    Args:
+        shapes: (name, shape) of every trainable parameter, in the order of `named_parameters()`.
+        dtype: dtype of the gradients.
+        bucket_cap_mb: DDP's `bucket_cap_mb`, MiB.
+        first_bucket_mb: cap of the first bucket, MiB (`dist._DEFAULT_FIRST_BUCKET_BYTES`).
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        UsageError: there is no parameter, or a cap is not above 0.
+    """
+    if not shapes:
+        raise UsageError("a model without parameters sends nothing", hint="give the shapes of its parameters")
+    if bucket_cap_mb <= 0 or first_bucket_mb <= 0:
+        raise UsageError("a bucket cap must be above 0 MiB", hint="DDP's own defaults are 25 and 1")
+    try:
+        import torch
+        from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
+    except ImportError as error:
+        raise MissingDependencyError(
+            "PyTorch is needed to assign parameters to DDP buckets", hint="pip install 'ncclt[tune]'"
+        ) from error
+    known = parse_dtype(dtype)
+    meta = [torch.empty(shape, dtype=_torch_dtype(known), device="meta") for _name, shape in reversed(shapes)]
+    limits = [int(first_bucket_mb * _MIB), int(bucket_cap_mb * _MIB)]
+    buckets, _limits = _compute_bucket_assignment_by_size(meta, limits, [False] * len(meta))
+    sizes = (sum(meta[index].numel() for index in bucket) for bucket in buckets)
+    return _calls(Collective.ALL_REDUCE, known, sizes)
+
+
+def buffer_messages(buffers: Mapping[str, int]) -> tuple[MessageCalls, ...]:
+    """Return the broadcasts with which DDP synchronises buffers before each forward pass (`broadcast_buffers=True`).
+
+    DDP coalesces the buffers of each dtype into one broadcast (in pieces of 250 MiB, which no buffers here reach).
+
+    Args:
+        buffers: dtype -> elements of all its buffers together.
+    """
+    return tuple(
+        calls
+        for dtype, elements in buffers.items()
+        if elements
+        for calls in _calls(Collective.BROADCAST, parse_dtype(dtype), [elements])
+    )
+
+
+def unfused_messages(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) -> tuple[MessageCalls, ...]:
+    """Return one all_reduce per parameter, as Horovod sends with its fusion buffer switched off."""
+    return _calls(Collective.ALL_REDUCE, parse_dtype(dtype), (math.prod(shape) for _name, shape in shapes))
+
+
+def fsdp_messages(
+    units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str, *, last_unit_kept: bool = False
+) -> tuple[MessageCalls, ...]:
+    """Return what FullyShardedDataParallel (full sharding) sends in one step.
+
+    Every unit's parameters are gathered for the forward pass and again for the backward pass; the root keeps its own
+    in between. Every unit's gradients are reduce-scattered once. Padding to a multiple of the world size is left out:
+    it depends on the world and is below one element per rank and parameter.
+
+    Args:
+        units: the wrapped modules.
+        param_dtype: dtype of the gathered parameters.
+        reduce_dtype: dtype of the reduced gradients.
+        last_unit_kept: the unit before the root stays gathered as well, as in the public trace of Llama-3 70B.
+
+    Raises:
+        UsageError: there is no unit.
+    """
+    if not units:
+        raise UsageError("FSDP needs at least one unit", hint="give the root unit at least")
+    gathers: Counter[int] = Counter()
+    scatters: Counter[int] = Counter()
+    for unit in units:
+        gathers[unit.parameters] += unit.count * (1 if unit.is_root else 2)
+        scatters[unit.parameters] += unit.count
+    inner = [unit for unit in units if not unit.is_root]
+    if last_unit_kept and inner:
+        gathers[inner[-1].parameters] -= 1
+    return (
+        *_calls(Collective.ALL_GATHER, parse_dtype(param_dtype), gathers.elements()),
+        *_calls(Collective.REDUCE_SCATTER, parse_dtype(reduce_dtype), scatters.elements()),
+    )
+
+
+def _calls(collective: Collective, dtype: str, element_counts: Iterable[int]) -> tuple[MessageCalls, ...]:
+    """Count equal messages, in the order in which they are first sent."""
+    counts = Counter(element_counts)
+    return tuple(
+        MessageCalls(
+            message=Message(collective=collective, dtype=dtype, size_bytes=elements * DTYPE_SIZES[dtype]),
+            calls_per_step=float(times),
+        )
+        for elements, times in counts.items()
+    )
+
+
+def _torch_dtype(dtype: str) -> torch.dtype:
+    import torch
+
+    # torch spells one of the 8-bit floats otherwise than NCCL.
+    found = getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
+    assert isinstance(found, torch.dtype)
+    return found

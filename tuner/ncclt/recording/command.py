@@ -1,0 +1,63 @@
+"""A command in the foreground: it keeps our terminal, inputs and outputs, and gets the signals that we get."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from ncclt.errors import UsageError
+
+_FORWARDED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGCONT, signal.SIGWINCH,
+)  # fmt: skip
+"""What schedulers and people send: Slurm announces the end of its time by any of the first six."""
+
+_SI_KERNEL = 0x80
+"""si_code of a signal by the kernel, as for Ctrl-C (sigaction(2)): the terminal sent it to the command as well."""
+
+_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Ignored by Python itself (its own `subprocess` gives them back to a command, too)."""
+
+
+def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """Run a command as a shell would and return its exit code.
+
+    It stays in our process group, so that the terminal treats both as one job. Signals are waited for instead of
+    handled: none is lost, none ends us before the command, and its sender is known, so that Ctrl-C is not doubled.
+
+    Returns:
+        the exit code; 128 + n where signal n ended it.
+
+    Raises:
+        UsageError: the command cannot be started.
+    """
+    awaited = {*_FORWARDED, signal.SIGCHLD}
+    # A parent may have had us ignore the end of children, which would then leave no exit code.
+    child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        pid = _start(argv, environ, mask)
+        while True:
+            received = signal.sigwaitinfo(awaited)
+            if received.si_signo == signal.SIGCHLD:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    break
+            elif received.si_code != _SI_KERNEL:
+                os.kill(pid, received.si_signo)  # not reaped yet: the number is still its own
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[int | signal.Signals]) -> int:
+    try:
+        return os.posix_spawnp(argv[0], list(argv), environ, setsigmask=mask, setsigdef=_PYTHON_IGNORES)
+    except OSError as error:
+        raise UsageError(
+            f"cannot start {argv[0]}: {error.strerror or error}", hint="is it installed, and on PATH?"
+        ) from error

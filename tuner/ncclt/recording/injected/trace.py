@@ -1,0 +1,76 @@
+"""The trace of one rank, by torch.profiler."""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from .window import Window
+
+
+class Trace:
+    """Records a window of steps and writes it as one Kineto trace.
+
+    Args:
+        path: where the trace will lie, under this name only when it is whole.
+        window: the steps.
+    """
+
+    def __init__(self, path: Path, window: Window) -> None:
+        import torch
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+        self._path, self._window = path, window
+        self._discard = self._cut = False
+        self.write_s = 0.0
+        devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profiler: Any = profile(
+            activities=[ProfilerActivity.CPU, *devices],
+            record_shapes=True,  # over gloo, and before torch 2.3 over NCCL, shapes alone tell the sizes
+            schedule=lambda position: getattr(ProfilerAction, window.action(position)),
+            on_trace_ready=self._save,
+        )
+
+    def start(self) -> None:
+        """Prepare the profiler, or start it where the window begins at once."""
+        self._profiler.start()
+
+    def step(self) -> None:
+        """Go on to the next step; behind the last one of the window the trace is written."""
+        self._profiler.step()
+
+    def close(self) -> None:
+        """End the profiler behind the window."""
+        self._profiler.stop()
+
+    def cut(self, *, save: bool) -> None:
+        """End the profiler inside the window and write the complete steps, or nothing."""
+        self._cut, self._discard = save, not save
+        self._profiler.stop()
+
+    def is_by(self, profiler: object) -> bool:
+        """Tell whether a torch.autograd profiler is our own."""
+        return getattr(self._profiler, "profiler", None) is profiler
+
+    def _save(self, profiler: Any) -> None:
+        if self._discard:
+            return
+        began_s = time.perf_counter()
+        part = self._path.with_name(f"{self._path.name}.{id(self)}.part")
+        profiler.export_chrome_trace(str(part))
+        if self._cut:
+            _unmark(part, f"ProfilerStep#{profiler.step_num}")
+        part.replace(self._path)
+        self.write_s = time.perf_counter() - began_s
+
+
+def _unmark(path: Path, step: str) -> None:
+    """Rename a step that the end of the program cut off, so that no reader takes it for a complete one."""
+    cut = path.with_suffix(".cut")
+    with path.open("rb") as before, cut.open("wb") as after:
+        after.writelines(line.replace(f'"{step}"'.encode(), b'"ncclt: cut off"') for line in before)
+    cut.replace(path)

@@ -1,0 +1,129 @@
+"""What the processes of a recorded job wrote about themselves."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One process that loaded PyTorch's optimizers.
+
+    Attributes:
+        rank: its global rank, None where no step told it.
+        state: `loaded`, `recording` (it did not live to write), `recorded`, `cut short` or `failed`.
+        steps_seen: training steps it made while it was watched.
+        steps_recorded: of these, complete ones in its trace.
+        outside_s, inside_s: times of steps without and with the profiler, s.
+        write_s: time it took to write the trace, s.
+        failures: what went wrong in the recording, never in the training.
+        host: the name of its machine.
+        world_size: ranks of the job, 0 where no process group told it.
+    """
+
+    rank: int | None
+    state: str
+    steps_seen: int
+    steps_recorded: int
+    outside_s: tuple[float, ...] = ()
+    inside_s: tuple[float, ...] = ()
+    write_s: float = 0.0
+    failures: tuple[str, ...] = ()
+    host: str = ""
+    world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What recording costs, of the rank that pays the median of all ranks.
+
+    Attributes:
+        outside_us, inside_us: median step time without and with the profiler, µs.
+        low_us, high_us: quartiles of the step time without it, µs: a cost inside them is no more than noise.
+        write_s: the longest time a rank took to write its trace, s.
+    """
+
+    outside_us: float
+    inside_us: float
+    low_us: float
+    high_us: float
+    write_s: float
+
+    @property
+    def share(self) -> float:
+        """Return how much longer a recorded step takes, 0.05 = 5 %; below 0 where noise is larger than the cost."""
+        return self.inside_us / self.outside_us - 1
+
+
+def read_reports(folder: Path) -> tuple[RankReport, ...]:
+    """Read the journals in a recording's folder, ordered by rank; one that was cut off counts as failed."""
+    reports = [_report(path) for path in sorted((folder / "ranks").glob("*.json"))]
+    return tuple(sorted(reports, key=lambda report: (report.rank is None, report.rank or 0)))
+
+
+def overhead(reports: Sequence[RankReport]) -> Overhead | None:
+    """Compare the step times inside and outside of the window; None where no rank has both."""
+    both = [r for r in reports if r.outside_s and r.inside_s]
+    if not both:
+        return None
+    ordered = sorted(both, key=lambda r: statistics.median(r.inside_s) / statistics.median(r.outside_s))
+    typical = ordered[len(ordered) // 2]
+    # Twice the same values have the same quartiles, and two values are the least that have any.
+    low_s, middle_s, high_s = statistics.quantiles(typical.outside_s * 2, n=4, method="inclusive")
+    return Overhead(
+        outside_us=middle_s * 1e6,
+        inside_us=statistics.median(typical.inside_s) * 1e6,
+        low_us=low_s * 1e6,
+        high_us=high_s * 1e6,
+        write_s=max(r.write_s for r in both),
+    )
+
+
+def why_no_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[str, str]:
+    """Return why no rank has written a trace, and what to do about it."""
+    failures = dict.fromkeys(failure for report in reports for failure in report.failures)
+    if failures:
+        return f"the recording failed in the ranks: {'; '.join(failures)}", "or record NCCL's log: --with nccl-log"
+    if any(report.state == "recording" for report in reports):
+        return "the ranks were ended while they recorded", "record fewer steps: --steps 5"
+    seen = max((report.steps_seen for report in reports), default=0)
+    if seen:
+        return f"the training made {seen} steps, which is not beyond the warm-up", "lower --warmup"
+    if reports:
+        return (
+            f"PyTorch was loaded by {len(reports)} processes, but no optimizer made a step in any of them",
+            "a program without a torch optimizer is recorded by --with nccl-log",
+        )
+    if (folder / "python-started").exists():
+        return "no process of the command loaded PyTorch", "other programs on NCCL are recorded by --with nccl-log"
+    return (
+        "no Python process of the command was reached",
+        "Python ignores PYTHONPATH with -I and -E; a container or another host must see the folder of --dir and "
+        "inherit the environment (srun --export=ALL)",
+    )
+
+
+def _report(path: Path) -> RankReport:
+    try:
+        facts: Any = json.loads(path.read_text(encoding="utf-8"))
+        rank = facts["rank"]
+        return RankReport(
+            rank=None if rank is None else int(rank),
+            state=str(facts["state"]),
+            steps_seen=int(facts["steps_seen"]),
+            steps_recorded=int(facts["steps_recorded"]),
+            outside_s=tuple(float(s) for s in facts["outside_s"]),
+            inside_s=tuple(float(s) for s in facts["inside_s"]),
+            write_s=float(facts["write_s"]),
+            failures=tuple(str(f) for f in facts["failures"]),
+            host=str(facts.get("host", "")),
+            world_size=int(facts.get("world_size", 0)),
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = f"{path.name} cannot be read: {type(error).__name__}: {error}"
+        return RankReport(rank=None, state="failed", steps_seen=0, steps_recorded=0, failures=(reason,))
