@@ -1,0 +1,84 @@
+"""Seeded noise: the same launch of the same setting always reads the same, in whatever order trials are run.
+
+Magnitudes (simulated clusters must contain them): lognormal with sigma 0.5-3 % within a node and 5-20 % over TCP, rare
+outliers of 2-10 times at scale, and a cold first repeat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """How much the samples scatter.
+
+    Attributes:
+        seed: of everything random.
+        sigma: of the logarithm of one sample; half as much again varies from launch to launch.
+        outlier_rate: probability that a sample is 2 to 10 times too long.
+        cold: by how much the first sample of the first launch of a setting is too long at most.
+    """
+
+    seed: int
+    sigma: float
+    outlier_rate: float
+    cold: float = 0.4
+
+    def samples_us(
+        self, expected_us: float, setting_digest: str, message: Message, *, repeat: int, count: int
+    ) -> tuple[float, ...]:
+        """Return `count` noisy samples of an expected time, µs."""
+        launch = _launch(self.seed, setting_digest, repeat) * self.sigma / 2
+        group = f"{message.group_size}/{message.spans_nodes}"
+        what = f"{message.collective}/{message.dtype}/{message.size_bytes}/{group}"
+        draw = _random(self.seed, setting_digest, repeat, what)
+        samples = []
+        for index in range(count):
+            factor = draw.lognormvariate(launch, self.sigma) if self.sigma else 1.0
+            if draw.random() < self.outlier_rate:
+                factor *= draw.uniform(2.0, 10.0)
+            if repeat == 0 and index == 0:
+                factor *= 1 + draw.uniform(0.0, self.cold)
+            samples.append(expected_us * factor)
+        return tuple(samples)
+
+
+def _random(seed: int, setting_digest: str, repeat: int, what: str) -> random.Random:
+    key = f"{seed}|{setting_digest}|{repeat}|{what}".encode()
+    return random.Random(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big"))
+
+
+@lru_cache(maxsize=256)
+def _launch(seed: int, setting_digest: str, repeat: int) -> float:
+    """Return by how many standard deviations a launch as a whole is off; the same for all of its messages."""
+    return _random(seed, setting_digest, repeat, "launch").gauss(0.0, 1.0)
+
+
+def noise_of(cluster: Cluster, *, seed: int, sigma: float | None) -> Noise:
+    """Return the noise of a cluster; `sigma` replaces the usual one, and 0 means no noise at all."""
+    if sigma == 0:
+        return Noise(seed=seed, sigma=0.0, outlier_rate=0.0, cold=0.0)
+    usual = 0.01
+    if cluster.nodes > 1:
+        usual = {"ethernet": 0.08, "efa": 0.03, "slingshot": 0.025}.get(cluster.fabric, 0.02)
+    elif cluster.link_class in ("pcie", "shm"):
+        usual = 0.015
+    return Noise(
+        seed=seed,
+        sigma=usual if sigma is None else sigma,
+        outlier_rate=0.002 if cluster.nodes == 1 else 0.005,
+    )
+
+
+def uniform(seed: int, setting: Setting, repeat: int, what: str) -> float:
+    """Return a number in [0, 1) that depends on nothing else: for seeded faults."""
+    key = f"{seed}|{setting.digest()}|{repeat}|{what}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big") / 2**56
