@@ -1,0 +1,1 @@
+"""The ncclt service: recommendations over HTTP, and pages to browse the studies."""

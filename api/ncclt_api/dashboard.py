@@ -1,0 +1,145 @@
+"""optuna-dashboard on our port, for reading only; the one place of the service that knows Optuna.
+
+Why a middleware and not a mount: its page loads `/static/bundle.js` and calls `/api/...` wherever it is mounted, so
+those paths go to it unchanged. Why read-only is done here: it has no such mode and no login. Two locks: only GET and
+HEAD pass, and the database is opened so that it refuses to write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ncclt.errors import MissingDependencyError, NccltError, NotFoundError
+from ncclt_api.problems import Problem, problem_of, problem_response
+
+_PREFIXES = ("/dashboard/", "/api/", "/static/", "/csv/")
+_PATHS = ("/dashboard", "/favicon.ico")
+_PACKAGES = ("optuna", "optuna_dashboard", "a2wsgi")
+
+
+def is_installed() -> bool:
+    """Tell whether the packages of the dashboard are there, without importing them."""
+    return all(importlib.util.find_spec(package) for package in _PACKAGES)
+
+
+def read_only_url(optuna_url: str) -> str:
+    """Return the URL under which the database can be read and refuses to write or to come into being.
+
+    Raises:
+        NotFoundError: the SQLite file does not exist, so nothing was ever searched.
+    """
+    scheme, _, rest = optuna_url.partition("://")
+    if not scheme.startswith("sqlite"):
+        # libpq's own way: every transaction of the session is read-only unless it says otherwise.
+        option = quote("-cdefault_transaction_read_only=on")
+        if "options=" in rest:
+            return optuna_url.replace("options=", f"options={option}%20", 1)
+        return f"{optuna_url}{'&' if '?' in rest else '?'}options={option}"
+    path = Path(rest.removeprefix("/").partition("?")[0])
+    if not path.is_file():
+        raise _no_study_yet()
+    # sqlite.org/uri.html: mode=ro neither creates the file nor writes it.
+    return f"{scheme}:///file:{quote(str(path.absolute()))}?mode=ro&uri=true"
+
+
+class Dashboard:
+    """The dashboard of one Optuna database, opened at the first visit: importing Optuna takes a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._app: Any = None
+        self._storage: Any = None
+
+    def open(self, optuna_url: str) -> ASGIApp:
+        """Return the dashboard's application.
+
+        Raises:
+            MissingDependencyError: its packages are not installed.
+            NotFoundError: Optuna's tables do not exist yet; they are not created by looking.
+        """
+        with self._lock:
+            if self._app is None:
+                self._app = self._build(optuna_url)
+            app: ASGIApp = self._app
+            return app
+
+    def _build(self, optuna_url: str) -> Any:
+        if not is_installed():
+            raise MissingDependencyError(
+                "the dashboard's packages are not installed", hint="pip install 'ncclt[api]' brings them"
+            )
+        from a2wsgi import WSGIMiddleware
+        from optuna.exceptions import StorageInternalError
+        from optuna.storages import RDBStorage
+        from optuna_dashboard import wsgi
+
+        url = read_only_url(optuna_url)
+        try:
+            storage = RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
+        except StorageInternalError as error:
+            # Its first query found no tables. That the database answers at all, /readyz tells.
+            raise _no_study_yet() from error
+        self._storage = storage
+        return WSGIMiddleware(wsgi(storage))
+
+    def close(self) -> None:
+        """Give back the connections and threads; harmless when nothing was opened."""
+        with self._lock:
+            if self._app is not None:
+                self._app.executor.shutdown()
+                self._storage.remove_session()
+                self._storage.engine.dispose()
+                self._app = self._storage = None
+
+
+class DashboardMiddleware:
+    """Send the dashboard's own paths to it, everything else onward."""
+
+    def __init__(self, app: ASGIApp, *, dashboard: Dashboard | None) -> None:
+        self.app = app
+        self.dashboard = dashboard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the dashboard for GET and HEAD; answer with a problem where that cannot be."""
+        if scope["type"] != "http" or not _is_ours(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        target: ASGIApp
+        try:
+            if scope["method"] not in ("GET", "HEAD"):
+                hint = "studies are written by `ncclt tune`, not from a browser"
+                problem = Problem(status=403, detail="the dashboard is for reading only", hint=hint)
+                target = problem_response(problem, Request(scope))
+            elif self.dashboard is None:
+                raise NotFoundError("the dashboard is switched off", hint="start the service with the dashboard")
+            else:
+                target = await run_in_threadpool(self.dashboard.open, scope["app"].state.store.optuna_url)
+        except MissingDependencyError as error:
+            problem = Problem(status=404, detail=error.message, hint=error.hint)
+            target = problem_response(problem, Request(scope))
+        except NccltError as error:
+            target = problem_response(problem_of(error), Request(scope))
+        await target(_with_accept_encoding(scope), receive, send)
+
+
+def _is_ours(path: str) -> bool:
+    return path in _PATHS or path.startswith(_PREFIXES)
+
+
+def _with_accept_encoding(scope: Scope) -> Scope:
+    # optuna-dashboard 0.21 reads this header unconditionally and fails with a KeyError without it.
+    if any(name == b"accept-encoding" for name, _ in scope["headers"]):
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"accept-encoding", b"identity")]}
+
+
+def _no_study_yet() -> NotFoundError:
+    return NotFoundError("there is no study yet", hint="run `ncclt tune --model bert --nodes 2`, then look again")

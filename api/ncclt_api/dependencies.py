@@ -1,0 +1,47 @@
+"""What every route needs: the store, and query parameters that are not silently ignored."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from ncclt.core.version import NcclVersion
+from ncclt.store.store import Store
+
+
+def current_store(request: Request) -> Store:
+    """Return the store of the application that serves the request."""
+    store: Store = request.app.state.store
+    return store
+
+
+CurrentStore = Annotated[Store, Depends(current_store)]
+
+
+class StrictQuery(BaseModel):
+    """Query parameters of one route; an unknown one is refused, because `?node=2` must not mean any size."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, values: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                meant = f", did you mean {close[0]!r}?" if close else ""
+                raise ValueError(f"unknown query parameter {name!r}{meant}; the parameters are {', '.join(known)}")
+        return values
+
+
+def normal_version(text: str | None) -> str | None:
+    """Return an NCCL version as a fingerprint spells it: `2.28` and `22800` become `2.28.0`.
+
+    Raises:
+        UsageError: the text is no NCCL version.
+    """
+    return None if text is None else str(NcclVersion.parse(text))

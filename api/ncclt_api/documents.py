@@ -1,0 +1,120 @@
+"""From the core's values to the documents of `schemas`; pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import Study, Trial
+from ncclt.core.trial import Measurement
+from ncclt.core.workload import Workload
+from ncclt.store import CatalogueEntry, StudySummary
+from ncclt_api.schemas import (
+    CatalogueCluster,
+    CatalogueWorkload,
+    MeasurementDocument,
+    RecommendationDocument,
+    StudyDetail,
+    StudySummaryDocument,
+    TrialDocument,
+    WorkloadDocument,
+)
+
+
+def cluster_document(entry: CatalogueEntry[Cluster]) -> CatalogueCluster:
+    """Return a cluster of the catalogue."""
+    return CatalogueCluster.model_validate(entry.item.to_document() | {"shipped": entry.shipped})
+
+
+def workload_document(entry: CatalogueEntry[Workload]) -> CatalogueWorkload:
+    """Return a workload of the catalogue."""
+    return CatalogueWorkload.model_validate(_workload_fields(entry.item) | {"shipped": entry.shipped})
+
+
+def recommendation_document(recommendation: Recommendation) -> RecommendationDocument:
+    """Return a published revision."""
+    return RecommendationDocument.model_validate(recommendation.to_document())
+
+
+def study_summary_document(summary: StudySummary) -> StudySummaryDocument:
+    """Return a study with its numbers so far."""
+    published = summary.recommendation
+    return StudySummaryDocument.model_validate(
+        _study_fields(summary.study)
+        | {
+            "trials": summary.trials,
+            "best_us": summary.best_us,
+            "default_us": summary.default_us,
+            "recommendation": recommendation_document(published) if published else None,
+        }
+    )
+
+
+def study_detail(study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
+    """Return a study with its workload and what it published, newest first."""
+    return StudyDetail.model_validate(
+        _study_fields(study)
+        | {
+            "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
+            "recommendations": [recommendation_document(r) for r in newest_first(recommendations)],
+        }
+    )
+
+
+def trial_document(trial: Trial) -> TrialDocument:
+    """Return a trial with its measurements."""
+    return TrialDocument(
+        number=trial.number,
+        phase=trial.phase,
+        setting=trial.setting.to_document(),
+        label=trial.setting.label,
+        repeat=trial.repeat,
+        outcome=trial.result.outcome,
+        score_us=trial.score_us,
+        arm=trial.arm,
+        block=trial.block,
+        detail=trial.result.detail,
+        wall_s=trial.result.wall_s,
+        started=trial.started,
+        measurements=[_measurement_document(m) for m in trial.result.measurements],
+    )
+
+
+def newest_first(recommendations: tuple[Recommendation, ...]) -> list[Recommendation]:
+    """Return revisions by age, newest first."""
+    return sorted(recommendations, key=lambda r: (r.created, r.revision), reverse=True)
+
+
+def _measurement_document(measurement: Measurement) -> MeasurementDocument:
+    return MeasurementDocument(
+        **asdict(measurement.message),
+        samples_us=list(measurement.samples_us),
+        time_us=measurement.time_us,
+        busbw_gbps=measurement.busbw_gbps,
+        wrong=measurement.wrong,
+        interpolated=measurement.interpolated,
+    )
+
+
+def _workload_fields(workload: Workload) -> dict[str, Any]:
+    return workload.to_document() | {"digest": workload.digest(), "bytes_per_step": workload.bytes_per_step}
+
+
+def _study_fields(study: Study) -> dict[str, Any]:
+    return {
+        "id": study.id,
+        "name": study.name,
+        "cluster": study.cluster.to_document(),
+        "model": study.workload.name,
+        "workload_digest": study.workload.digest(),
+        "launcher": study.launcher,
+        "simulated": study.simulated,
+        "process_wide": list(study.process_wide),
+        "seed": study.seed,
+        "state": study.state,
+        "reason": study.reason,
+        "created": study.created,
+        "updated": study.updated,
+    }

@@ -1,0 +1,218 @@
+"""What the page of one study shows, worked out before any HTML."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from ncclt.core.evidence import collect_evidence
+from ncclt.core.message import Message
+from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
+from ncclt_api.pages.evidence import Block, blocks_of
+from ncclt_api.pages.message_rows import MessageRow, best_setting_rows, interpolated_messages, policy_rows
+from ncclt_api.pages.wording import format_saving, format_speedup
+
+TRIALS_PER_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """The verdict in words.
+
+    Attributes:
+        mood: `tuned`, `keep-default` or `open`: the colour.
+        word: one or two words for a badge.
+        sentence: what it means.
+    """
+
+    mood: str
+    word: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way in which the result reaches a job.
+
+    Attributes:
+        name: what it is.
+        arm: under which name the verification measured it.
+        delivery: its policy and verdict; None = it cannot be expressed in this form.
+        command: what to type; empty where there is nothing to deliver.
+        picture: speed-up and interval.
+    """
+
+    name: str
+    arm: Arm
+    delivery: Delivery | None
+    command: str
+    picture: Markup | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPage:
+    """A part of the trials.
+
+    Attributes:
+        items: this part, by number.
+        number, pages: this page and how many there are, from 1.
+        total, failed: trials in all, and how many of all did not end well.
+    """
+
+    items: tuple[Trial, ...]
+    number: int
+    pages: int
+    total: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyView:
+    """All that the page shows.
+
+    Attributes:
+        compared: what stands against the default in `rows`: the policy, or the best setting so far.
+        interpolated: messages whose times stand for a size that was not itself measured.
+        arms: what the verification measured.
+    """
+
+    study: Study
+    recommendation: Recommendation | None
+    heading: Heading
+    forms: tuple[Form, ...]
+    compared: str
+    rows: tuple[MessageRow, ...]
+    interpolated: frozenset[Message]
+    blocks: tuple[Block, ...]
+    arms: tuple[Arm, ...]
+    history: Markup | None
+    messages: Markup | None
+    trials: TrialPage
+
+
+def study_view(
+    study: Study, trials: Sequence[Trial], recommendation: Recommendation | None, *, server: str, page: int = 1
+) -> StudyView:
+    """Work out the page of a study.
+
+    Args:
+        study: the study.
+        trials: all its trials, by number.
+        recommendation: its newest revision; None = it published nothing yet.
+        server: address under which this service was reached, for the line to type.
+        page: page of the trials, from 1; beyond the last means the last.
+    """
+    search = [t for t in trials if t.phase is Phase.SEARCH]
+    scores = _median_scores(trials)
+    best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
+    evidence = collect_evidence(trials)
+    # A verdict without a verification says that the search found nothing worth proving.
+    if recommendation and evidence.times_us(Arm.TABLE):
+        compared, rows = "policy", policy_rows(study, evidence, recommendation.table.policy)
+    else:
+        compared, rows = "best setting", best_setting_rows(study, trials, best)
+    points = [
+        SearchPoint(number=t.number, score_us=t.score_us, outcome=t.result.outcome, label=t.setting.label)
+        for t in search
+    ]
+    blocks = blocks_of(evidence)
+    measured = {launch.arm for launch in evidence.launches}
+    return StudyView(
+        study=study,
+        recommendation=recommendation,
+        heading=_heading(study, recommendation, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
+        forms=_forms(recommendation, server=server) if recommendation else (),
+        compared=compared,
+        rows=rows,
+        interpolated=interpolated_messages(trials),
+        blocks=blocks,
+        arms=tuple(arm for arm in Arm if arm in measured),
+        history=history_chart(points, scores.get(DEFAULT)),
+        messages=messages_chart(rows, policy_name=compared),
+        trials=_page_of(trials, page),
+    )
+
+
+def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:
+    """Return the median communication time per step of each setting outside the verification, µs."""
+    scores: dict[Setting, list[float]] = {}
+    for trial in trials:
+        if trial.phase is not Phase.VERIFY and trial.score_us is not None:
+            scores.setdefault(trial.setting, []).append(trial.score_us)
+    return {setting: statistics.median(found) for setting, found in scores.items()}
+
+
+def _page_of(trials: Sequence[Trial], page: int) -> TrialPage:
+    pages = max(1, -(-len(trials) // TRIALS_PER_PAGE))
+    number = min(page, pages)
+    return TrialPage(
+        items=tuple(trials[(number - 1) * TRIALS_PER_PAGE : number * TRIALS_PER_PAGE]),
+        number=number,
+        pages=pages,
+        total=len(trials),
+        failed=sum(1 for trial in trials if trial.score_us is None),
+    )
+
+
+def _heading(
+    study: Study, recommendation: Recommendation | None, *, best_us: float | None, default_us: float | None
+) -> Heading:
+    if recommendation:
+        return _verdict_heading(recommendation.table.verdict, simulated=recommendation.simulated)
+    so_far = ""
+    if best_us and default_us and best_us < default_us:
+        so_far = f" The best setting so far would be {format_speedup(default_us / best_us)}, not yet proven."
+    elif default_us:
+        so_far = " Nothing was faster than the default so far."
+    if study.state is StudyState.RUNNING:
+        return Heading(mood="open", word="searching", sentence=f"The search is running.{so_far}")
+    if study.state is StudyState.INTERRUPTED:
+        again = f"the same `ncclt tune` command resumes it; its name is {study.name}."
+        return Heading(mood="open", word="interrupted", sentence=f"The search was interrupted; {again}{so_far}")
+    return Heading(mood="open", word="no verdict", sentence=f"It ended without a verdict. {study.reason}".strip())
+
+
+def _verdict_heading(verdict: Verdict, *, simulated: bool) -> Heading:
+    if verdict.decision is Decision.TUNED:
+        gain = f"{format_speedup(verdict.speedup)} against NCCL's own choice, {format_saving(verdict)} less"
+        how = "In the simulation" if simulated else "Proven"
+        return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time per step.")
+    sentence = "NCCL's own choice stays: nothing was proven to be faster by more than the least effect that counts."
+    return Heading(mood="keep-default", word="keep default", sentence=sentence)
+
+
+def _forms(recommendation: Recommendation, *, server: str) -> tuple[Form, ...]:
+    place = recommendation.fingerprint
+    command = shlex.join(
+        ["ncclt", "env", "--server", server, "--cluster", recommendation.cluster, "--model", recommendation.model,
+         "--nodes", str(place.nodes), "--gpus-per-node", str(place.gpus_per_node)]
+    )  # fmt: skip
+    plain = recommendation.variables
+    reach = interval_reach(delivery.verdict.interval for delivery in (recommendation.table, plain) if delivery)
+    table = Form(
+        name="tuner table",
+        arm=Arm.TABLE,
+        delivery=recommendation.table,
+        command=f"{command} --format tuner-csv > tuner.csv" if not recommendation.table.effective.is_default else "",
+        picture=_picture(recommendation.table, "table", reach=reach),
+    )
+    variables = Form(
+        name="plain variables",
+        arm=Arm.VARIABLES,
+        delivery=plain,
+        command=f'eval "$({command})"' if plain and not plain.effective.is_default else "",
+        picture=_picture(plain, "variables", reach=reach) if plain else None,
+    )
+    return (variables, table)
+
+
+def _picture(delivery: Delivery, form: str, *, reach: float) -> Markup | None:
+    verdict = delivery.verdict
+    return interval_chart(verdict.speedup, verdict.interval, id=f"interval-{form}", reach=reach)

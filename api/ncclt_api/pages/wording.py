@@ -1,0 +1,135 @@
+"""Numbers, ages and ranges as people read them; the filters of the templates."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+from ncclt.core.message import format_bytes
+from ncclt.core.policy import Rule
+from ncclt.core.recommendation import Verdict
+
+NONE = "–"
+"""What stands where there is no value."""
+
+
+def format_time(time_us: float | None) -> str:
+    """Write a time with the unit that keeps it short, three significant digits.
+
+    >>> format_time(7.126), format_time(812.4), format_time(34210.0)
+    ('7.13 µs', '812 µs', '34.2 ms')
+    """
+    if time_us is None:
+        return NONE
+    value, unit = time_us, "µs"
+    for larger in ("ms", "s"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def format_us(time_us: float | None) -> str:
+    """Write a time in µs for a column of them: one decimal below 1000 µs, thin spaces above.
+
+    >>> format_us(7.126)
+    '7.13'
+    """
+    if time_us is None:
+        return NONE
+    if time_us < 10:
+        return f"{time_us:.2f}"
+    return f"{time_us:.1f}" if time_us < 1000 else f"{time_us:,.0f}".replace(",", "\u202f")
+
+
+def format_speedup(speedup: float | None) -> str:
+    """Write a speed-up as a factor.
+
+    >>> format_speedup(1.0834)
+    '1.083×'
+    """
+    return NONE if speedup is None else f"{speedup:.3f}×"
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+    """Write a 95 % interval; one without bound says that too little was measured.
+
+    >>> format_interval((1.0612, 1.104))
+    '1.061–1.104'
+    """
+    low, high = interval
+    if not math.isfinite(high):
+        return "not known"
+    return f"{low:.3f}–{high:.3f}"
+
+
+def format_saving(verdict: Verdict) -> str:
+    """Write how much communication time per step the policy saves: 1 - policy / default.
+
+    >>> v = Verdict(decision="tuned", reason="", speedup=1.25, interval=(1, 2), blocks=4, default_us=100, policy_us=80)
+    >>> format_saving(v)
+    '20.0 %'
+    """
+    return f"{100 * (1 - 1 / verdict.speedup):.1f} %"
+
+
+def format_bandwidth(busbw_gbps: float) -> str:
+    """Write a bandwidth in 1e9 bytes/s: one decimal, more below 1.
+
+    >>> format_bandwidth(31.02), format_bandwidth(0.0267)
+    ('31.0', '0.027')
+    """
+    return f"{busbw_gbps:.1f}" if busbw_gbps >= 0.995 else f"{busbw_gbps:.2g}"
+
+
+def format_count(value: float) -> str:
+    """Write a number of calls: whole where it is whole.
+
+    >>> format_count(4.0), format_count(2.5)
+    ('4', '2.5')
+    """
+    return f"{value:g}"
+
+
+def format_range(rule: Rule) -> str:
+    """Write the sizes of a rule, both ends inclusive.
+
+    >>> from ncclt.core.message import Collective
+    >>> format_range(Rule(collective=Collective.ALL_REDUCE, min_bytes=1024, max_bytes=65536))
+    'from 1 KiB to 64 KiB'
+    """
+    if rule.min_bytes == 0 and rule.max_bytes is None:
+        return "every size"
+    if rule.min_bytes == 0:
+        return f"up to {format_bytes(rule.max_bytes or 0)}"
+    before = format_bytes(rule.min_bytes - 1)
+    # A rule that begins one byte after a round size reads better by that size: `above 1 MiB`.
+    is_after_round = "." not in before and "." in format_bytes(rule.min_bytes)
+    start = f"above {before}" if is_after_round else f"from {format_bytes(rule.min_bytes)}"
+    return start if rule.max_bytes is None else f"{start} to {format_bytes(rule.max_bytes)}"
+
+
+def format_age(iso: str, now: datetime) -> str:
+    """Write how long ago an ISO time was; empty or unreadable times give a dash.
+
+    >>> from datetime import timezone
+    >>> format_age("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, 2, tzinfo=timezone.utc))
+    '2 h ago'
+    """
+    try:
+        then = datetime.fromisoformat(iso)
+    except ValueError:
+        return NONE
+    age = now - (then if then.tzinfo else then.replace(tzinfo=now.tzinfo))
+    if age < timedelta(minutes=1):
+        return "just now"
+    for unit, length in (("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("min", timedelta(minutes=1))):
+        if age >= length:
+            return f"{age // length} {unit} ago"
+    raise AssertionError("unreachable: at least a minute has passed")

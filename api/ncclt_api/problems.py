@@ -1,0 +1,155 @@
+"""Errors as the client sees them: RFC 9457 problem documents, or a page where a browser asks for one.
+
+A problem has `type`, `title`, `status`, `detail`, `instance` (RFC 9457, section 3.1) and, as extension members,
+`hint` (what to do about it), `request_id` and, for a refused request, `errors`. A traceback never leaves the process.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError
+from ncclt_api.pages.environment import render_page
+from ncclt_api.request_id import request_id
+
+PROBLEM_TYPE = "application/problem+json"
+
+_STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
+    (UsageError, 422),
+    (NotFoundError, 404),
+    (InputError, 422),
+    (StoreError, 503),
+)
+"""HTTP status of each branch of the tree drawn in ncclt.errors; what is not named is a fault of ours: 500."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldError:
+    """What is wrong with one field of a request.
+
+    Attributes:
+        where: the field, for example `query.limit`.
+        message: what is wrong with it.
+    """
+
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One error, before it is written as JSON or HTML.
+
+    Attributes:
+        status: HTTP status.
+        detail: one sentence for people.
+        hint: what to do about it; may be empty.
+        type: a URI that names the kind; `about:blank` = the status says it all (RFC 9457, section 4.2.1).
+        errors: the fields at fault, for a refused request.
+    """
+
+    status: int
+    detail: str
+    hint: str = ""
+    type: str = "about:blank"
+    errors: tuple[FieldError, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return the phrase that belongs to the status."""
+        return HTTPStatus(self.status).phrase
+
+
+def problem_of(error: NccltError) -> Problem:
+    """Return the problem that one of our own errors means to a client."""
+    status = next((status for kind, status in _STATUS_BY_CLASS if isinstance(error, kind)), 500)
+    words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
+    kind = "-".join(word.lower() for word in words)
+    return Problem(status=status, detail=error.message, hint=error.hint, type=f"urn:ncclt:problem:{kind}")
+
+
+def problem_response(problem: Problem, request: Request, headers: dict[str, str] | None = None) -> Response:
+    """Write a problem as JSON, or as a page where a browser asks for one outside the API."""
+    headers = {"Cache-Control": "no-store", "X-Request-ID": request_id(request.scope), **(headers or {})}
+    if _wants_page(request):
+        page = render_page("error.html", problem=problem, request_id=request_id(request.scope))
+        return HTMLResponse(page, status_code=problem.status, headers=headers)
+    document = {
+        "type": problem.type,
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "instance": request.url.path,
+        "hint": problem.hint,
+        "request_id": request_id(request.scope),
+    }
+    if problem.errors:
+        document["errors"] = [{"where": error.where, "message": error.message} for error in problem.errors]
+    return JSONResponse(document, status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
+
+
+def _wants_page(request: Request) -> bool:
+    # Programs send `*/*` or nothing; only browsers name text/html. The API answers programs in any case.
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Make every error of the application a problem: ours, the framework's and the unforeseen."""
+    app.add_exception_handler(NccltError, _ours)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _refused)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NccltError)
+    return problem_response(problem_of(error), request)
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        problem = Problem(
+            status=404, detail=f"there is nothing at {path}", hint="GET /v1/openapi.json lists the routes"
+        )
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("allow", "GET")
+        hint = f"use {allowed}: this service is only read, `ncclt tune` writes"
+        problem = Problem(status=405, detail=f"{request.method} is not possible at {path}", hint=hint)
+    else:
+        problem = Problem(status=error.status_code, detail=str(error.detail))
+    return problem_response(problem, request, dict(error.headers or {}))
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = tuple(
+        FieldError(
+            where=".".join(str(part) for part in row["loc"]),
+            message=str(row["msg"]).removeprefix("Value error, "),
+        )
+        for row in error.errors()
+    )
+    detail = "; ".join(f"{e.where}: {e.message}" if "." in e.where else e.message for e in errors)
+    problem = Problem(
+        status=422,
+        detail=detail,
+        hint="GET /v1/openapi.json names every parameter with its values",
+        type="urn:ncclt:problem:usage",
+        errors=errors,
+    )
+    return problem_response(problem, request)
+
+
+def _unforeseen(request: Request, _error: Exception) -> Response:
+    # The server logs the traceback after this answer; the client gets the id to look for in the log.
+    hint = f"look for request {request_id(request.scope)} in the log of the service and report it"
+    return problem_response(Problem(status=500, detail="the service failed", hint=hint), request)

@@ -1,0 +1,19 @@
+"""One file per resource; every route is a plain function that FastAPI runs in a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclt_api.schemas import ProblemDocument
+
+_PROBLEM: dict[str, Any] = {
+    "model": ProblemDocument,
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+}
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    404: {"description": "not known here, or nothing fit to be served"} | _PROBLEM,
+    422: {"description": "the request makes no sense"} | _PROBLEM,
+    503: {"description": "the store cannot be reached"} | _PROBLEM,
+}
+"""The errors that any route of the API can answer with, for its OpenAPI description."""

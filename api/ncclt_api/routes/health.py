@@ -1,0 +1,32 @@
+"""Is the process alive, and can it serve?"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from ncclt import __version__
+from ncclt.errors import StoreError
+from ncclt_api.dependencies import CurrentStore
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import Health
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", operation_id="getHealth", summary="The process answers")
+def get_health() -> Health:
+    """Answer without touching the store."""
+    return Health(status="ok", version=__version__)
+
+
+@router.get("/readyz", operation_id="getReadiness", summary="The service can serve", responses={503: PROBLEMS[503]})
+def get_readiness(store: CurrentStore) -> Health:
+    """Answer only if the store can be reached and has the tables of this version."""
+    store.ping()
+    migration = store.migration()
+    if not migration.is_current:
+        raise StoreError(
+            f"the store is at migration {migration.current or 'none'}, this service needs {migration.head}",
+            hint="run `ncclt store migrate` with the same --storage",
+        )
+    return Health(status="ready", version=__version__, migration=migration.head)

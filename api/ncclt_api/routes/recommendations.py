@@ -1,0 +1,70 @@
+"""Published recommendations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from ncclt.core.recommendation import Request
+from ncclt_api.dependencies import CurrentStore, StrictQuery, normal_version
+from ncclt_api.documents import newest_first, recommendation_document
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import RecommendationList
+
+router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS)
+
+
+class JobQuery(StrictQuery):
+    """The job that a recommendation is wanted for; what is left out is not checked."""
+
+    nodes: int | None = Field(None, ge=1, description="nodes of the job")
+    gpus_per_node: int | None = Field(None, ge=1, description="GPUs of each node")
+    nccl_version: str | None = Field(None, description="NCCL that the job will load, for example 2.28.9")
+
+    def request(self, *, cluster: str, model: str) -> Request:
+        """Return the request that the core understands.
+
+        Raises:
+            UsageError: `nccl_version` is none.
+        """
+        return Request(
+            cluster=cluster,
+            model=model,
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            nccl_version=normal_version(self.nccl_version),
+        )
+
+
+class RecommendationsQuery(JobQuery):
+    """Which recommendations."""
+
+    cluster: str | None = Field(None, description="only for this cluster")
+    model: str | None = Field(None, description="only for this workload")
+
+
+@router.get("", operation_id="listRecommendations", summary="Published revisions that fit, newest first")
+def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store: CurrentStore) -> RecommendationList:
+    """List every revision that fits; a cluster or workload that nobody knows is an error, not an empty list."""
+    request = query.request(cluster=query.cluster or "", model=query.model or "")
+    published = store.recommendations(cluster=query.cluster, model=query.model)
+    if not published:
+        explain_absence(store, cluster=query.cluster, model=query.model)
+    fitting = [r for r in newest_first(published) if not request.refusal(r.fingerprint)]
+    return RecommendationList(items=[recommendation_document(r) for r in fitting])
+
+
+def explain_absence(store: CurrentStore, *, cluster: str | None, model: str | None) -> None:
+    """Tell an unknown name from a known one for which nothing was published.
+
+    Asked only where nothing was found: a cluster that is no longer in the catalogue may well have recommendations.
+
+    Raises:
+        NotFoundError: the cluster or workload is not in the catalogue; the hint lists close names.
+    """
+    if cluster is not None:
+        store.cluster(cluster)
+    if model is not None:
+        store.workload(model)

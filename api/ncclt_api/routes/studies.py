@@ -1,0 +1,50 @@
+"""Studies and their trials."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.documents import study_detail, study_summary_document, trial_document
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import StudyDetail, StudyList, TrialList
+
+router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS)
+
+
+class StudiesQuery(StrictQuery):
+    """Which studies, and which page of them."""
+
+    limit: int = Field(50, ge=1, le=200, description="studies on one page")
+    cursor: str | None = Field(None, description="next_cursor of the page before")
+    cluster: str | None = Field(None, description="only studies of this cluster")
+    model: str | None = Field(None, description="only studies of this workload")
+
+
+@router.get("", operation_id="listStudies", summary="Studies, newest first")
+def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, response: Response) -> StudyList:
+    """List one page of studies; the Link header leads to the next."""
+    page = store.studies(limit=query.limit, cursor=query.cursor, cluster=query.cluster, model=query.model)
+    if page.next_cursor:
+        following = query.model_dump(exclude_none=True) | {"cursor": page.next_cursor}
+        response.headers["Link"] = f'</v1/studies?{urlencode(following)}>; rel="next"'
+    return StudyList(items=[study_summary_document(item) for item in page.items], next_cursor=page.next_cursor)
+
+
+@router.get("/{id}", operation_id="getStudy", summary="One study")
+def get_study(id: str, store: CurrentStore) -> StudyDetail:
+    """Return one study by id or name, with its workload and what it published."""
+    study = store.study(id)
+    return study_detail(study, store.recommendations(study=study.id))
+
+
+@router.get("/{id}/trials", operation_id="listTrials", summary="All trials of a study")
+def list_trials(id: str, store: CurrentStore) -> TrialList:
+    """List every trial with its measurements, by number."""
+    study = store.study(id)
+    trials = [trial_document(trial) for trial in store.trials(study.id)]
+    return TrialList(study=study.id, simulated=study.simulated, items=trials)

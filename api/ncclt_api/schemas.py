@@ -1,0 +1,289 @@
+"""The JSON of the service: what the core's documents look like from outside.
+
+Values come from the core's own `to_document`; these classes check them on the way out and describe them in OpenAPI.
+Sizes are NCCL's tuning sizes in bytes, times are microseconds, bandwidths are 1e9 bytes/s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ncclt.core.cluster import LINK_CLASSES
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.recommendation import Decision
+from ncclt.core.study import Arm, Phase, StudyState
+from ncclt.core.trial import Outcome
+
+
+class Health(BaseModel):
+    """The process answers, or the service can serve."""
+
+    status: str
+    version: str
+    migration: str | None = Field(default=None, description="revision of the store's tables")
+
+
+class FieldProblem(BaseModel):
+    """One field of a request that was refused."""
+
+    where: str
+    message: str
+
+
+class ProblemDocument(BaseModel):
+    """An error, as RFC 9457 has it, with what to do about it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    hint: str
+    request_id: str
+    errors: list[FieldProblem] | None = None
+
+
+class ClusterDocument(BaseModel):
+    """One kind of node and how many there are."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    compute_capability: int
+    link_class: str = Field(description=f"one of {', '.join(LINK_CLASSES)}")
+    link_gbps: float
+    fabric: str
+    nics_per_node: int
+    nic_gbps: float
+    gpudirect: bool
+    cpu: str
+    nccl_version: str
+    topology_hash: str
+    description: str
+    sources: list[str]
+
+
+class CatalogueCluster(ClusterDocument):
+    """A cluster of the catalogue."""
+
+    shipped: bool = Field(description="comes with ncclt; false = added here")
+
+
+class ClusterList(BaseModel):
+    """All clusters of the catalogue."""
+
+    items: list[CatalogueCluster]
+
+
+class MessageDocument(BaseModel):
+    """One kind of message; group_size 0 = the whole job."""
+
+    collective: Collective
+    dtype: str
+    size_bytes: int
+    group_size: int
+    spans_nodes: bool
+
+
+class WorkloadMessage(MessageDocument):
+    """A message with its calls in one training step."""
+
+    calls_per_step: float
+    recorded_us: float | None = None
+
+
+class ProvenanceDocument(BaseModel):
+    """Where a workload came from."""
+
+    source: str
+    created: str
+    detail: dict[str, str]
+    world_size: int
+    ranks_read: list[int]
+    steps: int
+    notes: list[str]
+
+
+class WorkloadDocument(BaseModel):
+    """The messages of one training step."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_version: int = Field(alias="schema")
+    name: str
+    digest: str = Field(description="hash of what is sent")
+    bytes_per_step: float
+    provenance: ProvenanceDocument
+    messages: list[WorkloadMessage]
+    step_time_us: float | None = None
+    exposed_us: float | None = None
+
+
+class CatalogueWorkload(WorkloadDocument):
+    """A workload of the catalogue."""
+
+    shipped: bool = Field(description="comes with ncclt; false = added here")
+
+
+class WorkloadList(BaseModel):
+    """All workloads of the catalogue."""
+
+    items: list[CatalogueWorkload]
+
+
+class FingerprintDocument(BaseModel):
+    """What a recommendation is valid for."""
+
+    gpu: str
+    link_class: str
+    fabric: str
+    nodes: int
+    gpus_per_node: int
+    nccl_version: str
+    topology_hash: str
+
+
+class RuleDocument(BaseModel):
+    """What to choose for one collective in one range of sizes, both ends inclusive; null = left to NCCL."""
+
+    collective: Collective
+    min_bytes: int
+    max_bytes: int | None
+    group_size: int
+    algorithm: Algorithm | None
+    protocol: Protocol | None
+    channels: int | None
+
+
+class PolicyDocument(BaseModel):
+    """Rules and process-wide parameters."""
+
+    rules: list[RuleDocument]
+    parameters: dict[str, int]
+
+
+class VerdictDocument(BaseModel):
+    """What the interleaved re-measurement against the untouched default proved."""
+
+    decision: Decision
+    reason: str
+    speedup: float
+    interval: tuple[float | None, float | None] = Field(description="95 %; null = without bound")
+    blocks: int
+    default_us: float
+    policy_us: float
+
+
+class DeliveryDocument(BaseModel):
+    """One form of the result with the verdict of exactly that form."""
+
+    policy: PolicyDocument
+    verdict: VerdictDocument
+
+
+class RecommendationDocument(BaseModel):
+    """A published revision."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_version: int = Field(alias="schema")
+    id: str
+    revision: int
+    study: str
+    cluster: str
+    model: str
+    workload_digest: str
+    collectives: list[Collective]
+    fingerprint: FingerprintDocument
+    table: DeliveryDocument
+    variables: DeliveryDocument | None
+    simulated: bool = Field(description="the times were invented by a model, not measured on a machine")
+    launcher: str
+    created: str
+
+
+class RecommendationList(BaseModel):
+    """Published revisions, newest first."""
+
+    items: list[RecommendationDocument]
+
+
+class StudyDocument(BaseModel):
+    """A study without its trials."""
+
+    id: str
+    name: str
+    cluster: ClusterDocument
+    model: str
+    workload_digest: str
+    launcher: str
+    simulated: bool = Field(description="the times were invented by a model, not measured on a machine")
+    process_wide: list[str]
+    seed: int
+    state: StudyState
+    reason: str
+    created: str
+    updated: str
+
+
+class StudySummaryDocument(StudyDocument):
+    """A study with its numbers so far."""
+
+    trials: int
+    best_us: float | None
+    default_us: float | None
+    recommendation: RecommendationDocument | None
+
+
+class StudyList(BaseModel):
+    """One page of studies, newest first."""
+
+    items: list[StudySummaryDocument]
+    next_cursor: str | None
+
+
+class StudyDetail(StudyDocument):
+    """A study with its workload and what it published."""
+
+    workload: WorkloadDocument
+    recommendations: list[RecommendationDocument]
+
+
+class MeasurementDocument(MessageDocument):
+    """One message under one trial."""
+
+    samples_us: list[float]
+    time_us: float
+    busbw_gbps: float
+    wrong: int | None
+    interpolated: bool
+
+
+class TrialDocument(BaseModel):
+    """One launch of a setting."""
+
+    number: int
+    phase: Phase
+    setting: dict[str, Any] = Field(description="what was forced; {} = the default")
+    label: str
+    repeat: int
+    outcome: Outcome
+    score_us: float | None
+    arm: Arm | None
+    block: int
+    detail: str
+    wall_s: float
+    started: str
+    measurements: list[MeasurementDocument]
+
+
+class TrialList(BaseModel):
+    """All trials of a study, by number."""
+
+    study: str
+    simulated: bool
+    items: list[TrialDocument]

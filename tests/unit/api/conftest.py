@@ -1,0 +1,48 @@
+"""A filled store behind a running application."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+
+
+@pytest.fixture(scope="session")
+def samples():
+    """The module of hand-made studies."""
+    spec = importlib.util.spec_from_file_location("api_samples", Path(__file__).parent / "samples.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def profiles(samples, tmp_path_factory):
+    """A folder of shipped files with the cluster leonardo and the workload bert."""
+    return samples.store_profiles(tmp_path_factory.mktemp("shipped") / "profiles")
+
+
+@pytest.fixture
+def empty_store(tmp_path, profiles):
+    """A fresh SQLite store."""
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def filled_store(samples, profiles, tmp_path_factory):
+    """A SQLite store with three studies; read only by its tests."""
+    folder = tmp_path_factory.mktemp("filled")
+    with open_store(f"sqlite:///{folder}/ncclt.db", profiles=profiles) as store:
+        samples.fill(store)
+        yield store
+
+
+@pytest.fixture
+def client(filled_store):
+    """The service on the filled store."""
+    with TestClient(create_app(filled_store)) as client:
+        yield client

@@ -1,0 +1,218 @@
+"""Small studies made by hand: loaded by path, because test files are no package."""
+
+import json
+import math
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+HOSTILE = "<script>alert('x')</script>"
+
+TREE = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128, channels=8)
+RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16)
+LOW_LATENCY = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+POLICY = Policy(
+    rules=(
+        Rule(
+            collective=Collective.ALL_REDUCE,
+            max_bytes=1 << 20,
+            algorithm=Algorithm.TREE,
+            protocol=Protocol.LL128,
+            channels=8,
+        ),
+        Rule(
+            collective=Collective.ALL_REDUCE,
+            min_bytes=(1 << 20) + 1,
+            algorithm=Algorithm.RING,
+            protocol=Protocol.SIMPLE,
+            channels=16,
+        ),
+    )
+)
+PLAIN = Policy(
+    rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16),)
+)
+
+
+def cluster(name="leonardo", nodes=2):
+    return Cluster(
+        name=name, nodes=nodes, gpus_per_node=4, gpu="A100-SXM-64GB", compute_capability=80, link_class="nvlink",
+        link_gbps=200.0, fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
+        description="Two nodes of the booster partition.", sources=("a data sheet",),
+    )  # fmt: skip
+
+
+def workload(name="bert"):
+    sizes = {1 << 12: 2.0, 1 << 16: 12.0, 1 << 20: 1.0, 28_351_488: 14.0, 26_214_400: 2.5}
+    messages = [
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size),
+            calls_per_step=calls,
+        )
+        for size, calls in sizes.items()
+    ]
+    barrier = Message(collective=Collective.BROADCAST, dtype="int64", size_bytes=64)
+    messages.append(MessageCalls(message=barrier, calls_per_step=1.0))
+    return Workload(
+        name=name,
+        messages=tuple(messages),
+        provenance=Provenance(
+            source="model",
+            created="2026-11-20",
+            detail={"framework": "DDP", "bucket_cap": "25 MiB"},
+            notes=("The bucket assignment is PyTorch's own.",),
+        ),
+    )
+
+
+def study(id="5e1f00aa", name=None, model="bert", cluster_name="leonardo", **changes):
+    place = cluster(cluster_name)
+    values = {
+        "id": id,
+        "name": name or f"{model}-{cluster_name}-{id}",
+        "cluster": place,
+        "workload": workload(model).placed(nodes=place.nodes, gpus_per_node=place.gpus_per_node),
+        "launcher": "simulate",
+        "simulated": True,
+        "process_wide": ("BUFFSIZE",),
+        "seed": 1,
+        "state": StudyState.DONE,
+        "reason": "nothing more is to be gained: 10 trials without a better one",
+        "created": "2026-11-20T10:00:00+00:00",
+        "updated": "2026-11-20T10:05:00+00:00",
+        **changes,
+    }
+    return Study(**values)
+
+
+def time_us(message, setting, wobble=1.0):
+    """Return an invented time: a latency and a bandwidth, both depending on the setting."""
+    latency, bandwidth = {
+        DEFAULT: (24.0, 18.0), TREE: (17.0, 12.0), RING: (31.0, 21.0), LOW_LATENCY: (14.0, 5.0),
+    }.get(setting, (28.0, 15.0))  # fmt: skip
+    return wobble * (latency + message.size_bytes / bandwidth / 1e3)
+
+
+def trial(number, setting, of, *, phase=Phase.SEARCH, wobble=1.0, arm=None, block=0, messages=None, outcome=Outcome.OK):
+    calls = [c for c in of.workload.messages if messages is None or c.message in messages]
+    if outcome is not Outcome.OK:
+        result = TrialResult(outcome=outcome, detail=f"rank 3: {HOSTILE} unhandled cuda error", wall_s=31.0)
+        return Trial(
+            number=number, phase=phase, setting=setting, repeat=0, result=result, score_us=None, arm=arm, block=block
+        )
+    times = {c.message: time_us(c.message, setting, wobble) for c in calls}
+    measured = tuple(Measurement(message=m, samples_us=(t, 1.01 * t, 0.99 * t)) for m, t in times.items())
+    return Trial(
+        number=number,
+        phase=phase,
+        setting=setting,
+        repeat=0,
+        result=TrialResult(outcome=Outcome.OK, measurements=measured, wall_s=4.2),
+        score_us=sum(c.calls_per_step * times[c.message] for c in calls),
+        arm=arm,
+        block=block,
+        started="2026-11-20T10:01:00+00:00",
+    )
+
+
+def search_trials(of, count=24):
+    """Return a search that begins with the default, fails twice and gets better."""
+    trials = []
+    for number in range(count):
+        setting = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128, channels=1 + number % 32)
+        setting = {0: DEFAULT, 3: LOW_LATENCY, 6: TREE, 11: RING}.get(number, setting)
+        outcome = {4: Outcome.CRASHED, 9: Outcome.TIMEOUT}.get(number, Outcome.OK)
+        wobble = 1 + 0.03 * abs(math.sin(number))
+        trials.append(trial(number, setting, of, wobble=wobble, outcome=outcome))
+    return trials
+
+
+def verify_trials(of, first, blocks=4, policy=POLICY):
+    """Return A B B A blocks of default and policy; the policy takes one launch for each of its settings."""
+    trials = []
+    for position in range(2 * blocks):
+        arms = [Arm.DEFAULT, Arm.TABLE] if position % 2 == 0 else [Arm.TABLE, Arm.DEFAULT]
+        for arm in arms:
+            wobble = 1 + 0.004 * math.sin(3 * position + len(arm))
+            messages = [c.message for c in of.workload.messages]
+            parts = {DEFAULT: messages} if arm is Arm.DEFAULT else policy.by_setting(messages)
+            for setting, part in parts.items():
+                number = first + len(trials)
+                trials.append(
+                    trial(
+                        number, setting, of, phase=Phase.VERIFY, wobble=wobble, arm=arm, block=position, messages=part
+                    )
+                )
+    return trials
+
+
+def verdict(decision=Decision.TUNED, speedup=1.083, interval=(1.061, 1.104)):
+    return Verdict(
+        decision=decision,
+        reason=f"communication per step is faster by {100 * (speedup - 1):+.1f} % in 4 blocks",
+        speedup=speedup,
+        interval=interval,
+        blocks=4,
+        default_us=34_210.0,
+        policy_us=34_210.0 / speedup,
+    )
+
+
+def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **changes):
+    variables = Delivery(policy=PLAIN, verdict=verdict(decision, speedup=1.041, interval=(1.028, 1.055)))
+    values = {
+        "id": id,
+        "revision": 1,
+        "study": of.id,
+        "cluster": of.cluster.name,
+        "model": of.workload.name,
+        "workload_digest": of.workload.digest(),
+        "collectives": of.workload.collectives,
+        "fingerprint": of.cluster.fingerprint(),
+        "table": Delivery(policy=POLICY, verdict=verdict(decision)),
+        "variables": variables if plain else None,
+        "simulated": of.simulated,
+        "launcher": of.launcher,
+        "created": "2026-11-20T10:05:00+00:00",
+        **changes,
+    }
+    return Recommendation(**values)
+
+
+def fill(store):
+    """Store one finished study with all its evidence, one that was searched on a machine, and a hostile one."""
+    done = study()
+    store.open_study(done)
+    search = search_trials(done)
+    for row in [*search, *verify_trials(done, first=len(search))]:
+        store.add_trial(done.id, row)
+    store.publish(recommendation(done))
+
+    kept = study("7a6bbb02", model="resnet101", simulated=False, launcher="slurm")
+    store.open_study(kept)
+    for row in search_trials(kept, 12):
+        store.add_trial(kept.id, row)
+    table = Delivery(policy=POLICY, verdict=verdict(Decision.KEEP_DEFAULT, 1.004, (0.988, 1.021)))
+    store.publish(recommendation(kept, "0c0ffee2", Decision.KEEP_DEFAULT, plain=False, table=table))
+
+    hostile = study("bad00003", name=HOSTILE, model=HOSTILE, cluster_name=HOSTILE, state=StudyState.RUNNING, reason="")
+    store.open_study(hostile)
+    for row in search_trials(hostile, 8):
+        store.add_trial(hostile.id, row)
+
+
+def store_profiles(folder):
+    """Write a folder of shipped files with one cluster and one workload."""
+    (folder / "clusters").mkdir(parents=True)
+    (folder / "workloads").mkdir()
+    (folder / "workloads" / "bert.json").write_text(json.dumps(workload().to_document()))
+    lines = [f"{key} = {json.dumps(value)}" for key, value in cluster().to_document().items()]
+    (folder / "clusters" / "leonardo.toml").write_text("\n".join(lines))
+    return folder

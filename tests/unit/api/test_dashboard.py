@@ -1,0 +1,128 @@
+"""optuna-dashboard behind the guard."""
+
+import optuna
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.errors import NotFoundError
+from ncclt_api import dashboard
+from ncclt_api.app import create_app
+from ncclt_api.dashboard import read_only_url
+
+
+@pytest.fixture
+def searched(empty_store):
+    """A store with an Optuna study of two trials."""
+    storage = optuna.storages.RDBStorage(empty_store.optuna_url)
+    study = optuna.create_study(storage=storage, study_name="bert-leonardo", direction="minimize")
+    for value in (3.0, 2.0):
+        trial = study.ask()
+        trial.suggest_int("channels", 1, 32)
+        study.tell(trial, value)
+    storage.remove_session()
+    storage.engine.dispose()
+    return empty_store
+
+
+def test_the_dashboard_shows_the_studies(searched):
+    with TestClient(create_app(searched)) as client:
+        page = client.get("/dashboard")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "unsafe-eval" in page.headers["content-security-policy"]
+        assert "unsafe-eval" not in client.get("/").headers["content-security-policy"]
+        studies = client.get("/api/studies").json()["study_summaries"]
+        assert [study["study_name"] for study in studies] == ["bert-leonardo"]
+        assert client.get("/static/bundle.js").status_code == 200
+
+
+def test_a_client_without_accept_encoding_is_served(searched):
+    with TestClient(create_app(searched)) as client:
+        del client.headers["accept-encoding"]
+        assert client.get("/favicon.ico").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/studies"),
+        ("DELETE", "/api/studies/1"),
+        ("PUT", "/api/studies/1/note"),
+        ("POST", "/dashboard"),
+        ("PATCH", "/csv/1"),
+    ],
+)
+def test_nothing_can_be_written_through_it(searched, method, path):
+    with TestClient(create_app(searched)) as client:
+        answer = client.request(method, path, json={"study_name": "mine", "directions": ["minimize"]})
+        assert answer.status_code == 403
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert len(client.get("/api/studies").json()["study_summaries"]) == 1
+
+
+def test_the_database_itself_refuses_to_write(searched):
+    storage = optuna.storages.RDBStorage(
+        read_only_url(searched.optuna_url), skip_compatibility_check=True, skip_table_creation=True
+    )
+    with pytest.raises(optuna.exceptions.StorageInternalError):
+        storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "mine")
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def test_looking_creates_nothing(empty_store, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    with TestClient(create_app(empty_store)) as client:
+        answer = client.get("/dashboard")
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == "there is no study yet"
+    assert "ncclt tune" in answer.json()["hint"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_study_that_comes_later_is_seen_without_a_restart(empty_store):
+    with TestClient(create_app(empty_store)) as client:
+        assert client.get("/dashboard").status_code == 404
+        storage = optuna.storages.RDBStorage(empty_store.optuna_url)
+        storage.remove_session()
+        storage.engine.dispose()
+        assert client.get("/dashboard").status_code == 200
+
+
+def test_a_file_without_tables_is_no_study_yet(empty_store, tmp_path):
+    file = tmp_path / "ncclt.optuna.db"
+    file.touch()
+    assert str(file) in empty_store.optuna_url
+    with TestClient(create_app(empty_store)) as client:
+        assert client.get("/dashboard").status_code == 404
+    assert file.stat().st_size == 0
+
+
+def test_without_its_packages_the_link_is_absent_and_the_problem_names_the_extra(searched, monkeypatch):
+    monkeypatch.setattr(dashboard, "_PACKAGES", ("no_such_package",))
+    with TestClient(create_app(searched)) as client:
+        assert "/dashboard" not in client.get("/").text
+        answer = client.get("/dashboard")
+    assert answer.status_code == 404
+    assert "ncclt[api]" in answer.json()["hint"]
+
+
+def test_it_can_be_switched_off(searched):
+    with TestClient(create_app(searched, dashboard=False)) as client:
+        assert "/dashboard" not in client.get("/").text
+        assert client.get("/dashboard").status_code == 404
+        assert client.get("/api/studies").status_code == 404
+
+
+def test_a_server_database_is_opened_read_only_whatever_its_options():
+    read_only = "options=-cdefault_transaction_read_only%3Don"
+    assert read_only_url("postgresql+psycopg://u@h/d") == f"postgresql+psycopg://u@h/d?{read_only}"
+    assert read_only_url("postgresql://u@h/d?connect_timeout=5").endswith(f"&{read_only}")
+    assert read_only_url("postgresql://u@h/d?options=-csearch_path%3Doptuna").endswith(
+        f"{read_only}%20-csearch_path%3Doptuna"
+    )
+
+
+def test_a_missing_file_is_told_without_making_it(tmp_path):
+    with pytest.raises(NotFoundError):
+        read_only_url(f"sqlite:///{tmp_path}/none.db")
+    assert not (tmp_path / "none.db").exists()

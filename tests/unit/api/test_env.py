@@ -1,0 +1,66 @@
+"""The environment of a job over HTTP."""
+
+import pytest
+
+from ncclt.core.render import FORMATS, render
+from ncclt.core.version import NcclVersion
+
+ENV = "/v1/clusters/leonardo/env"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_text_is_what_the_core_renders(client, filled_store, format):
+    answer = client.get(ENV, params={"model": "bert", "nodes": 2, "format": format})
+    expected = render(filled_store.recommendation("0c0ffee1"), format=format, version=NcclVersion(2, 22, 3))
+    assert answer.status_code == 200
+    assert answer.text == expected
+    media = "application/json" if format == "json" else "text/plain; charset=utf-8"
+    assert answer.headers["content-type"] == media
+    assert answer.headers["x-ncclt-recommendation"] == "0c0ffee1"
+    assert answer.headers["x-ncclt-simulated"] == "true"
+    assert answer.headers["x-ncclt-decision"] == "tuned"
+
+
+def test_keeping_the_default_is_an_answer_and_not_an_error(client):
+    answer = client.get(ENV, params={"model": "resnet101"})
+    assert answer.headers["x-ncclt-decision"] == "keep-default"
+    assert answer.headers["x-ncclt-simulated"] == "false"
+    assert "export NCCL_" not in answer.text
+
+
+def test_a_known_tag_is_answered_without_a_body(client):
+    first = client.get(ENV, params={"model": "bert"})
+    assert "stale-if-error" in first.headers["cache-control"]
+    for given in (first.headers["etag"], f'W/{first.headers["etag"]}, "other"', "*"):
+        again = client.get(ENV, params={"model": "bert"}, headers={"If-None-Match": given})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+        assert again.headers["x-ncclt-recommendation"] == "0c0ffee1"
+    other = client.get(ENV, params={"model": "bert"}, headers={"If-None-Match": '"other"'})
+    assert other.status_code == 200
+
+
+def test_formats_have_different_tags(client):
+    tags = {client.get(ENV, params={"model": "bert", "format": format}).headers["etag"] for format in FORMATS}
+    assert len(tags) == len(FORMATS)
+
+
+def test_an_unknown_format_names_the_choices(client):
+    problem = client.get(ENV, params={"model": "bert", "format": "yaml"}).json()
+    assert problem["status"] == 422
+    assert all(format in problem["detail"] for format in FORMATS)
+
+
+@pytest.mark.parametrize(
+    "job", [{"nodes": 4}, {"gpus_per_node": 8}, {"nccl_version": "2.28.9"}], ids=["nodes", "gpus", "nccl"]
+)
+def test_another_job_gets_nothing_rather_than_the_nearest(client, job):
+    answer = client.get(ENV, params={"model": "bert", **job})
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
+    assert "ncclt tune" in answer.json()["hint"]
+
+
+def test_unknown_names_are_answered_with_close_ones(client):
+    assert "leonardo" in client.get("/v1/clusters/leonrado/env?model=bert").json()["hint"]
+    assert "bert" in client.get(ENV, params={"model": "brt"}).json()["hint"]

@@ -1,0 +1,68 @@
+"""Blocks of the verification and times per message."""
+
+import pytest
+
+from ncclt.core.evidence import collect_evidence
+from ncclt.core.study import Arm
+from ncclt.core.trial import Outcome
+from ncclt.core.verdict import block_speedups
+from ncclt_api.pages.evidence import blocks_of
+from ncclt_api.pages.message_rows import best_setting_rows, policy_rows
+
+
+def test_blocks_show_the_order_and_the_ratio_that_the_verdict_uses(samples):
+    study = samples.study()
+    evidence = collect_evidence(samples.verify_trials(study, first=24, blocks=3))
+    blocks = blocks_of(evidence)
+    expected = block_speedups(evidence.times_us(Arm.DEFAULT), evidence.times_us(Arm.TABLE))
+    assert [block.order for block in blocks] == [(Arm.DEFAULT, Arm.TABLE, Arm.TABLE, Arm.DEFAULT)] * 3
+    assert tuple(block.ratio(Arm.TABLE) for block in blocks) == expected
+
+
+def test_an_arm_is_the_sum_of_its_launches(samples):
+    study = samples.study()
+    trials = samples.verify_trials(study, first=0, blocks=1)
+    parts = [t.score_us for t in trials if t.arm is Arm.TABLE and t.block == 0]
+    assert len(parts) == 3
+    (block,) = blocks_of(collect_evidence(trials))
+    assert block.launches[Arm.TABLE][0].time_us == pytest.approx(sum(parts))
+
+
+def test_a_failed_launch_leaves_its_block_without_a_ratio(samples):
+    study = samples.study()
+    trials = samples.verify_trials(study, first=0, blocks=2)
+    broken = trials[1]
+    trials[1] = samples.trial(
+        1, broken.setting, study, phase=broken.phase, arm=broken.arm, block=0, outcome=Outcome.CRASHED
+    )
+    first, second = blocks_of(collect_evidence(trials))
+    assert first.ratio(Arm.TABLE) is None
+    assert first.launches[Arm.TABLE][0].time_us is None
+    assert second.ratio(Arm.TABLE) is not None
+
+
+def test_an_unfinished_block_has_no_ratio_and_an_unmeasured_arm_none(samples):
+    study = samples.study()
+    trials = [t for t in samples.verify_trials(study, first=0, blocks=1) if t.block == 0]
+    (block,) = blocks_of(collect_evidence(trials))
+    assert block.ratio(Arm.TABLE) is None
+    assert block.ratio(Arm.VARIABLES) is None
+    assert blocks_of(collect_evidence(samples.search_trials(study))) == ()
+
+
+def test_message_rows_come_from_the_verification(samples):
+    study = samples.study()
+    rows = policy_rows(study, collect_evidence(samples.verify_trials(study, first=0)), samples.POLICY)
+    assert [row.step_us for row in rows] == sorted((row.step_us for row in rows), reverse=True)
+    large = next(row for row in rows if row.message.size_bytes == 28_351_488)
+    assert large.setting == "ring/simple c=16"
+    assert large.speedup > 1
+    assert large.default_busbw_gbps == pytest.approx(large.message.busbw_gbps(large.default_us))
+
+
+def test_before_a_verdict_the_best_setting_stands_against_the_default(samples):
+    study = samples.study()
+    rows = best_setting_rows(study, samples.search_trials(study), samples.RING)
+    assert all(row.default_us and row.policy_us for row in rows)
+    nothing = best_setting_rows(study, [], samples.RING)
+    assert all(row.speedup is None and row.policy_busbw_gbps is None for row in nothing)

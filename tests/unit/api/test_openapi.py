@@ -1,0 +1,29 @@
+"""The committed description of the API."""
+
+import json
+from pathlib import Path
+
+from ncclt_api.openapi import openapi_text
+
+COMMITTED = Path(__file__).parents[3] / "docs" / "openapi.json"
+
+
+def test_the_committed_document_is_current():
+    """Write it anew with `python -m ncclt_api.openapi > docs/openapi.json`."""
+    assert COMMITTED.read_text(encoding="utf-8") == openapi_text()
+
+
+def test_operations_have_unique_names_and_problems():
+    paths = json.loads(openapi_text())["paths"]
+    operations = [operation for path in paths.values() for operation in path.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names) == 11
+    for path, methods in paths.items():
+        if path.startswith("/v1/"):
+            assert set(methods) == {"get"}
+            assert {"404", "422", "503"} <= set(methods["get"]["responses"])
+            assert list(methods["get"]["responses"]["422"]["content"]) == ["application/problem+json"]
+
+
+def test_the_pages_are_not_part_of_the_api():
+    assert all(path.startswith(("/v1/", "/healthz", "/readyz")) for path in json.loads(openapi_text())["paths"])

@@ -1,0 +1,109 @@
+"""What the pages say, without a browser."""
+
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.study import StudyState
+from ncclt_api.app import create_app
+from ncclt_api.pages.study_view import TRIALS_PER_PAGE
+
+
+@pytest.fixture
+def empty_client(empty_store):
+    with TestClient(create_app(empty_store)) as client:
+        yield client
+
+
+def test_an_empty_store_says_what_to_type(empty_client):
+    assert "ncclt tune --model bert --cluster leonardo --nodes 2" in empty_client.get("/").text
+
+
+def test_a_filter_without_a_study_says_so_and_keeps_the_choice(client):
+    page = client.get("/?cluster=elsewhere&model=").text
+    assert "No study matches" in page
+    assert '<option value="elsewhere" selected>' in page
+
+
+def test_the_list_is_filtered(client):
+    page = client.get("/?cluster=leonardo&model=bert").text
+    assert 'href="/studies/5e1f00aa"' in page
+    assert 'href="/studies/7a6bbb02"' not in page
+
+
+def test_the_list_is_paged_on_the_server(empty_store, empty_client, samples):
+    for number in range(30):
+        empty_store.open_study(samples.study(f"{number:08x}", name=f"study {number}"))
+    first = empty_client.get("/").text
+    assert len(re.findall('class="study"', first)) == 25
+    older = re.search(r'href="(/\?[^"]*cursor=[^"]*)">Older', first)[1].replace("&amp;", "&")
+    second = empty_client.get(older).text
+    assert len(re.findall('class="study"', second)) == 5
+    assert "Newest" in second
+
+
+def test_nothing_is_loaded_from_outside_and_nothing_is_inline(client):
+    for path in ("/", "/studies/5e1f00aa", "/studies/7a6bbb02"):
+        page = client.get(path).text
+        assert not re.search(r'(src|href)="(https?:)?//', page)
+        assert " style=" not in page
+        assert "<style" not in page
+        assert re.findall(r"<script[^>]*>", page) == ['<script src="/assets/copy.js" defer>']
+
+
+def test_hostile_names_and_output_are_escaped(client, samples):
+    for path in ("/", "/studies/bad00003", "/studies/5e1f00aa"):
+        page = client.get(path).text
+        assert samples.HOSTILE not in page
+    assert "rank 3: &lt;script&gt;" in client.get("/studies/5e1f00aa").text
+
+
+def test_a_running_study_promises_nothing(client):
+    page = client.get("/studies/bad00003").text
+    assert "The search is running. Nothing was faster than the default so far." in page
+    assert "Use it" not in page
+
+
+def test_a_gain_that_is_not_proven_is_called_so(empty_store, empty_client, samples):
+    study = samples.study(state=StudyState.RUNNING)
+    empty_store.open_study(study)
+    for trial in samples.search_trials(study):
+        empty_store.add_trial(study.id, trial)
+    assert "not yet proven" in empty_client.get(f"/studies/{study.id}").text
+
+
+def test_a_verdict_without_verification_compares_the_best_setting(client):
+    page = client.get("/studies/7a6bbb02").text
+    assert "Best setting µs" in page
+    assert "from the search" in page
+    assert "Policy µs" in client.get("/studies/5e1f00aa").text
+
+
+def test_an_interrupted_study_says_how_it_goes_on(empty_store, empty_client, samples):
+    empty_store.open_study(samples.study(name="mine", state=StudyState.INTERRUPTED))
+    page = empty_client.get("/studies/mine").text
+    assert "interrupted" in page
+    assert "Nothing has been measured yet." in page
+
+
+def test_trials_are_paged(empty_store, empty_client, samples):
+    study = samples.study()
+    empty_store.open_study(study)
+    for number in range(TRIALS_PER_PAGE + 5):
+        empty_store.add_trial(study.id, samples.trial(number, samples.RING, study))
+    first, second = (empty_client.get(f"/studies/{study.id}?page={page}").text for page in (1, 2))
+    assert first.count('<th scope="row" class="num">') == TRIALS_PER_PAGE
+    assert second.count('<th scope="row" class="num">') == 5
+    assert "page 2 of 2" in second
+
+
+def test_the_line_to_type_names_this_server_and_the_job(client):
+    page = client.get("/studies/5e1f00aa", headers={"Host": "tuner.example:9000"}).text
+    line = "ncclt env --server http://tuner.example:9000 --cluster leonardo --model bert --nodes 2 --gpus-per-node 4"
+    assert f"eval &#34;$({line})&#34;" in page
+
+
+def test_a_study_on_a_machine_has_no_banner(client):
+    assert "SIMULATED" not in client.get("/studies/7a6bbb02").text
+    assert "SIMULATED" in client.get("/studies/5e1f00aa").text

@@ -1,0 +1,87 @@
+"""Studies, trials and recommendations as JSON."""
+
+import math
+
+from fastapi.testclient import TestClient
+
+from ncclt.core.recommendation import Decision, Delivery
+from ncclt_api.app import create_app
+
+
+def test_paging_visits_every_study_once(client):
+    seen, url = [], "/v1/studies?limit=1"
+    while url:
+        answer = client.get(url)
+        seen += [item["id"] for item in answer.json()["items"]]
+        assert ("link" in answer.headers) == (answer.json()["next_cursor"] is not None)
+        url = answer.links.get("next", {}).get("url")
+    assert sorted(seen) == ["5e1f00aa", "7a6bbb02", "bad00003"]
+
+
+def test_filters_are_kept_by_the_link_to_the_next_page(client):
+    answer = client.get("/v1/studies", params={"cluster": "leonardo", "limit": 1})
+    assert "cluster=leonardo" in answer.links["next"]["url"]
+
+
+def test_studies_are_filtered_by_cluster_and_model(client):
+    items = client.get("/v1/studies?model=resnet101").json()["items"]
+    assert [item["model"] for item in items] == ["resnet101"]
+    assert client.get("/v1/studies?cluster=elsewhere").json()["items"] == []
+
+
+def test_everything_about_a_study_says_whether_it_is_simulated(client):
+    summaries = {item["id"]: item for item in client.get("/v1/studies").json()["items"]}
+    for id, simulated in {"5e1f00aa": True, "7a6bbb02": False}.items():
+        assert summaries[id]["simulated"] is simulated
+        assert summaries[id]["recommendation"]["simulated"] is simulated
+        assert client.get(f"/v1/studies/{id}").json()["simulated"] is simulated
+        assert client.get(f"/v1/studies/{id}/trials").json()["simulated"] is simulated
+
+
+def test_a_study_has_its_workload_and_recommendations(client):
+    study = client.get("/v1/studies/5e1f00aa").json()
+    assert study["workload"]["messages"][0]["group_size"] == 8
+    assert study["recommendations"][0]["id"] == "0c0ffee1"
+    assert study["cluster"]["name"] == "leonardo"
+
+
+def test_trials_carry_their_measurements_and_failures(client, filled_store):
+    trials = client.get("/v1/studies/5e1f00aa/trials").json()["items"]
+    assert [t["number"] for t in trials] == list(range(len(trials)))
+    assert trials[0]["setting"] == {}
+    assert trials[4]["outcome"] == "crashed"
+    assert trials[4]["score_us"] is None
+    measured = filled_store.trials("5e1f00aa")[0].result.measurements[0]
+    assert trials[0]["measurements"][0]["samples_us"] == list(measured.samples_us)
+    assert math.isclose(trials[0]["measurements"][0]["busbw_gbps"], measured.busbw_gbps)
+
+
+def test_recommendations_are_filtered_by_the_job(client):
+    def found(**params):
+        return [item["id"] for item in client.get("/v1/recommendations", params=params).json()["items"]]
+
+    assert sorted(found()) == ["0c0ffee1", "0c0ffee2"]
+    assert found(model="bert", cluster="leonardo") == ["0c0ffee1"]
+    assert found(model="bert", nodes=2, gpus_per_node=4, nccl_version="22203") == ["0c0ffee1"]
+    assert found(model="bert", nodes=4) == []
+    assert found(nccl_version="2.23.4") == []
+
+
+def test_a_recommendation_asked_for_with_an_unknown_name_is_not_an_empty_list(client):
+    assert client.get("/v1/recommendations?cluster=leonrado").status_code == 404
+    bad = client.get("/v1/recommendations?nccl_version=new").json()
+    assert (bad["status"], bad["hint"]) == (422, "write it as 2.28.9")
+
+
+def test_an_interval_without_bound_is_still_json(empty_store, samples):
+    """Too few blocks give an interval from 0 to infinity."""
+    study = samples.study()
+    empty_store.open_study(study)
+    unbounded = samples.verdict(Decision.KEEP_DEFAULT, 1.0, (0.0, math.inf))
+    table = Delivery(policy=samples.POLICY, verdict=unbounded)
+    empty_store.publish(samples.recommendation(study, table=table))
+    with TestClient(create_app(empty_store)) as client:
+        document = client.get("/v1/recommendations").json()
+        assert document["items"][0]["table"]["verdict"]["interval"] == [0.0, None]
+        assert "not known" in client.get("/").text
+        assert "not known" in client.get(f"/studies/{study.id}").text

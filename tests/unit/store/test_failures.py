@@ -1,0 +1,102 @@
+"""Real failures of SQLite, each translated with a hint that fits."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import ProgrammingError
+
+from ncclt.errors import StoreError
+from ncclt.store.database import Database
+from ncclt.store.failures import translated
+from ncclt.store.location import locate
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "a.db"
+    with closing(sqlite3.connect(found)) as connection:
+        connection.execute("CREATE TABLE notes (note TEXT UNIQUE)")
+    return found
+
+
+@pytest.fixture
+def database(path):
+    opened = Database(locate(f"sqlite:///{path}"), busy_timeout_s=0.05)
+    yield opened
+    opened.close()
+
+
+def write(database, note="x", **options):
+    with database.writing(**options) as connection:
+        connection.execute(text("INSERT INTO notes VALUES (:note)"), {"note": note})
+
+
+def test_a_locked_file(database, path):
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked") as caught:
+            write(database)
+    assert "another process" in caught.value.hint
+    write(database)
+
+
+def test_a_file_that_may_only_be_read(path):
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+    with pytest.raises(StoreError, match="readonly") as caught, translated("a.db"), engine.begin() as connection:
+        connection.execute(text("INSERT INTO notes VALUES ('x')"))
+    engine.dispose()
+    assert "right to write" in caught.value.hint
+
+
+def test_a_conflict_says_what_the_caller_knows(database):
+    write(database)
+    with pytest.raises(StoreError, match=r"^there already$"):
+        write(database, conflict="there already")
+    with pytest.raises(StoreError, match="UNIQUE"):
+        write(database)
+
+
+def test_a_name_that_is_no_text(database):
+    with pytest.raises(StoreError, match="cannot be used") as caught:
+        write(database, "\udcff")
+    assert caught.value.hint
+
+
+def test_a_failed_block_leaves_nothing(database):
+    def write_and_fail():
+        with database.writing() as connection:
+            connection.execute(text("INSERT INTO notes VALUES ('lost')"))
+            raise KeyError("a bug of ours is no failure of the database")
+
+    with pytest.raises(KeyError):
+        write_and_fail()
+    with database.reading() as connection:
+        assert connection.execute(text("SELECT * FROM notes")).all() == []
+
+
+def test_foreign_keys_and_durability_are_on(database):
+    with database.reading() as connection:
+        pragmas = {
+            name: connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("foreign_keys", "synchronous")
+        }
+        journal = connection.execute(text("PRAGMA journal_mode")).scalar()
+    assert (pragmas, journal) == ({"foreign_keys": 1, "synchronous": 2}, "delete")
+
+
+@pytest.mark.parametrize(
+    ("said", "hinted"),
+    [
+        ("database or disk is full", "room"),
+        ("disk I/O error", "network file system"),
+        ("connection failed: FATAL: password authentication failed for user", "password"),
+        ("connection failed: FATAL: the database system is starting up", "server"),
+        ("permission denied for database x", "right to create"),
+        ("something new", "--storage"),
+    ],
+)
+def test_known_words_get_their_hint(said, hinted):
+    with pytest.raises(StoreError, match="cannot be used") as caught, translated("a.db"):
+        raise ProgrammingError("SELECT 1", {}, Exception(said))
+    assert hinted in caught.value.hint

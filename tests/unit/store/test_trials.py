@@ -1,0 +1,82 @@
+"""Any trial comes back from the store as it went in."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.core.setting import Setting
+from ncclt.core.study import Arm, Phase, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_study, sample_trial
+
+MESSAGES = st.builds(
+    Message,
+    collective=st.sampled_from(Collective),
+    dtype=st.sampled_from(sorted(DTYPE_SIZES)),
+    size_bytes=st.integers(1, 2**50),
+    group_size=st.integers(0, 2**20),
+    spans_nodes=st.booleans(),
+)
+MEASUREMENTS = st.builds(
+    Measurement,
+    message=MESSAGES,
+    samples_us=st.lists(st.floats(allow_nan=False), min_size=1, max_size=4).map(tuple),
+    wrong=st.none() | st.integers(0, 2**60),
+    interpolated=st.booleans(),
+)
+SETTINGS = st.builds(
+    Setting,
+    algorithm=st.none() | st.sampled_from(Algorithm),
+    protocol=st.none() | st.sampled_from(Protocol),
+    channels=st.none() | st.integers(1, 64),
+    parameters=st.dictionaries(st.text(max_size=9), st.integers(), max_size=3).map(lambda d: tuple(d.items())),
+)
+TRIALS = st.builds(
+    Trial,
+    number=st.integers(0, 2**30),
+    phase=st.sampled_from(Phase),
+    setting=SETTINGS,
+    repeat=st.integers(0, 1000),
+    result=st.builds(
+        TrialResult,
+        outcome=st.sampled_from(Outcome),
+        measurements=st.lists(MEASUREMENTS, max_size=3).map(tuple),
+        detail=st.text(st.characters()),
+        wall_s=st.floats(0, allow_nan=False),
+    ),
+    score_us=st.none() | st.floats(min_value=0, exclude_min=True, allow_nan=False),
+    arm=st.none() | st.sampled_from(Arm),
+    block=st.integers(0, 1000),
+    started=st.text(st.characters(codec="utf-8")),
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
+        yield opened
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(trial=TRIALS)
+def test_any_trial_comes_back(store, trial):
+    # repr, because -0.0 == 0.0 and what is promised is equality to the bit.
+    count = len(store.studies(limit=500).items)
+    id = f"study{count}"
+    store.open_study(sample_study(id, id=id))
+    store.add_trial(id, trial)
+    assert repr(store.trials(id)) == repr((trial,))
+
+
+def test_a_sample_that_is_no_number_is_kept(store):
+    """A benchmark that printed nan has said something; it is not the store that loses it."""
+    measurement = Measurement(message=sample_trial(0).result.measurements[0].message, samples_us=(float("nan"), 1.0))
+    result = TrialResult(outcome=Outcome.INVALID, measurements=(measurement,))
+    store.open_study(sample_study())
+    store.add_trial(
+        "abc123", Trial(number=0, phase=Phase.SEARCH, setting=Setting(), repeat=0, result=result, score_us=None)
+    )
+    assert repr(store.trials("abc123")[0].result) == repr(result)

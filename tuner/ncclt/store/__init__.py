@@ -1,0 +1,81 @@
+"""What is kept: the only room that knows SQLAlchemy. Importing it costs nothing; opening a store loads the rest."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ncclt.errors import MissingDependencyError
+from ncclt.store.location import default_url, locate
+from ncclt.store.readonly import published
+
+if TYPE_CHECKING:
+    from ncclt.store.records import CatalogueEntry, Migration, StudyPage, StudySummary
+    from ncclt.store.shipped import profiles_folder
+    from ncclt.store.store import Store
+
+__all__ = [
+    "CatalogueEntry",
+    "Migration",
+    "Store",
+    "StudyPage",
+    "StudySummary",
+    "default_url",
+    "open_store",
+    "profiles_folder",
+    "published",
+]
+
+# Loaded when first asked for: with them `ncclt env` would start 30 ms later, and Store needs SQLAlchemy.
+_LATER = {
+    "CatalogueEntry": "ncclt.store.records",
+    "Migration": "ncclt.store.records",
+    "StudyPage": "ncclt.store.records",
+    "StudySummary": "ncclt.store.records",
+    "profiles_folder": "ncclt.store.shipped",
+    "Store": "ncclt.store.store",
+}
+
+_DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")
+
+
+def open_store(
+    url: str | None = None,
+    *,
+    migrate: bool = True,
+    clock: Callable[[], str] | None = None,
+    profiles: Path | None = None,
+) -> Store:
+    """Open the store at a database URL, None = the user's own file.
+
+    Args:
+        url: `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`.
+        migrate: create or update our tables. Without it a missing SQLite file is an error, tables that are behind
+            are not: `Store.migration` tells.
+        clock: gives the present time, ISO in UTC; left out = the machine's clock.
+        profiles: folder of shipped workloads and clusters; left out = the one that came with ncclt.
+
+    Raises:
+        UsageError: the text is no URL of a database that ncclt can use.
+        StoreError: it cannot be reached, is newer than this ncclt, or belongs to another program.
+        MissingDependencyError: ncclt was installed without its store.
+    """
+    location = locate(url)
+    try:
+        from ncclt.store.store import Store
+
+        return Store(location, migrate=migrate, clock=clock, profiles=profiles)
+    except ModuleNotFoundError as error:
+        if error.name not in _DEPENDENCIES:
+            raise
+        raise MissingDependencyError(
+            f"the store needs {error.name}, which is not installed", hint="pip install 'ncclt[store]'"
+        ) from error
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,0 +1,107 @@
+"""The workloads and clusters that can be named: what was shipped and what was added."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from sqlalchemy import Connection, Table, delete, insert, select
+
+from ncclt.core.cluster import Cluster, cluster_from_document
+from ncclt.core.workload import Workload, workload_from_document
+from ncclt.errors import NotFoundError, UsageError
+from ncclt.store.documents import stored, to_text
+from ncclt.store.records import CatalogueEntry
+from ncclt.store.tables import clusters, workloads
+
+
+class Documented(Protocol):
+    """Anything with a name that can be written as a document."""
+
+    @property
+    def name(self) -> str:
+        """Return the name."""
+        ...
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        ...
+
+
+Entry = TypeVar("Entry", bound=Documented)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue(Generic[Entry]):
+    """One kind of thing that can be named.
+
+    Attributes:
+        kind: the word for people.
+        command: lists all of them.
+        table: where added ones are kept.
+        parse: reads one from its document.
+    """
+
+    kind: str
+    command: str
+    table: Table
+    parse: Callable[[Mapping[str, Any]], Entry]
+
+    def entries(self, connection: Connection, shipped: Mapping[str, Entry]) -> tuple[CatalogueEntry[Entry], ...]:
+        """Return every entry by name; a shipped one hides an added one of the same name (ncclt was updated)."""
+        found = {name: CatalogueEntry(item=item, shipped=True) for name, item in shipped.items()}
+        for name, text in connection.execute(select(self.table.c.name, self.table.c.document)):
+            if name not in found:
+                found[name] = CatalogueEntry(item=self._read(name, text), shipped=False)
+        return tuple(found[name] for name in sorted(found))
+
+    def entry(self, connection: Connection, shipped: Mapping[str, Entry], name: str) -> Entry:
+        """Return one entry.
+
+        Raises:
+            NotFoundError: there is none of this name; the hint gives close ones.
+        """
+        if name in shipped:
+            return shipped[name]
+        text = connection.execute(select(self.table.c.document).where(self.table.c.name == name)).scalar()
+        if text is not None:
+            return self._read(name, text)
+        names = [*shipped, *connection.execute(select(self.table.c.name)).scalars()]
+        raise NotFoundError(f"there is no {self.kind} {name!r}", hint=close_names(name, names, command=self.command))
+
+    def add(self, connection: Connection, shipped: Mapping[str, Entry], entry: Entry, *, replace: bool) -> None:
+        """Keep an entry.
+
+        Raises:
+            UsageError: one of this name is shipped, or was added and is not to be replaced.
+        """
+        name = entry.name
+        if name in shipped:
+            raise UsageError(f"the {self.kind} {name!r} is shipped with ncclt", hint="choose another name")
+        if replace:
+            connection.execute(delete(self.table).where(self.table.c.name == name))
+        elif connection.execute(select(self.table.c.name).where(self.table.c.name == name)).first():
+            raise UsageError(f"there is a {self.kind} {name!r} already", hint="choose another name, or add --replace")
+        connection.execute(insert(self.table).values(name=name, document=to_text(entry.to_document())))
+
+    def _read(self, name: str, text: str) -> Entry:
+        with stored(f"the {self.kind} {name!r}"):
+            return self.parse(json.loads(text))
+
+
+WORKLOADS: Catalogue[Workload] = Catalogue(
+    kind="workload", command="ncclt profile list", table=workloads, parse=workload_from_document
+)
+CLUSTERS: Catalogue[Cluster] = Catalogue(
+    kind="cluster", command="ncclt cluster list", table=clusters, parse=cluster_from_document
+)
+
+
+def close_names(name: str, names: Iterable[str], *, command: str) -> str:
+    """Return the hint for a name that is not known."""
+    close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
+    listing = f"`{command}` lists all"
+    return f"did you mean {' or '.join(close)}? {listing}" if close else listing

@@ -1,0 +1,129 @@
+"""Connections and transactions, alike on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from ncclt.errors import UsageError
+from ncclt.store.failures import translated
+from ncclt.store.location import URL_HINT, Location
+from ncclt.store.readonly import BUSY_TIMEOUT_S
+from ncclt.store.revisions import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
+
+CONNECT_TIMEOUT_S = 5
+"""libpq waits for ever unless told otherwise; a URL with its own connect_timeout keeps it."""
+
+_LOCK_KEY = 0x6E63636C74
+"""PostgreSQL's advisory locks are numbers shared by the whole database; this one spells `ncclt` in ASCII."""
+
+_ALONE = "ncclt_alone"
+
+
+class Database:
+    """An engine whose failures are ours; close it after use.
+
+    Attributes:
+        shown: the URL for people, without password.
+        schema: where our tables live, None on SQLite.
+    """
+
+    def __init__(self, location: Location, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+        self.location = location
+        if location.path is not None:
+            self.shown = str(location.path)
+            self.schema = None
+            self._url = URL.create("sqlite", database=str(location.path))
+            self._engine = _sqlite_engine(location, busy_timeout_s=busy_timeout_s)
+            self._readers = self._engine
+        else:
+            self._url = _parse(location.url)
+            self.shown = self._url.difference_update_query(("password", "options")).render_as_string()
+            self.schema = POSTGRESQL_SCHEMA
+            self._engine = create_engine(_in_schema(self._url, POSTGRESQL_SCHEMA), pool_pre_ping=True)
+            # Its own default shows a later query what an earlier one missed: a trial without its measurements.
+            self._readers = self._engine.execution_options(isolation_level="REPEATABLE READ")
+
+    @property
+    def optuna_url(self) -> str:
+        """Return the URL for Optuna: a file beside ours, or a schema beside ours; may hold the password."""
+        if self.location.optuna_path is not None:
+            return f"sqlite:///{self.location.optuna_path}"
+        return _in_schema(self._url, OPTUNA_SCHEMA).render_as_string(hide_password=False)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Open a transaction that only reads; all its queries see one state, whoever writes meanwhile."""
+        with translated(self.shown), self._readers.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, *, conflict: str = "") -> Iterator[Connection]:
+        """Open a transaction that is committed at the end of the block, or not at all.
+
+        Args:
+            conflict: what it means if a row clashes with one that is there.
+        """
+        with translated(self.shown, conflict=conflict), self._engine.connect() as connection:
+            connection = connection.execution_options(**{_ALONE: True})
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def alone(self, *, conflict: str = "") -> Iterator[Connection]:
+        """Open a writing transaction while no other process is in one of these, for read-then-write."""
+        with self.writing(conflict=conflict) as connection:
+            if self.schema is not None:  # SQLite has one writer anyway
+                connection.execute(text("SET LOCAL lock_timeout = '30s'"))
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def _parse(url: str) -> URL:
+    try:
+        return make_url(url)
+    # ValueError: a port that is no number.
+    except (ArgumentError, ValueError) as error:
+        raise UsageError("the storage URL cannot be read", hint=URL_HINT) from error
+
+
+def _in_schema(url: URL, schema: str) -> URL:
+    """Return the URL with `schema` as the only one searched (libpq's `options`), beside options of its own."""
+    own = url.query.get("options", ())
+    options = " ".join([own] if isinstance(own, str) else own)
+    merged = f"{options} -csearch_path={schema}".strip()
+    return url.update_query_dict(
+        {"connect_timeout": url.query.get("connect_timeout", str(CONNECT_TIMEOUT_S)), "options": merged}
+    )
+
+
+def _sqlite_engine(location: Location, *, busy_timeout_s: float) -> Engine:
+    engine = create_engine(f"sqlite:///{location.path}", connect_args={"timeout": busy_timeout_s})
+
+    # The journal stays SQLite's rollback journal with synchronous=FULL. WAL would be faster, but it keeps its index
+    # in memory shared between processes: it does not work over a network file system (sqlite.org/wal.html), and the
+    # home of an HPC user, where this file lies by default, is one; nor can it be read where its folder cannot be
+    # written. FULL makes a commit survive the loss of power as well as kill -9. Both cost a few ms per trial, and a
+    # trial takes seconds.
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _entry: ConnectionPoolEntry) -> None:
+        connection.isolation_level = None  # Python's sqlite3 begins too late to protect a read before a write
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A writer takes its lock at once: a reader that turns writer fails instead of waiting.
+        alone = connection.get_execution_options().get(_ALONE, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if alone else "BEGIN")
+
+    return engine

@@ -1,0 +1,78 @@
+"""Recommendations as rows: publishing assigns the revision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sqlalchemy import Connection, func, insert, select
+
+from ncclt.core.recommendation import Recommendation, recommendation_from_document
+from ncclt.errors import NotFoundError
+from ncclt.store.documents import stored, to_text
+from ncclt.store.tables import recommendations
+
+
+def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
+    """Store a recommendation under the next revision of its cluster, model and fingerprint; run it alone."""
+    table = recommendations.c
+    fingerprint = recommendation.fingerprint.digest()
+    newest = connection.execute(
+        select(func.max(table.revision)).where(
+            table.cluster == recommendation.cluster,
+            table.model == recommendation.model,
+            table.fingerprint == fingerprint,
+        )
+    ).scalar()
+    numbered = replace(recommendation, revision=(newest or 0) + 1, created=recommendation.created or now)
+    connection.execute(
+        insert(recommendations).values(
+            id=numbered.id,
+            revision=numbered.revision,
+            study=numbered.study,
+            cluster=numbered.cluster,
+            model=numbered.model,
+            fingerprint=fingerprint,
+            created=numbered.created,
+            document=to_text(numbered.to_document()),
+        )
+    )
+    return numbered
+
+
+def find_recommendations(
+    connection: Connection, *, cluster: str | None, model: str | None, study: str | None
+) -> tuple[Recommendation, ...]:
+    """Return recommendations, newest first; None = any."""
+    table = recommendations.c
+    query = select(table.id, table.document).order_by(table.sequence.desc())
+    for column, wanted in ((table.cluster, cluster), (table.model, model), (table.study, study)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return tuple(_read(row.id, row.document) for row in connection.execute(query))
+
+
+def newest_of(connection: Connection, study_ids: Iterable[str]) -> dict[str, Recommendation]:
+    """Return the newest recommendation of each study that has one."""
+    table = recommendations.c
+    newest = select(func.max(table.sequence)).where(table.study.in_(list(study_ids))).group_by(table.study)
+    query = select(table.study, table.id, table.document).where(table.sequence.in_(newest))
+    return {row.study: _read(row.id, row.document) for row in connection.execute(query)}
+
+
+def get_recommendation(connection: Connection, id: str) -> Recommendation:
+    """Return one revision.
+
+    Raises:
+        NotFoundError: there is none of this id.
+    """
+    text = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
+    if text is None:
+        raise NotFoundError(f"there is no recommendation {id!r}", hint="`ncclt studies list` shows what was published")
+    return _read(id, text)
+
+
+def _read(id: str, text: str) -> Recommendation:
+    with stored(f"the recommendation {id}"):
+        return recommendation_from_document(json.loads(text))

@@ -1,0 +1,285 @@
+"""The store: everything that is kept, behind the core's own dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import Study, StudyState, Trial
+from ncclt.core.verification import Verification
+from ncclt.core.workload import Workload
+from ncclt.errors import StoreError
+from ncclt.store import recommendations, studies, summaries, trials, verifications
+from ncclt.store.catalogue import CLUSTERS, WORKLOADS
+from ncclt.store.database import Database
+from ncclt.store.location import Location
+from ncclt.store.migrate import migrate as migrate_tables
+from ncclt.store.migrate import migration
+from ncclt.store.records import CatalogueEntry, Migration, StudyPage
+from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
+
+
+def utc_now() -> str:
+    """Return the present time, ISO in UTC with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Store:
+    """An open store; use it in a `with` block or close it. Threads may share it.
+
+    Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.
+
+    Attributes:
+        url: the database URL; may hold a password, unlike `shown`.
+        optuna_url: where Optuna keeps its tables for this store; may hold a password.
+        shown: the store for people.
+    """
+
+    def __init__(
+        self, location: Location, *, migrate: bool, clock: Callable[[], str] | None, profiles: Path | None
+    ) -> None:
+        _prepare_file(location, create=migrate)
+        self._clock = clock or utc_now
+        self._profiles = profiles
+        self._database = Database(location)
+        self.url = location.url
+        self.optuna_url = self._database.optuna_url
+        self.shown = self._database.shown
+        try:
+            if migrate:
+                migrate_tables(self._database)
+            else:
+                migration(self._database)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Store({self.shown!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; a second time does nothing."""
+        self._database.close()
+
+    def ping(self) -> None:
+        """Ask the database something, so that a StoreError tells that it cannot be reached."""
+        migration(self._database)
+
+    def migration(self) -> Migration:
+        """Return how far the tables are."""
+        return migration(self._database)
+
+    # --- catalogue ---
+
+    @cached_property
+    def _shipped_workloads(self) -> dict[str, Workload]:
+        return shipped_workloads(self._profiles or profiles_folder())
+
+    @cached_property
+    def _shipped_clusters(self) -> dict[str, Cluster]:
+        return shipped_clusters(self._profiles or profiles_folder())
+
+    def workloads(self) -> tuple[CatalogueEntry[Workload], ...]:
+        """Return every workload by name.
+
+        Raises:
+            InputError: a shipped file is broken.
+        """
+        with self._database.reading() as connection:
+            return WORKLOADS.entries(connection, self._shipped_workloads)
+
+    def workload(self, name: str) -> Workload:
+        """Return the workload of a name.
+
+        Raises:
+            NotFoundError: there is none; the hint gives close names.
+        """
+        with self._database.reading() as connection:
+            return WORKLOADS.entry(connection, self._shipped_workloads, name)
+
+    def add_workload(self, workload: Workload, *, replace: bool = False) -> None:
+        """Keep a workload under its name.
+
+        Raises:
+            UsageError: one of this name is shipped, or was added before and `replace` is not set.
+        """
+        with self._database.alone() as connection:
+            WORKLOADS.add(connection, self._shipped_workloads, workload, replace=replace)
+
+    def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
+        """Return every cluster by name.
+
+        Raises:
+            InputError: a shipped file is broken.
+        """
+        with self._database.reading() as connection:
+            return CLUSTERS.entries(connection, self._shipped_clusters)
+
+    def cluster(self, name: str) -> Cluster:
+        """Return the cluster of a name.
+
+        Raises:
+            NotFoundError: there is none; the hint gives close names.
+        """
+        with self._database.reading() as connection:
+            return CLUSTERS.entry(connection, self._shipped_clusters, name)
+
+    def add_cluster(self, cluster: Cluster, *, replace: bool = False) -> None:
+        """Keep a cluster under its name.
+
+        Raises:
+            UsageError: one of this name is shipped, or was added before and `replace` is not set.
+        """
+        with self._database.alone() as connection:
+            CLUSTERS.add(connection, self._shipped_clusters, cluster, replace=replace)
+
+    # --- studies ---
+
+    def open_study(self, study: Study) -> Study:
+        """Return the stored study of this name, or store this one.
+
+        Raises:
+            UsageError: the stored study of this name is another one; the message says in what.
+            StoreError: another study has this id.
+        """
+        with self._database.alone(conflict=f"a study with the id {study.id!r} is already stored") as connection:
+            return studies.open_study(connection, study, now=self._clock())
+
+    def study(self, key: str) -> Study:
+        """Return a study by id, name, or the beginning of an id that no other has.
+
+        Raises:
+            NotFoundError: there is none.
+            UsageError: several ids begin so.
+        """
+        with self._database.reading() as connection:
+            return studies.find_study(connection, key)
+
+    def studies(
+        self, *, limit: int = 50, cursor: str | None = None, cluster: str | None = None, model: str | None = None
+    ) -> StudyPage:
+        """Return a page of studies, newest first.
+
+        Args:
+            limit: most studies of the page, 1 to 500.
+            cursor: `next_cursor` of the page before.
+            cluster, model: names; None = any.
+
+        Raises:
+            UsageError: a limit out of range, or a cursor that no page gave.
+        """
+        with self._database.reading() as connection:
+            return summaries.study_page(connection, limit=limit, cursor=cursor, cluster=cluster, model=model)
+
+    def add_trial(self, study_id: str, trial: Trial) -> None:
+        """Keep a trial with its measurements, all or nothing; when this returns it survives kill -9.
+
+        Raises:
+            NotFoundError: there is no such study.
+            StoreError: the study has a trial of this number.
+        """
+        conflict = f"trial {trial.number} of study {study_id} is already stored"
+        with self._database.writing(conflict=conflict) as connection:
+            trials.add_trial(connection, study_id, trial, now=self._clock())
+
+    def trials(self, study_id: str) -> tuple[Trial, ...]:
+        """Return the trials of a study by number, with their measurements; none for a study that is not there."""
+        with self._database.reading() as connection:
+            return trials.all_trials(connection, study_id)
+
+    def set_state(self, study_id: str, state: StudyState, reason: str) -> None:
+        """Write how far a study is and why.
+
+        Raises:
+            NotFoundError: there is no such study.
+        """
+        with self._database.alone() as connection:
+            studies.set_state(connection, study_id, state, reason, now=self._clock())
+
+    # --- recommendations ---
+
+    def publish(self, recommendation: Recommendation) -> Recommendation:
+        """Store a recommendation and return it with the revision it was given; the one it came with is ignored.
+
+        Raises:
+            StoreError: one of this id is already published.
+        """
+        conflict = f"the recommendation {recommendation.id} is already published"
+        with self._database.alone(conflict=conflict) as connection:
+            return recommendations.publish(connection, recommendation, now=self._clock())
+
+    def recommendations(
+        self, *, cluster: str | None = None, model: str | None = None, study: str | None = None
+    ) -> tuple[Recommendation, ...]:
+        """Return recommendations, newest first.
+
+        Args:
+            cluster, model: names; None = any.
+            study: id of a study; None = any.
+        """
+        with self._database.reading() as connection:
+            return recommendations.find_recommendations(connection, cluster=cluster, model=model, study=study)
+
+    def recommendation(self, id: str) -> Recommendation:
+        """Return one published revision.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        with self._database.reading() as connection:
+            return recommendations.get_recommendation(connection, id)
+
+    # --- verifications ---
+
+    def add_verification(self, verification: Verification) -> None:
+        """Keep what the step times of a real training say.
+
+        Raises:
+            StoreError: one of this id is already stored.
+        """
+        conflict = f"the verification {verification.id} is already stored"
+        with self._database.writing(conflict=conflict) as connection:
+            verifications.add_verification(connection, verification)
+
+    def verifications(
+        self, *, cluster: str | None = None, model: str | None = None, recommendation: str | None = None
+    ) -> tuple[Verification, ...]:
+        """Return verifications, newest first.
+
+        Args:
+            cluster, model: names; None = any.
+            recommendation: id of the one that was verified; None = any.
+        """
+        with self._database.reading() as connection:
+            return verifications.find_verifications(
+                connection, cluster=cluster, model=model, recommendation=recommendation
+            )
+
+
+def _prepare_file(location: Location, *, create: bool) -> None:
+    """Make the folder of an SQLite file, or see that the file is there."""
+    if location.path is None:
+        return
+    if not create and not location.path.exists():
+        raise StoreError(f"there is no store at {location.path}", hint="open it once with migration to create it")
+    try:
+        location.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the folder {location.path.parent} cannot be made: {error.strerror}",
+            hint="name a store that can be written with --storage",
+        ) from error

@@ -1,0 +1,148 @@
+"""Studies as rows: opening one by name, finding one, and pages of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from ncclt.core.cluster import cluster_from_document
+from ncclt.core.study import Study, StudyState
+from ncclt.core.workload import workload_from_document
+from ncclt.errors import NotFoundError, UsageError
+from ncclt.store.catalogue import close_names
+from ncclt.store.documents import stored, to_text
+from ncclt.store.tables import studies
+
+_LIST = "ncclt studies list"
+
+
+def open_study(connection: Connection, study: Study, *, now: str) -> Study:
+    """Return the stored study of this name, or store this one; run it alone.
+
+    Raises:
+        UsageError: the stored study of this name is another one; the message says in what.
+    """
+    row = connection.execute(select(studies).where(studies.c.name == study.name)).first()
+    if row is None:
+        fresh = replace(study, created=study.created or now, updated=now)
+        connection.execute(insert(studies).values(**_row(fresh)))
+        return fresh
+    there = _study(row)
+    different = _differences(there, study)
+    if different:
+        raise UsageError(
+            f"the study {study.name!r} exists and is another one: {'; '.join(different)}",
+            hint="give the new study a name of its own, or repeat what the stored one was started with",
+        )
+    return there
+
+
+def find_study(connection: Connection, key: str) -> Study:
+    """Return a study by id, name or the beginning of an id that no other has.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: several ids begin so.
+    """
+    for column in (studies.c.id, studies.c.name):
+        row = connection.execute(select(studies).where(column == key)).first()
+        if row is not None:
+            return _study(row)
+    rows = connection.execute(select(studies).where(studies.c.id.startswith(key, autoescape=True)).limit(4)).all()
+    if key and len(rows) == 1:
+        return _study(rows[0])
+    if key and rows:
+        ids = ", ".join(row.id for row in rows)
+        raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of the id")
+    names = [name for row in connection.execute(select(studies.c.name, studies.c.id)) for name in row]
+    raise NotFoundError(f"there is no study {key!r}", hint=close_names(key, names, command=_LIST))
+
+
+def set_state(connection: Connection, study_id: str, state: StudyState, reason: str, *, now: str) -> None:
+    """Write how far a study is and why.
+
+    Raises:
+        NotFoundError: there is no such study.
+    """
+    text = connection.execute(select(studies.c.document).where(studies.c.id == study_id)).scalar()
+    if text is None:
+        raise NotFoundError(f"there is no study with the id {study_id!r}", hint=f"`{_LIST}` lists all")
+    with stored(f"the study {study_id}"):
+        document = json.loads(text) | {"reason": reason}
+    values = {"state": state.value, "updated": now, "document": to_text(document)}
+    connection.execute(update(studies).where(studies.c.id == study_id).values(**values))
+
+
+def study_rows(
+    connection: Connection, *, limit: int, before: int | None, cluster: str | None, model: str | None
+) -> dict[int, Study]:
+    """Return up to `limit` studies that arrived before number `before`, newest first, by number of arrival."""
+    query = select(studies).order_by(studies.c.sequence.desc()).limit(limit)
+    if before is not None:
+        query = query.where(studies.c.sequence < before)
+    if cluster is not None:
+        query = query.where(studies.c.cluster == cluster)
+    if model is not None:
+        query = query.where(studies.c.model == model)
+    return {row.sequence: _study(row) for row in connection.execute(query)}
+
+
+def _differences(there: Study, asked: Study) -> list[str]:
+    different = list(there.cluster.fingerprint().mismatches(asked.cluster.fingerprint()))
+    pairs = {
+        "workload": (there.workload.digest(), asked.workload.digest()),
+        "launcher": (there.launcher, asked.launcher),
+        "simulated": (there.simulated, asked.simulated),
+        "process-wide parameters": (_listed(there.process_wide), _listed(asked.process_wide)),
+        "seed": (there.seed, asked.seed),
+    }
+    return different + [f"{what}: stored {old}, asked for {new}" for what, (old, new) in pairs.items() if old != new]
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " ".join(names) or "none"
+
+
+def _row(study: Study) -> dict[str, Any]:
+    return {
+        "id": study.id,
+        "name": study.name,
+        "cluster": study.cluster.name,
+        "model": study.workload.name,
+        "state": study.state.value,
+        "created": study.created,
+        "updated": study.updated,
+        "document": to_text(
+            {
+                "cluster": study.cluster.to_document(),
+                "workload": study.workload.to_document(),
+                "launcher": study.launcher,
+                "simulated": study.simulated,
+                "process_wide": study.process_wide,
+                "seed": study.seed,
+                "reason": study.reason,
+            }
+        ),
+    }
+
+
+def _study(row: Row[Any]) -> Study:
+    with stored(f"the study {row.name!r}"):
+        document = json.loads(row.document)
+        return Study(
+            id=row.id,
+            name=row.name,
+            cluster=cluster_from_document(document["cluster"]),
+            workload=workload_from_document(document["workload"]),
+            launcher=document["launcher"],
+            simulated=document["simulated"],
+            process_wide=tuple(document["process_wide"]),
+            seed=document["seed"],
+            state=StudyState(row.state),
+            reason=document["reason"],
+            created=row.created,
+            updated=row.updated,
+        )

@@ -1,0 +1,117 @@
+"""Our tables: own columns for what is searched by, one document for the rest (see documents.py)."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+workloads = Table(
+    "workloads",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+clusters = Table(
+    "clusters",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+# `sequence` is the order of arrival: newest first does not depend on clocks, and a page's cursor stays right
+# while studies are added.
+studies = Table(
+    "studies",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("name", String, nullable=False),
+    Column("cluster", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("updated", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_studies_id"),
+    UniqueConstraint("name", name="uq_studies_name"),
+    Index("ix_studies_cluster_model", "cluster", "model"),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("study", String, ForeignKey("studies.id", name="fk_trials_study"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("phase", String, nullable=False),
+    Column("setting", String, nullable=False),
+    Column("outcome", String, nullable=False),
+    Column("score_us", Float),
+    Column("started", String, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("study", String, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("collective", String, nullable=False),
+    Column("dtype", String, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("group_size", Integer, nullable=False),
+    Column("spans_nodes", Boolean, nullable=False),
+    Column("wrong", BigInteger),
+    Column("interpolated", Boolean, nullable=False),
+    Column("samples_us", Text, nullable=False),
+    ForeignKeyConstraint(["study", "number"], ["trials.study", "trials.number"], name="fk_measurements_trial"),
+)
+
+recommendations = Table(
+    "recommendations",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("study", String, nullable=False),
+    Column("cluster", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("fingerprint", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_recommendations_id"),
+    UniqueConstraint("cluster", "model", "fingerprint", "revision", name="uq_recommendations_revision"),
+    Index("ix_recommendations_study", "study"),
+)
+
+# `recommendation` is empty where two environments of the user were compared.
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("cluster", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("decision", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_verifications_id"),
+    Index("ix_verifications_cluster_model", "cluster", "model"),
+)

@@ -1,0 +1,115 @@
+"""Trials and their measurements as rows."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import setting_from_document
+from ncclt.core.study import Arm, Phase, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.errors import NotFoundError
+from ncclt.store.documents import stored, to_text
+from ncclt.store.tables import measurements, studies, trials
+
+
+def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) -> None:
+    """Insert a trial with all its measurements.
+
+    Raises:
+        NotFoundError: there is no such study.
+    """
+    touched = connection.execute(update(studies).where(studies.c.id == study_id).values(updated=now))
+    if touched.rowcount == 0:
+        raise NotFoundError(f"there is no study with the id {study_id!r}", hint="`ncclt studies list` lists all")
+    connection.execute(insert(trials).values(**_trial_row(study_id, trial)))
+    rows = [_measurement_row(study_id, trial.number, i, m) for i, m in enumerate(trial.result.measurements)]
+    if rows:
+        connection.execute(insert(measurements), rows)
+
+
+def all_trials(connection: Connection, study_id: str) -> tuple[Trial, ...]:
+    """Return the trials of a study by number, with their measurements."""
+    measured: dict[int, list[Measurement]] = defaultdict(list)
+    by_position = (measurements.c.number, measurements.c.position)
+    for row in connection.execute(select(measurements).where(measurements.c.study == study_id).order_by(*by_position)):
+        with stored(f"trial {row.number} of study {study_id}"):
+            measured[row.number].append(_measurement(row))
+    found = []
+    for row in connection.execute(select(trials).where(trials.c.study == study_id).order_by(trials.c.number)):
+        with stored(f"trial {row.number} of study {study_id}"):
+            found.append(_trial(row, tuple(measured[row.number])))
+    return tuple(found)
+
+
+def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
+    return {
+        "study": study_id,
+        "number": trial.number,
+        "phase": trial.phase.value,
+        "setting": trial.setting.digest(),
+        "outcome": trial.result.outcome.value,
+        "score_us": trial.score_us,
+        "started": trial.started,
+        "document": to_text(
+            {
+                "setting": trial.setting.to_document(),
+                "repeat": trial.repeat,
+                "arm": trial.arm.value if trial.arm else None,
+                "block": trial.block,
+                "detail": trial.result.detail,
+                "wall_s": trial.result.wall_s,
+            }
+        ),
+    }
+
+
+def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
+    document = json.loads(row.document)
+    result = TrialResult(
+        outcome=Outcome(row.outcome), measurements=measured, detail=document["detail"], wall_s=document["wall_s"]
+    )
+    return Trial(
+        number=row.number,
+        phase=Phase(row.phase),
+        setting=setting_from_document(document["setting"]),
+        repeat=document["repeat"],
+        result=result,
+        score_us=row.score_us,
+        arm=Arm(document["arm"]) if document["arm"] else None,
+        block=document["block"],
+        started=row.started,
+    )
+
+
+def _measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
+    message = measurement.message
+    return {
+        "study": study_id,
+        "number": number,
+        "position": position,
+        "collective": message.collective.value,
+        "dtype": message.dtype,
+        "size_bytes": message.size_bytes,
+        "group_size": message.group_size,
+        "spans_nodes": message.spans_nodes,
+        "wrong": measurement.wrong,
+        "interpolated": measurement.interpolated,
+        "samples_us": to_text(measurement.samples_us),
+    }
+
+
+def _measurement(row: Row[Any]) -> Measurement:
+    message = Message(
+        collective=Collective(row.collective),
+        dtype=row.dtype,
+        size_bytes=row.size_bytes,
+        group_size=row.group_size,
+        spans_nodes=row.spans_nodes,
+    )
+    samples = tuple(float(sample) for sample in json.loads(row.samples_us))
+    return Measurement(message=message, samples_us=samples, wrong=row.wrong, interpolated=row.interpolated)
