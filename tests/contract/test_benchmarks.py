@@ -1,0 +1,45 @@
+"""Every benchmark keeps the contract."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.version import NcclVersion
+from ncclt.measure import BENCHMARKS, benchmark_module
+from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
+from ncclt.measure.nccl_tests import NcclTests
+from ncclt.testing.benchmark_contract import BenchmarkContract
+
+STAND_IN = Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"
+
+
+def _run_stand_in(command: BenchmarkCommand) -> CommandOutput:
+    program = Path(command.argv[0]).name
+    argv = [sys.executable, "-I", "-S", str(STAND_IN), program, *command.argv[1:]]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    return CommandOutput(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+class TestNcclTestsText(BenchmarkContract):
+    """nccl-tests of an unknown release: the table is read."""
+
+    def benchmark(self) -> Benchmark:
+        return NcclTests()
+
+    def good_output(self, command: BenchmarkCommand) -> CommandOutput:
+        return _run_stand_in(command)
+
+
+class TestNcclTestsJson(TestNcclTestsText):
+    """nccl-tests with -J: the result file is read."""
+
+    def benchmark(self) -> Benchmark:
+        return NcclTests(version=NcclVersion(2, 19, 6))
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_every_benchmark_of_the_table_is_named_as_it_calls_itself(name):
+    """The table's word, the module's benchmark and its own name are the same."""
+    assert benchmark_module(name).create().name == name

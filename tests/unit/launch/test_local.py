@@ -1,0 +1,67 @@
+"""The launcher for this machine: what reaches a command, and what does not."""
+
+import sys
+
+import pytest
+
+from ncclt.errors import NotFoundError
+from ncclt.launch import LAUNCHERS, launcher_module, launcher_modules
+from ncclt.launch.launcher import LaunchPlan
+from ncclt.launch.local import LocalLauncher
+
+ENVIRONMENT = {"HOME": "/h", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_TESTS_MIN_BW": "9"}
+SHOW = (sys.executable, "-I", "-S", "-c", "import os; print(sorted(k for k in os.environ if k.startswith('NCCL_')))")
+
+
+def test_a_plan_word_by_word():
+    """Inherited variables are removed by name, and those of the trial set."""
+    plan = LocalLauncher(environment=ENVIRONMENT).plan(
+        ["all_reduce_perf", "-b", "8"], variables={"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}, timeout_s=30.0
+    )
+    assert plan == LaunchPlan(
+        argv=("all_reduce_perf", "-b", "8"),
+        set_env=(("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "LL")),
+        unset_env=("NCCL_DEBUG", "NCCL_TESTS_MIN_BW"),
+        timeout_s=30.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keep_env", "reaches"), [(False, "['NCCL_PROTO']"), (True, "['NCCL_ALGO', 'NCCL_PROTO', 'NCCL_TESTS_MIN_BW']")]
+)
+def test_what_reaches_the_command(keep_env, reaches):
+    """Nothing inherited, or all of it but NCCL_DEBUG."""
+    launcher = LocalLauncher(environment=ENVIRONMENT, keep_env=keep_env)
+    result = launcher.run(launcher.plan(SHOW, variables={"NCCL_PROTO": "LL"}, timeout_s=20.0))
+    assert result.stdout.strip() == reaches
+
+
+def test_inherited_variables_can_be_shown():
+    """By name; values may be private."""
+    assert LocalLauncher(environment=ENVIRONMENT).inherited == ("NCCL_ALGO", "NCCL_DEBUG", "NCCL_TESTS_MIN_BW")
+
+
+def test_the_environment_is_a_snapshot(monkeypatch):
+    """A plan does not change when the environment of this program does."""
+    launcher = LocalLauncher()
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert "NCCL_ALGO" not in launcher.inherited
+    assert "NCCL_ALGO" in LocalLauncher().inherited
+
+
+@pytest.mark.parametrize("argv", [("/nowhere/prog",), ("/",)])
+def test_what_cannot_be_started_is_a_result(argv):
+    """A missing program, and something that is none."""
+    launcher = LocalLauncher(environment={})
+    result = launcher.run(launcher.plan(argv, variables={}, timeout_s=5.0))
+    assert result.exit_code is None
+    assert f"cannot start {argv[0]}" in result.failure
+
+
+def test_launchers_are_found_by_name():
+    """Ours are listed, an unknown one is refused with the known names."""
+    assert set(LAUNCHERS) <= set(launcher_modules())
+    assert launcher_module("local").create().name == "local"
+    with pytest.raises(NotFoundError) as caught:
+        launcher_module("lokal")
+    assert "local" in caught.value.hint

@@ -1,0 +1,185 @@
+"""The search loop, its resumption, and its reasons to stop."""
+
+import itertools
+
+import optuna
+import pytest
+
+from ncclt.core.assemble import assemble, collect_times
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.setting import DEFAULT
+from ncclt.core.trial import Outcome
+from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.search.loop import EQUAL_FAILURES, PATIENCE, Budget, nothing_more, search
+from ncclt.search.proposer import Proposer
+from ncclt.search.space import cluster_space
+from ncclt.testing.fakes import FakeJournal, FakeRunner
+
+
+def run(cluster, workload, time_of, *, trials=20, journal=None, seed=1, storage_url=None, **kwargs):
+    runner, kept = FakeRunner(cluster, time_of), journal if journal is not None else FakeJournal()
+    expressible = kwargs.pop("expressible", lambda _setting: True)
+    space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
+    with Proposer(space, workload, name="s", seed=seed, storage_url=storage_url) as proposer:
+        end = search(
+            runner, workload, kept, proposer, kwargs.pop("budget", Budget(trials=trials)),
+            clock=kwargs.pop("clock", lambda: 0.0), interrupted=kwargs.pop("interrupted", lambda: False),
+            watch=kwargs.pop("watch", lambda _progress: None),
+        )  # fmt: skip
+    return end, runner, kept
+
+
+def test_the_default_goes_first_and_every_pair_follows(cluster, workload, landscape):
+    _, runner, _ = run(cluster, workload, landscape, trials=8)
+
+    assert runner.launches[0] == DEFAULT
+    assert len({(s.algorithm, s.protocol) for s in runner.launches[1:7]}) == 6
+
+
+def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landscape):
+    _, _, journal = run(cluster, workload, landscape, budget=Budget(trials=40, patience=0))
+
+    policy = assemble(collect_times(journal.trials()), workload, version=cluster.version)
+    large, small = (policy.setting_for(calls.message) for calls in workload.messages)
+    assert (small.algorithm, small.protocol) == (Algorithm.TREE, Protocol.LL)
+    assert (large.algorithm, large.protocol, large.channels) == (Algorithm.RING, Protocol.SIMPLE, 16)
+
+
+def test_one_seed_gives_one_study(cluster, workload, landscape):
+    first, second = (run(cluster, workload, landscape, trials=16)[1].launches for _ in range(2))
+
+    assert first == second
+
+
+def test_an_interrupted_study_goes_on_as_if_it_had_never_stopped(cluster, workload, landscape, tmp_path):
+    whole = run(cluster, workload, landscape, trials=16)[1].launches
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    journal = FakeJournal()
+
+    for budget in (5, 11, 16):
+        run(cluster, workload, landscape, trials=budget, journal=journal, storage_url=url)
+
+    assert [t.setting for t in journal.trials()] == whole
+
+
+def test_a_launch_that_was_cut_off_is_failed_in_optuna_and_nothing_is_counted_twice(
+    cluster, workload, landscape, tmp_path
+):
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    journal = FakeJournal()
+
+    def killed(setting, message, number):
+        if number == 9:
+            raise KeyboardInterrupt
+        return landscape(setting, message, number)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(cluster, workload, killed, trials=16, journal=journal, storage_url=url)
+    assert len(journal.trials()) == 9
+    run(cluster, workload, landscape, trials=16, journal=journal, storage_url=url)
+
+    study = optuna.load_study(study_name="s", storage=url)
+    states = [t.state.name for t in study.get_trials()]
+    told = [t.user_attrs["ncclt_trial"] for t in study.get_trials() if "ncclt_trial" in t.user_attrs]
+    study._storage.remove_session()
+    study._storage._backend.engine.dispose()
+    assert "RUNNING" not in states
+    assert states.count("FAIL") == 1
+    assert sorted(told) == sorted([*range(16), 9])
+
+
+def test_trials_that_optuna_never_heard_of_are_told_to_it(cluster, workload, landscape, tmp_path):
+    """The process died between our commit and Optuna's: our trials are the truth."""
+    journal = run(cluster, workload, landscape, trials=8)[2]
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+
+    whole = run(cluster, workload, landscape, trials=12)[1].launches
+    run(cluster, workload, landscape, trials=12, journal=journal, storage_url=url)
+
+    assert [t.setting for t in journal.trials()] == whole
+
+
+def test_the_time_budget_ends_the_search(cluster, workload, landscape):
+    ticks = itertools.count()
+    end, runner, _ = run(
+        cluster, workload, landscape, budget=Budget(trials=99, seconds=4), clock=lambda: float(next(ticks))
+    )
+
+    assert "time budget of 4 s" in end.reason
+    assert len(runner.launches) < 6
+
+
+def test_a_wish_to_stop_is_obeyed_after_the_running_trial(cluster, workload, landscape):
+    runs = itertools.count()
+    end, _, journal = run(cluster, workload, landscape, interrupted=lambda: next(runs) >= 3)
+
+    assert end.interrupted
+    assert len(journal.trials()) == 4
+
+
+def test_a_default_that_fails_stops_the_study_with_its_output(cluster, workload):
+    with pytest.raises(StudyStoppedError, match="fake crashed"):
+        run(cluster, workload, lambda *_: Outcome.CRASHED)
+
+
+def test_equal_failures_in_a_row_stop_the_study_and_keep_it(cluster, workload):
+    journal = FakeJournal()
+
+    with pytest.raises(StudyStoppedError, match=f"{EQUAL_FAILURES} launches in a row ended with timeout"):
+        run(cluster, workload, lambda s, *_: 10.0 if s.is_default else Outcome.TIMEOUT, journal=journal)
+    assert len(journal.trials()) == 1 + EQUAL_FAILURES
+
+
+def test_a_failed_setting_is_not_launched_again(cluster, workload, landscape):
+    def ll_is_wrong(setting, message, number):
+        return Outcome.WRONG_RESULT if setting.protocol is Protocol.LL else landscape(setting, message, number)
+
+    _, runner, journal = run(cluster, workload, ll_is_wrong, trials=30)
+    failed = [t.setting for t in journal.trials() if t.score_us is None]
+
+    assert failed
+    assert len(failed) == len(set(failed))
+    assert len(failed) < len(runner.launches) / 2
+
+
+def test_no_setting_is_launched_twice_and_a_small_space_ends_the_search(cluster, workload):
+    end, runner, _ = run(
+        cluster, workload, lambda s, m, n: 10.0 + n % 3, budget=Budget(trials=400, patience=0),
+        expressible=lambda s: s.algorithm is Algorithm.RING and s.protocol is Protocol.LL,
+    )  # fmt: skip
+
+    assert len(runner.launches) == len(set(runner.launches))
+    assert f"all {len(runner.launches)} settings were launched" in end.reason
+
+
+def test_the_search_stops_when_the_default_is_best(cluster, workload):
+    end, runner, _ = run(cluster, workload, lambda s, *_: 10.0 if s.is_default else 20.0, trials=100)
+
+    assert "already best" in end.reason
+    assert len(runner.launches) <= 7 + PATIENCE + 1
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        ([100.0] * 10, ""),
+        ([100.0] * 30, "already best"),
+        ([100.0, 80.0, *[70.0] * 28], "nothing more is to be gained"),
+        ([100.0 - i for i in range(30)], ""),
+    ],
+)
+def test_reasons_to_stop(history, expected):
+    assert expected in nothing_more(history, anchors=6, patience=PATIENCE)
+    assert bool(nothing_more(history, anchors=6, patience=PATIENCE)) is bool(expected)
+
+
+def test_without_patience_the_search_never_stops_by_itself():
+    assert nothing_more([100.0] * 500, anchors=6, patience=0) == ""
+
+
+@pytest.mark.parametrize(
+    "values", [{"trials": 0}, {"trials": -3}, {"trials": 5, "seconds": 0.0}, {"trials": 5, "patience": -1}]
+)
+def test_a_budget_of_nothing_is_refused(values):
+    with pytest.raises(UsageError):
+        Budget(**values)

@@ -1,0 +1,87 @@
+"""The search space: legal settings only, exactly the recorded ones in a replay."""
+
+from optuna.distributions import CategoricalDistribution, IntDistribution
+
+from ncclt.core.legality import Algorithm, Protocol, is_legal
+from ncclt.core.message import Collective
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.search.space import cluster_space, recorded_space
+
+
+def test_every_setting_is_legal_for_a_collective_of_the_workload(cluster):
+    collectives = {Collective.ALL_REDUCE, Collective.ALL_GATHER}
+    space = cluster_space(collectives, cluster, parameters={})
+
+    for setting in space.distinct:
+        assert any(is_legal(c, setting.algorithm, setting.protocol, version=cluster.version) for c in collectives)
+
+
+def test_trees_are_tried_only_where_the_workload_has_an_all_reduce(cluster):
+    space = cluster_space({Collective.ALL_GATHER}, cluster, parameters={})
+
+    assert {s.algorithm for s in space.distinct} == {None, Algorithm.RING}
+
+
+def test_a_pair_that_cannot_be_forced_is_left_out(cluster):
+    space = cluster_space(
+        {Collective.ALL_REDUCE}, cluster, parameters={}, expressible=lambda s: s.protocol is not Protocol.LL128
+    )
+
+    assert Protocol.LL128 not in {s.protocol for s in space.distinct}
+
+
+def test_untunable_collectives_leave_the_parameters_alone_to_search(cluster):
+    space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters={"BUFFSIZE": (1 << 20, 8 << 20)})
+
+    assert set(space.distinct) == {
+        DEFAULT, Setting(parameters=(("BUFFSIZE", 1 << 20),)), Setting(parameters=(("BUFFSIZE", 8 << 20),))
+    }  # fmt: skip
+
+
+def test_points_and_settings_belong_together(cluster):
+    space = cluster_space({Collective.ALL_REDUCE}, cluster, parameters={"BUFFSIZE": (1 << 20,)})
+
+    for setting in space.distinct:
+        params = space.params(setting)
+        assert params is not None
+        assert space.setting(params) == setting
+
+
+def test_anchors_try_each_pair_once_with_nothing_else_forced(cluster):
+    anchors = cluster_space({Collective.ALL_REDUCE}, cluster, parameters={"BUFFSIZE": (1 << 20,)}).anchors()
+
+    assert len({(s.algorithm, s.protocol) for s in anchors}) == len(anchors) == 6
+    assert all(s.channels is None and not s.parameters for s in anchors)
+
+
+def test_a_recorded_grid_keeps_its_axes():
+    grid = [
+        Setting(algorithm=Algorithm.RING, protocol=p, channels=c)
+        for p in (Protocol.LL, Protocol.SIMPLE)
+        for c in (1, 4, 16)
+    ]
+    space = recorded_space(grid)
+
+    assert set(space.distinct) == set(grid)
+    assert isinstance(space.distributions["pair"], CategoricalDistribution)
+    assert isinstance(space.distributions["channels"], IntDistribution)
+    assert all(space.setting(space.params(s)) == s for s in grid)
+
+
+def test_recorded_settings_that_form_no_grid_are_a_list():
+    loose = [
+        Setting(algorithm=Algorithm.RING),
+        Setting(protocol=Protocol.LL),
+        Setting(algorithm=Algorithm.TREE, channels=4),
+    ]
+    space = recorded_space([DEFAULT, *loose])
+
+    assert list(space.distributions) == ["setting"]
+    assert set(space.distinct) == set(loose)
+    assert space.params(DEFAULT) is None
+
+
+def test_a_single_recorded_setting_is_a_space_too():
+    only = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+
+    assert recorded_space([only]).distinct == (only,)

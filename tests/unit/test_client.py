@@ -1,0 +1,315 @@
+"""The client against real servers on loopback: good, refusing, broken, foreign, hanging, absent."""
+
+import ast
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ncclt.client
+from ncclt.client import MAX_ANSWER_BYTES, ClientError, fetch_env
+
+GOOD = "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n# ncclt r-1: bert\n"
+PROBLEM = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "nothing\nfits", "hint": "run tune"}
+
+
+@contextmanager
+def serving(answer):
+    """Serve `answer(handler)` on loopback; yields the address and the requests seen."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(SimpleNamespace(path=self.path, headers=dict(self.headers)))
+            answer(self)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", seen=seen)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def reply(status=200, body=GOOD, kind="text/plain; charset=utf-8", **headers):
+    """Return an answer of fixed status, body and headers."""
+
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Type", kind)
+        sent = body.encode() if isinstance(body, str) else body
+        for name, value in {"Content_Length": len(sent), **headers}.items():
+            handler.send_header(name.replace("_", "-"), str(value))
+        handler.end_headers()
+        handler.wfile.write(sent)
+
+    return answer
+
+
+def fetch(url, **options):
+    return fetch_env(url, **{"cluster": "leonardo", "model": "bert", "timeout_s": 5.0, **options})
+
+
+def test_a_good_answer_is_returned_as_it_is():
+    with serving(reply()) as server:
+        fetched = fetch(server.url + "/", nodes=2, gpus_per_node=4, nccl_version="2.28.9", api_key="k-1")
+
+    assert (fetched.text, fetched.source, fetched.warning) == (GOOD, "server", "")
+    assert server.seen[0].path == (
+        "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.28.9&format=export"
+    )
+    assert server.seen[0].headers["Authorization"] == "Bearer k-1"
+
+
+def test_names_are_quoted_and_what_was_not_said_is_not_asked():
+    with serving(reply()) as server:
+        fetch(server.url + "/tuner", cluster="a/../b?c", model="x&format=json#é")
+
+    assert server.seen[0].path == "/tuner/v1/clusters/a%2F..%2Fb%3Fc/env?model=x%26format%3Djson%23%C3%A9&format=export"
+
+
+def test_a_problem_is_told_in_the_words_of_the_server():
+    with (
+        serving(reply(404, json.dumps(PROBLEM), "application/problem+json")) as server,
+        pytest.raises(ClientError) as caught,
+    ):
+        fetch(server.url)
+
+    assert (caught.value.message, caught.value.hint, caught.value.status) == ("nothing fits", "run tune", 404)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (reply(500, "<html>Internal Server Error</html>", "text/html"), "answered 500, and not as ncclt does"),
+        (reply(404, "[1]", "application/problem+json"), "answered 404, and not as ncclt does"),
+        (reply(404, '{"deta', "application/problem+json"), "answered 404, and not as ncclt does"),
+        (reply(200, "<html>Welcome to the hotel</html>\n", "text/html"), "not with an environment of format export"),
+        (reply(200, ""), "not with an environment of format export"),
+        (reply(200, GOOD.rstrip("\n")), "not with an environment of format export"),
+        (reply(200, b"\xff\xfe"), "something that is no text"),
+        (reply(200, GOOD, Content_Length=len(GOOD) + 10), "broke off"),
+        (reply(200, "#" * (MAX_ANSWER_BYTES + 1)), "more than 1048576 bytes"),
+        (lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached"),
+        (lambda handler: None, "cannot be reached"),
+        (reply(302, "", Location="file:///etc/passwd"), "answered 302"),
+    ],
+    ids=["html 500", "problem is a list", "problem is cut", "html 200", "empty", "no last line end", "no text",
+         "broke off", "too long", "no http", "hung up", "redirect to a file"],
+)  # fmt: skip
+def test_an_answer_that_is_not_ours_is_refused(answer, message):
+    with serving(answer) as server, pytest.raises(ClientError, match=message) as caught:
+        fetch(server.url)
+
+    assert caught.value.hint
+
+
+def test_a_server_that_hangs_costs_no_more_than_the_timeout():
+    released = threading.Event()
+    with serving(lambda handler: released.wait(10)) as server:
+        try:
+            with pytest.raises(ClientError, match=r"did not answer within 0\.2 s"):
+                fetch(server.url, timeout_s=0.2)
+        finally:
+            released.set()
+
+
+def test_a_server_that_drips_is_cut_off():
+    """Each byte comes in time, the whole does not."""
+    released = threading.Event()
+
+    def drip(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        while not released.wait(0.02):
+            try:
+                handler.wfile.write(b"#")
+            except OSError:
+                return
+
+    with serving(drip) as server:
+        try:
+            with pytest.raises(ClientError, match="did not finish its answer in time"):
+                fetch(server.url, timeout_s=0.3)
+        finally:
+            released.set()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_nobody_there_is_said_clearly():
+    with pytest.raises(ClientError, match="nothing listens at 127") as caught:
+        fetch(f"http://127.0.0.1:{free_port()}")
+
+    assert caught.value.is_outage
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["", "localhost:8080", "file:///etc/passwd", "ftp://h", "http://", "http://u:p@h", "http://h?x=1", "http://h:x",
+     "http://a b", "http://h\r\nX: y", "http://[::1"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(server):
+    with pytest.raises(ClientError, match="no address of a server"):
+        fetch(server)
+
+
+def test_a_key_with_a_line_break_is_refused():
+    with pytest.raises(ClientError, match="API key"):
+        fetch("http://127.0.0.1:9", api_key="a\r\nX-Evil: 1")
+
+
+def test_the_key_does_not_travel_along_a_redirect():
+    with serving(reply()) as other, serving(reply(302, "", Location=other.url + "/elsewhere")) as first:
+        assert fetch(first.url, api_key="secret").text == GOOD
+
+    assert first.seen[0].headers["Authorization"] == "Bearer secret"
+    assert "Authorization" not in other.seen[0].headers
+
+
+def test_an_outage_is_bridged_by_the_last_good_answer(tmp_path):
+    state = SimpleNamespace(answer=reply())
+    options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
+    with serving(lambda handler: state.answer(handler)) as server:
+        fetch(server.url, **options)
+        state.answer = reply(503, "busy")
+        bridged = fetch(server.url, **options)
+        with pytest.raises(ClientError, match="503"):
+            fetch(server.url, cache_dir=tmp_path / "cache")
+        with pytest.raises(ClientError) as caught:
+            fetch(server.url, nodes=3, **options)
+
+    assert (bridged.text, bridged.source) == (GOOD, "cache")
+    assert "using the answer of 20" in bridged.warning
+    assert "nothing is cached for this request" in caught.value.hint
+    assert fetch(server.url, **options).source == "cache"
+
+
+def test_a_server_that_says_no_is_believed_whatever_the_cache_holds(tmp_path):
+    """What was withdrawn must not come back out of a cache."""
+    state = SimpleNamespace(answer=reply())
+    with serving(lambda handler: state.answer(handler)) as server:
+        fetch(server.url, cache_dir=tmp_path, fallback="cached")
+        state.answer = reply(404, json.dumps(PROBLEM), "application/problem+json")
+
+        with pytest.raises(ClientError, match="nothing fits"):
+            fetch(server.url, cache_dir=tmp_path, fallback="cached")
+
+
+def test_an_unchanged_answer_is_not_sent_again(tmp_path):
+    def answer(handler):
+        unchanged = handler.headers.get("If-None-Match") == '"v1"'
+        reply(304, "")(handler) if unchanged else reply(ETag='"v1"')(handler)
+
+    with serving(answer) as server:
+        first = fetch(server.url, cache_dir=tmp_path)
+        second = fetch(server.url, cache_dir=tmp_path)
+
+    assert first == second
+    assert second.source == "server"
+    assert server.seen[1].headers["If-None-Match"] == '"v1"'
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": 1}', None])
+def test_a_damaged_cache_counts_as_none(tmp_path, damage):
+    with serving(reply(ETag='"v1"')) as server:
+        fetch(server.url, cache_dir=tmp_path)
+        (path,) = tmp_path.iterdir()
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps({**kept, "text": "rm -rf ~\n"}) if damage is None else damage)
+
+        assert fetch(server.url, cache_dir=tmp_path).text == GOOD
+    assert "If-None-Match" not in server.seen[1].headers
+    assert json.loads(path.read_text())["text"] == GOOD
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path):
+    (tmp_path / "file").touch()
+    with serving(reply()) as server:
+        fetched = fetch(server.url, cache_dir=tmp_path / "file" / "cache")
+
+    assert fetched.text == GOOD
+    assert "could not be kept" in fetched.warning
+
+
+def test_the_cache_is_for_its_owner_alone(tmp_path):
+    with serving(reply()) as server:
+        fetch(server.url, cache_dir=tmp_path / "cache")
+
+    (path,) = (tmp_path / "cache").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_unknown_fallback_is_refused():
+    with pytest.raises(ClientError, match="unknown fallback"):
+        fetch("http://127.0.0.1:9", fallback="yes")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["rm -rf ~", "export LD_PRELOAD=x", "export NCCL_A=$(id)", "export NCCL_A=`id`", "export NCCL_A=1; id",
+     "export NCCL_A='a'$(id)'b'", 'export NCCL_A="$(id)"', "export NCCL_A=*", "# \r", "export NCCL_A='a\x01'"],
+)  # fmt: skip
+def test_a_server_gone_bad_cannot_run_a_command(line):
+    with serving(reply(body=f"{GOOD}{line}\n")) as server, pytest.raises(ClientError, match="format export"):
+        fetch(server.url)
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="'")))
+def test_every_value_as_ncclt_quotes_it_passes(value):
+    """The rule for lines must not refuse what the renderer writes: shlex.quote of printable text."""
+    line = f"export NCCL_A={shlex.quote(value)}"
+
+    assert ncclt.client._LINES["export"].fullmatch(line)
+    assert shlex.split(line) == ["export", f"NCCL_A={value}"]
+
+
+@pytest.mark.parametrize(
+    ("format", "good", "bad"),
+    [
+        ("dotenv", "# c\nNCCL_ALGO=allreduce:tree\nNCCLT_SIMULATED=1\n", "PATH=/tmp\n"),
+        ("nccl-conf", "# c\nNCCL_ALGO=allreduce:tree\n", "export NCCL_ALGO=tree\n"),
+        ("tuner-csv", "# c\nallreduce,0,65536,tree,ll,-1,2,8\n", "allreduce,0,65536\n"),
+        ("json", '{"schema": 1}', "[1]"),
+        ("configmap", "kind: ConfigMap\n", "<html>\n"),
+    ],
+)
+def test_each_format_is_known_by_its_lines(format, good, bad):
+    with serving(reply(body=good)) as server:
+        assert fetch(server.url, format=format).text == good
+    with serving(reply(body=bad)) as server, pytest.raises(ClientError, match=f"format {format}"):
+        fetch(server.url, format=format)
+
+
+def test_the_client_is_one_file_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
+    source = Path(ncclt.client.__file__).read_text()
+
+    tree = ast.parse(source, feature_version=(3, 8))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    (tmp_path / "copied.py").write_text(source)
+    alone = subprocess.run([sys.executable, "-I", "-S", tmp_path / "copied.py"], capture_output=True, check=False)
+
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+    assert (alone.returncode, alone.stderr) == (0, b"")

@@ -1,0 +1,102 @@
+"""Where trials run, and why there."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import LandscapeError, UsageError
+from ncclt.runners import Ground, choose_launcher, process_wide_ladders
+from ncclt.testing.fakes import FakeRunner
+
+CLUSTER = Cluster(
+    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    nccl_version="2.27.3",
+)  # fmt: skip
+
+
+def choose(requested=None, *, landscape=False, environ=None, gpus=False):
+    return choose_launcher(requested, landscape=landscape, environ=environ or {}, gpus_visible=lambda: gpus)
+
+
+def workload(*collectives, world_size=0):
+    messages = [Message(collective=c, dtype="float32", size_bytes=4096, group_size=world_size) for c in collectives]
+    rows = tuple(MessageCalls(message=message, calls_per_step=1) for message in messages)
+    return Workload(name="w", messages=rows, provenance=Provenance(source="test", world_size=world_size))
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "reason"),
+    [
+        ({}, "simulate", "no Slurm allocation and no GPU here"),
+        ({"gpus": True}, "local", "GPUs are visible here"),
+        ({"landscape": True, "gpus": True}, "replay", "a landscape was given"),
+        ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as asked"),
+    ],
+)
+def test_the_place_is_chosen_and_the_reason_said(given, name, reason):
+    choice = choose(**given)
+
+    assert (choice.name, choice.reason) == (name, reason)
+
+
+def test_a_slurm_allocation_is_never_passed_over_in_silence():
+    with pytest.raises(UsageError, match="Slurm allocation 7"):
+        choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
+
+
+def test_a_landscape_goes_with_replay_alone():
+    with pytest.raises(UsageError, match="replayed"):
+        choose("local", landscape=True)
+
+
+def test_messages_outside_the_ground_are_left_out_and_named():
+    ground = Ground(
+        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", notes=("first",),
+        covers=lambda m: m.collective is Collective.ALL_REDUCE,
+    )  # fmt: skip
+
+    kept, notes = ground.cut(workload(Collective.ALL_REDUCE, Collective.BROADCAST, world_size=2))
+
+    assert kept.collectives == {Collective.ALL_REDUCE}
+    assert {c.message.group_size for c in kept.messages} == {4}
+    assert notes[0] == "first"
+    assert "recorded with 2 ranks, tuned for 4" in notes[1]
+    assert "1 of 2 messages (broadcast; 50 % of the bytes)" in notes[2]
+
+
+def test_a_ground_that_covers_nothing_refuses_the_workload():
+    ground = Ground(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
+
+    with pytest.raises(LandscapeError, match="none of the messages"):
+        ground.cut(workload(Collective.ALL_REDUCE))
+
+
+def test_ladders_hold_every_value_but_the_default():
+    ladders = process_wide_ladders(("BUFFSIZE",), CLUSTER)
+
+    assert 4 << 20 not in ladders["BUFFSIZE"]
+    assert 8 << 20 in ladders["BUFFSIZE"]
+
+
+@pytest.mark.parametrize("name", ["BUFSIZE", "IB_TC", "MAX_NCHANNELS"])
+def test_parameters_that_must_not_be_searched_are_refused(name):
+    with pytest.raises(UsageError):
+        process_wide_ladders((name,), CLUSTER)
+
+
+def test_what_cannot_be_forced_here_is_not_in_the_space():
+    ground = Ground(
+        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: True,
+        expressible=lambda s: s.protocol != "ll128",
+    )  # fmt: skip
+    whole = replace(ground, expressible=lambda _: True)
+
+    settings = ground.space(workload(Collective.ALL_REDUCE), ()).distinct
+
+    assert DEFAULT in settings
+    assert len(settings) < len(whole.space(workload(Collective.ALL_REDUCE), ()).distinct)
+    assert not any(s.protocol == "ll128" for s in settings)

@@ -1,0 +1,173 @@
+"""The application service: from request to published recommendation."""
+
+import itertools
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.recommendation import Decision
+from ncclt.core.study import Arm, Phase, StudyState
+from ncclt.core.trial import Outcome
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.runners import Ground
+from ncclt.search.loop import Budget
+from ncclt.store import open_store
+from ncclt.testing.fakes import FakeRunner
+from ncclt.tune import TuneRequest, tune
+
+CLUSTER = Cluster(
+    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    nccl_version="2.27.3",
+)  # fmt: skip
+SMALL, LARGE = 16 << 10, 64 << 20
+WORKLOAD = Workload(
+    name="w",
+    messages=tuple(
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size), calls_per_step=calls
+        )
+        for size, calls in ((SMALL, 50.0), (LARGE, 1.0))
+    ),
+    provenance=Provenance(source="test"),
+)
+
+
+class Silent:
+    """Watches nothing."""
+
+    def opened(self, study, resumed):
+        self.resumed = resumed
+
+    def searched(self, progress):
+        pass
+
+    def confirmed(self, trial, done, total):
+        pass
+
+    def proved(self, trial, done, total):
+        pass
+
+
+def per_size(setting, message, _number):
+    """Small messages like tree/ll, large ones like the default; every setting as a whole loses."""
+    if message.size_bytes == LARGE:
+        return 1000.0 if setting.is_default else 4000.0
+    return 10.0 if (setting.algorithm, setting.protocol) == (Algorithm.TREE, Protocol.LL) else 20.0
+
+
+def ground(time_of):
+    return Ground(runner=FakeRunner(CLUSTER, time_of), reason="test", covers=lambda _: True)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
+        yield opened
+
+
+def run(store, time_of=per_size, *, trials=8, interrupted=lambda: False, place=None, **request):
+    return tune(
+        TuneRequest(workload=WORKLOAD, budget=Budget(trials=trials), **request),
+        place or ground(time_of), store,
+        watcher=Silent(), interrupted=interrupted, clock=lambda: 0.0, now=lambda: "2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+
+
+def test_a_per_size_gain_is_published_as_a_table_and_not_as_variables(store):
+    result = run(store)
+
+    found = result.recommendation
+    assert found.table.verdict.decision is Decision.TUNED
+    assert found.table.verdict.speedup == pytest.approx(2000 / 1500)
+    assert found.variables is None, "every single setting loses on the large message"
+    assert found.simulated is True
+    assert store.study(result.study.id).state is StudyState.DONE
+    assert {row.calls.message.size_bytes: row.gain for row in result.messages} == {SMALL: 0.5, LARGE: 0.0}
+
+
+def test_what_variables_can_say_is_proven_by_itself(store):
+    result = run(store, lambda s, m, n: 10.0 if s.algorithm is Algorithm.TREE else 20.0)
+
+    assert result.recommendation.variables.verdict.decision is Decision.TUNED
+    arms = {t.arm for t in result.trials if t.phase is Phase.VERIFY}
+    assert arms == {Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES}
+
+
+def test_a_flat_landscape_keeps_the_default_without_a_proof(store):
+    result = run(store, lambda *_: 10.0)
+
+    assert result.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
+    assert "none of 7 other settings" in result.recommendation.table.verdict.reason
+    assert not [t for t in result.trials if t.phase is Phase.VERIFY]
+
+
+def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store):
+    """The setting is right six times and wrong ever after: no later look at it may forget that."""
+    seen = itertools.count()
+
+    def turns_wrong(setting, message, number):
+        if setting.algorithm is Algorithm.TREE and setting.protocol is Protocol.LL and next(seen) >= 6:
+            return Outcome.WRONG_RESULT
+        return per_size(setting, message, number)
+
+    result = run(store, turns_wrong)
+
+    assert result.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
+    assert "wrong_result" in result.recommendation.table.verdict.reason
+
+
+def test_the_same_request_resumes_and_publishes_nothing_twice(store):
+    first = run(store)
+    place = ground(per_size)
+    second = run(store, place=place)
+
+    assert place.runner.launches == []
+    assert second.resumed == len(first.trials)
+    assert second.recommendation == first.recommendation
+    assert len(store.recommendations()) == 1
+
+
+def test_an_interrupted_study_publishes_nothing_and_goes_on(store):
+    asked = itertools.count()
+    stopped = run(store, interrupted=lambda: next(asked) >= 3)
+
+    assert stopped.recommendation is None
+    assert store.study(stopped.study.id).state is StudyState.INTERRUPTED
+    assert store.recommendations() == ()
+    assert run(store).recommendation.table.verdict.decision is Decision.TUNED
+
+
+def test_an_interruption_during_the_proof_goes_on_with_the_proof(store):
+    whole = len(run(store, name="whole").trials)
+    asked = itertools.count()
+    stopped = run(store, name="stopped", interrupted=lambda: next(asked) >= whole - 5)
+    assert stopped.recommendation is None
+
+    done = run(store, name="stopped")
+
+    assert len(done.trials) == whole
+    assert done.recommendation.table.verdict.decision is Decision.TUNED
+
+
+def test_a_failing_default_stops_and_keeps_the_trial(store):
+    with pytest.raises(StudyStoppedError, match="NCCL's own choice does not run"):
+        run(store, lambda *_: Outcome.TIMEOUT)
+    assert store.studies().items[0].trials == 1
+
+    assert run(store).recommendation is not None, "once repaired, the same study goes on"
+
+
+def test_a_name_that_means_another_study_is_refused(store):
+    run(store, name="mine")
+
+    with pytest.raises(UsageError):
+        run(store, name="mine", process_wide=("BUFFSIZE",))
+
+
+@pytest.mark.parametrize("values", [{"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"name": " "}])
+def test_a_senseless_request_is_refused(values):
+    with pytest.raises(UsageError):
+        TuneRequest(workload=WORKLOAD, budget=Budget(trials=1), **values)

@@ -1,0 +1,84 @@
+"""Where errors become exit codes, signals become a wish to stop, and documents become lines."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import Any
+
+from ncclt.errors import (
+    NccltError,
+    NotFoundError,
+    ServerError,
+    StoreError,
+    UsageError,
+)
+
+EXIT_INTERRUPTED = 130
+"""What a shell expects after Ctrl-C: 128 + SIGINT."""
+
+_EXIT_CODES: tuple[tuple[type[NccltError], int], ...] = (
+    (UsageError, 2),
+    (NotFoundError, 3),
+    (StoreError, 69),
+    (ServerError, 69),
+    (NccltError, 1),
+)
+"""First match counts; 69 is EX_UNAVAILABLE of sysexits.h."""
+
+
+def exit_code(error: NccltError) -> int:
+    """Return the exit code of an error."""
+    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+def report(error: NccltError) -> int:
+    """Write an error and its hint to stderr and return its exit code; stdout stays untouched."""
+    sys.stderr.write(f"ncclt: {error.message}\n")
+    if error.hint:
+        sys.stderr.write(f"  hint: {error.hint}\n")
+    return exit_code(error)
+
+
+def print_json(document: Any) -> None:
+    """Write one JSON document to stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def say(text: str) -> None:
+    """Write a line for people to stderr."""
+    sys.stderr.write(text + "\n")
+
+
+class StopWish:
+    """Turn the first Ctrl-C or SIGTERM into a wish to stop after the running trial; the second one interrupts.
+
+    Slurm announces preemption by SIGTERM, which therefore means the same.
+    """
+
+    def __init__(self) -> None:
+        self._wished = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        """Tell whether somebody wants to stop."""
+        return self._wished
+
+    def __enter__(self) -> StopWish:
+        """Listen to the signals."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if self._wished:
+            raise KeyboardInterrupt
+        self._wished = True
+        say("\nncclt: finishing the running trial, then saving; once more to kill it")

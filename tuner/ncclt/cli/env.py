@@ -1,0 +1,134 @@
+"""`ncclt env`: the proven environment of one workload on one cluster, for a launcher to take over."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ncclt.cli.configuration import lookup
+from ncclt.cli.edge import report, say
+from ncclt.errors import NccltError, NoRecommendationError, ServerError, UsageError
+
+_DESCRIPTION = """\
+Print the environment that was proven for a workload on a cluster, and nothing else.
+
+  eval "$(ncclt env --cluster leonardo --model bert --nodes 2)"
+
+On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing fitting was published, 69 = store or server
+unreachable.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    made = argparse.ArgumentParser(
+        prog="ncclt env",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
+    made.add_argument("--model", required=True, help="name of the workload")
+    made.add_argument("--nodes", type=int, help="nodes of the job; refused unless measured with as many")
+    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, checked likewise")
+    made.add_argument("--nccl-version", help="NCCL that the job loads, checked likewise")
+    made.add_argument("--format", default="export", help="export (default), dotenv, json, nccl-conf or tuner-csv")
+    made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
+    made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
+    made.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the server (default 5)")
+    made.add_argument(
+        "--fallback",
+        choices=("none", "cached"),
+        default="none",
+        help="when the server does not answer: none = fail (default), cached = its last good answer",
+    )
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the environment and return the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        sys.stdout.write(_text(arguments))
+    except NccltError as error:
+        if arguments.debug:
+            raise
+        return report(error)
+    return 0
+
+
+def _text(arguments: argparse.Namespace) -> str:
+    cluster = arguments.cluster or lookup("cluster").value
+    if not cluster:
+        raise UsageError("--cluster is needed", hint="or set NCCLT_CLUSTER, or `cluster` in ncclt.toml")
+    for name in ("nodes", "gpus_per_node"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    if not arguments.timeout > 0:
+        raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
+    server, storage = _source(arguments)
+    return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
+
+
+def _source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Return server and storage, one of them None: what was said more directly counts, then the server."""
+    if arguments.server and arguments.storage:
+        raise UsageError("--server and --storage exclude each other", hint="give one of them")
+    if arguments.server or arguments.storage:
+        return arguments.server, arguments.storage
+    server, storage = lookup("server"), lookup("storage")
+    if server.value and (server.origin.startswith("NCCLT_") or not storage.origin.startswith("NCCLT_")):
+        return server.value, None
+    return None, storage.value
+
+
+def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
+    from ncclt.core.recommendation import Request, select
+    from ncclt.core.render import FORMATS, render
+    from ncclt.core.version import NcclVersion
+    from ncclt.store import published
+
+    if arguments.format not in FORMATS:
+        raise UsageError(f"no format {arguments.format!r}", hint=f"one of {', '.join(FORMATS)}")
+    wanted = arguments.nccl_version
+    request = Request(
+        cluster=cluster,
+        model=arguments.model,
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
+    )
+    found = select(published(storage, cluster=cluster, model=arguments.model), request)
+    if found.simulated:
+        say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
+    return render(found, format=arguments.format, version=NcclVersion.parse(found.fingerprint.nccl_version))
+
+
+def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
+    import os
+
+    from ncclt.client import ClientError, fetch_env
+
+    try:
+        fetched = fetch_env(
+            server,
+            cluster=cluster,
+            model=arguments.model,
+            nodes=arguments.nodes,
+            gpus_per_node=arguments.gpus_per_node,
+            nccl_version=arguments.nccl_version,
+            format=arguments.format,
+            timeout_s=arguments.timeout,
+            fallback=arguments.fallback,
+            # A key on the command line would show in the process list.
+            api_key=os.environ.get("NCCLT_API_KEY"),
+        )
+    except ClientError as error:
+        kind = {404: NoRecommendationError, 422: UsageError}.get(error.status or 0, ServerError)
+        raise kind(error.message, hint=error.hint) from error
+    if fetched.warning:
+        say(f"ncclt: {fetched.warning}")
+    return fetched.text

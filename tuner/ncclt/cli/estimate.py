@@ -1,0 +1,174 @@
+"""`ncclt estimate`: whether a training step will wait for the network, before anything is run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclt.cli.edge import print_json
+from ncclt.cli.options import AsJson, Storage
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.cli.estimate_curves import MeasuredCurves
+    from ncclt.core.cluster import Cluster
+    from ncclt.core.estimate import Estimate, MessageTime
+    from ncclt.core.workload import Workload
+
+app = typer.Typer(add_completion=False)
+
+_ROWS = 12
+
+
+@app.command()
+def estimate(
+    profile: Annotated[str, typer.Option("--profile", help="Name of a workload.")],
+    cluster: Annotated[str, typer.Option("--cluster", help="Name of a cluster.")],
+    nodes: Annotated[int | None, typer.Option(help="Nodes; left out: those of the cluster.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; left out: all.")] = None,
+    tflops: Annotated[
+        float | None, typer.Option(help="What one GPU reaches in training, 1e12 operations/s, often 40 % of its peak.")
+    ] = None,
+    params: Annotated[float | None, typer.Option(help="Parameters; left out: what the profile says.")] = None,
+    tokens_per_step: Annotated[
+        float | None, typer.Option(help="Of the whole job: sequence length x global batch.")
+    ] = None,
+    compute_ms: Annotated[float | None, typer.Option(help="Computation of one step, if you know it, ms.")] = None,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate seconds of compute and of communication per step, and at which bandwidth the one outweighs the other."""
+    from ncclt.cli.estimate_curves import measured_curves
+    from ncclt.core.estimate import estimate as estimated
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        where = store.cluster(cluster).sized(nodes=nodes, gpus_per_node=gpus_per_node)
+        recorded = store.workload(profile)
+        measured = measured_curves(store, where)
+    workload = recorded.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
+    compute_s, source = _compute(recorded, where, tflops, params, tokens_per_step, compute_ms)
+    found = estimated(workload, where, compute_s=compute_s, measured=measured.curves)
+    if as_json:
+        print_json(_document(profile, where, found, source, measured))
+    else:
+        _print(profile, where, found, source, measured)
+
+
+def _compute(
+    workload: Workload,
+    cluster: Cluster,
+    tflops: float | None,
+    params: float | None,
+    tokens_per_step: float | None,
+    compute_ms: float | None,
+) -> tuple[float | None, str]:
+    """Return the computation of one step, s, and where it comes from."""
+    from ncclt.core.estimate import compute_seconds
+
+    flops_given = [v for v in (tflops, params, tokens_per_step) if v is not None]
+    if compute_ms is not None:
+        if flops_given:
+            raise UsageError("--compute-ms is the result of --tflops, --params and --tokens-per-step", hint="give one")
+        if not (compute_ms > 0 and math.isfinite(compute_ms)):
+            raise UsageError(f"--compute-ms must be above 0, not {compute_ms:g}")
+        return compute_ms / 1e3, "as given"
+    if flops_given:
+        known = (workload.provenance.detail or {}).get("parameters", "")
+        parameters = params if params is not None else float(known) if known.isdecimal() else None
+        options = {"--tflops": tflops, "--params": parameters, "--tokens-per-step": tokens_per_step}
+        lacking = [option for option, value in options.items() if value is None]
+        if tflops is None or parameters is None or tokens_per_step is None:
+            raise UsageError(f"{' and '.join(lacking)} missing", hint=f"{', '.join(options)} belong together")
+        seconds = compute_seconds(
+            parameters=parameters, tokens_per_step=tokens_per_step, gpus=cluster.world, tflops=tflops
+        )
+        return seconds, f"{parameters:,.0f} parameters, {tokens_per_step:,.0f} tokens, {tflops:g} TFLOP/s per GPU"
+    if workload.step_time_us and workload.exposed_us is not None and workload.exposed_us < workload.step_time_us:
+        seconds = (workload.step_time_us - workload.exposed_us) / 1e6
+        return seconds, "recorded: step time without exposed communication, on the GPUs of the recording"
+    return None, "not known"
+
+
+def _document(profile: str, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves) -> dict[str, Any]:
+    bound = found.is_network_bound
+    return {
+        "schema": 1,
+        "profile": profile,
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "compute_s": found.compute_s,
+        "compute_source": source,
+        "communication_s": found.communication_s,
+        "links_s": found.links_s,
+        "bound": None if bound is None else "network" if bound else "compute",
+        "busbw_gbps": found.bus_gbps,
+        "turning_busbw_gbps": found.turning_gbps,
+        "studies": list(measured.studies),
+        "simulated": measured.simulated,
+        "messages": [
+            {
+                "collective": row.message.collective.value,
+                "dtype": row.message.dtype,
+                "size_bytes": row.message.size_bytes,
+                "group_size": row.message.group_size,
+                "spans_nodes": row.message.spans_nodes,
+                "calls_per_step": row.calls_per_step,
+                "time_us": row.time_us,
+                "source": _source(row, measured),
+                "link_gbps": row.link_gbps,
+            }
+            for row in found.messages
+        ],
+    }
+
+
+def _print(profile: str, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves) -> None:
+    from ncclt.cli.tables import print_table
+    from ncclt.core.message import format_bytes
+
+    print(f"{profile} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
+    header = ("collective", "size", "group", "calls/step", "time/call", "time/step", "from", "links")
+    rows = [
+        (
+            row.message.collective.value,
+            format_bytes(row.message.size_bytes),
+            str(row.message.group_size),
+            f"{row.calls_per_step:g}",
+            f"{row.time_us:,.1f} us",
+            f"{row.time_us * row.calls_per_step / 1e3:.2f} ms",
+            _source(row, measured),
+            f"{row.link_gbps:.1f} GB/s",
+        )
+        for row in found.messages[:_ROWS]
+    ]
+    print_table(header, rows, numbers=("size", "group", "calls/step", "time/call", "time/step", "links"))
+    if len(found.messages) > _ROWS:
+        print(f"... and {len(found.messages) - _ROWS} more messages")
+    print(measured.sentence)
+    print(
+        f"communication: {_seconds(found.communication_s)} a step, bus bandwidth {found.bus_gbps:.1f} GB/s on average"
+    )
+    if found.communication_s != found.links_s:
+        print(f"  rings at the nominal bandwidth of the links would take {_seconds(found.links_s)}")
+    if found.compute_s is None:
+        print("compute: not known; give --compute-ms, or --tflops, --params and --tokens-per-step")
+        return
+    print(f"compute: {_seconds(found.compute_s)} a step ({source})")
+    longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s
+    verdict = "network-bound" if found.is_network_bound else "compute-bound"
+    print(f"{verdict}: a step takes {_seconds(longest)} if all that can overlap does, {_seconds(both)} if nothing does")
+    print(f"it turns at {found.turning_gbps:.1f} GB/s of bus bandwidth: below network-bound, above compute-bound")
+
+
+def _source(row: MessageTime, measured: MeasuredCurves) -> str:
+    from ncclt.core.estimate import Source
+
+    return "simulated" if measured.simulated and row.source is Source.MEASURED else row.source.value
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.1 else f"{value * 1e3:.2f} ms"

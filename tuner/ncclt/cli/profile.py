@@ -1,0 +1,139 @@
+"""`ncclt profile`: what training jobs send."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.edge import print_json, say
+from ncclt.cli.options import AsJson, DryRun, Storage
+from ncclt.cli.profile_diff import diff
+from ncclt.cli.profile_model import model
+from ncclt.cli.record import CONTEXT_SETTINGS, record
+from ncclt.errors import UsageError
+
+app = typer.Typer(help="List, show, import, record, compute and compare workloads.", no_args_is_help=True)
+
+
+@app.callback()
+def profile() -> None:
+    """List, show, import, record, compute and compare workloads."""
+
+
+@app.command("list")
+def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
+    """List the workloads that ncclt knows, shipped and imported."""
+    from ncclt.core.message import format_bytes
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        entries = store.workloads()
+    if as_json:
+        rows = [
+            {
+                "name": e.item.name,
+                "shipped": e.shipped,
+                "source": e.item.provenance.source,
+                "messages": len(e.item.messages),
+                "bytes_per_step": e.item.bytes_per_step,
+            }
+            for e in entries
+        ]
+        print_json({"schema": 1, "workloads": rows})
+        return
+    from ncclt.cli.tables import print_table
+
+    print_table(
+        ("name", "source", "messages", "bytes/step", "collectives", "origin"),
+        [
+            (
+                w.name,
+                w.provenance.source,
+                str(len(w.messages)),
+                format_bytes(round(w.bytes_per_step)),
+                ", ".join(sorted(w.collectives)),
+                "shipped" if e.shipped else "imported",
+            )
+            for e in entries
+            for w in (e.item,)
+        ],
+        numbers=("messages", "bytes/step"),
+    )
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument()],
+    storage: Storage = None,
+    limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a histogram of bytes and calls over message sizes: FILE.svg or FILE.png.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the messages of one workload, largest share first; dominant ones are marked."""
+    from ncclt.store import open_store
+
+    if limit < 0:
+        raise UsageError(f"--limit must be 0 or more, not {limit}")
+    from ncclt.cli.profile_plot import check_plot, write_plot
+    from ncclt.cli.profile_view import print_profile, profile_document
+
+    if plot is not None:
+        check_plot(plot)
+    with open_store(storage) as store:
+        workload = store.workload(name)
+    if plot is not None:
+        write_plot(workload, plot)
+        say(f"ncclt: wrote {plot}")
+    if as_json:
+        print_json(profile_document(workload))
+    else:
+        print_profile(workload, limit=limit)
+
+
+@app.command("import")
+def import_files(
+    files: Annotated[
+        list[Path], typer.Argument(help="Traces of one job, for example one file per rank; - = a CSV table on stdin.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the workload.")],
+    source: Annotated[
+        str | None, typer.Option(help="Kind of source, for example kineto; left out: seen from the content.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
+    dry_run: DryRun = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
+    from ncclt.profiling import read_workload
+    from ncclt.profiling.table import read_stream
+    from ncclt.store import open_store
+
+    if not name.strip():
+        raise UsageError("--name needs a name")
+    if files == [Path("-")]:
+        if source not in (None, "csv"):
+            raise UsageError(f"only a table can come on stdin, not {source}", hint="leave out --source, or name a file")
+        workload = read_stream(sys.stdin.buffer, name=name)
+    else:
+        workload = read_workload(files, name=name, source=source)
+    if not dry_run:
+        with open_store(storage) as store:
+            store.add_workload(workload, replace=replace)
+            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {name}")
+    if as_json:
+        print_json(workload.to_document())
+    else:
+        from ncclt.cli.profile_view import print_profile
+
+        print_profile(workload, limit=40)
+
+
+app.command("record", context_settings=CONTEXT_SETTINGS)(record)
+app.command("diff")(diff)
+app.command("model")(model)

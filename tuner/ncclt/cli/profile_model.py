@@ -1,0 +1,77 @@
+"""`ncclt profile model MODEL`: what a model will send, from its name alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.edge import print_json, say
+from ncclt.cli.options import AsJson, Storage
+from ncclt.errors import UsageError
+
+
+def model(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A torchvision or timm model, a transformers model type (bert) or class (BertForPreTraining); "
+            "LIBRARY:NAME asks one library alone.",
+        ),
+    ],
+    dtype: Annotated[str, typer.Option(help="Of parameters and gradients, for example bf16.")] = "float32",
+    reduce_dtype: Annotated[
+        str, typer.Option(help="Of the reduced gradients under fsdp and zero3; left out: --dtype.", show_default=False)
+    ] = "",
+    bucket_cap_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb, MiB.")] = 25,
+    sharding: Annotated[str, typer.Option(help="ddp, fsdp (one unit per block) or zero3.")] = "ddp",
+    group_size: Annotated[
+        int, typer.Option(help="Ranks that train together; 0 = the whole job, whatever its size turns out to be.")
+    ] = 0,
+    config: Annotated[
+        Path | None, typer.Option(help="config.json of a transformers model; nothing is ever fetched.")
+    ] = None,
+    store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Keep the workload as NAME.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
+    limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute what one training step of a model sends: no weights, no GPU, no network, PyTorch's own buckets."""
+    from ncclt.profiling.named_model import ModelRequest, Sharding, workload_of_model
+
+    choices = [kind.value for kind in Sharding]
+    if sharding not in choices:
+        raise UsageError(f"no sharding {sharding!r}", hint=f"one of {', '.join(choices)}")
+    if store is not None and not store.strip():
+        raise UsageError("--store needs a name")
+    if limit < 0:
+        raise UsageError(f"--limit must be 0 or more, not {limit}")
+    request = ModelRequest(
+        model=name,
+        config=config,
+        dtype=dtype,
+        reduce_dtype=reduce_dtype,
+        bucket_cap_mb=bucket_cap_mb,
+        sharding=Sharding(sharding),
+        group_size=group_size,
+    )
+    workload = workload_of_model(request, name=store or name, created=datetime.now(UTC).date().isoformat())
+    where = ""
+    if store is not None:
+        from ncclt.store import open_store
+
+        with open_store(storage) as opened:
+            opened.add_workload(workload, replace=replace)
+            where = opened.shown
+    from ncclt.cli.profile_view import print_profile, profile_document
+
+    if as_json:
+        print_json(profile_document(workload))
+    else:
+        print_profile(workload, limit=limit)
+    if store is not None:
+        say(f"ncclt: stored {store} in {where}; tune it with: ncclt tune --model {store}")

@@ -1,0 +1,178 @@
+"""What a person, or a program, sees of a workload: `ncclt profile show` and the end of `ncclt profile import`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ncclt.cli.tables import print_table
+from ncclt.core.exposure import gain_bound
+from ncclt.core.histogram import SIZE_CLASSES, cross_over, size_classes, traffic
+from ncclt.core.message import format_bytes
+
+if TYPE_CHECKING:
+    from ncclt.core.workload import MessageCalls, Workload
+
+DOMINANT_SHARE = 0.95
+"""Share of the communication time, or of the bytes where there are no times, that the dominant messages cover."""
+
+
+def profile_document(workload: Workload) -> dict[str, Any]:
+    """Return the workload's document with what can be told from it, for `--json`."""
+    document = workload.to_document()
+    total, communication_us = workload.bytes_per_step, workload.communication_us
+    dominant = {calls.message for calls in workload.dominant(DOMINANT_SHARE)}
+    for row, calls in zip(document["messages"], workload.messages, strict=True):
+        row["bytes_per_step"] = calls.bytes_per_step
+        row["share"] = calls.bytes_per_step / total
+        if communication_us:
+            row["time_share"] = (calls.recorded_us or 0.0) * calls.calls_per_step / communication_us
+        row["dominant"] = calls.message in dominant
+    bound, sent, half = gain_bound(workload), traffic(workload), cross_over(workload)
+    return {
+        **document,
+        "bytes_per_step": total,
+        "communication_us": communication_us,
+        "dominant_by": "time" if communication_us else "bytes",
+        "exposed_share": bound.share if bound else None,
+        "wire_bytes_per_rank": sent.per_rank if sent else None,
+        "wire_bytes_total": sent.total if sent else None,
+        "size_classes": [
+            {
+                "collective": c.collective.value,
+                "class": c.name,
+                "calls": c.calls,
+                "bytes_per_step": c.bytes_per_step,
+                "time_us": c.time_us,
+            }
+            for c in size_classes(workload)
+        ],
+        "half_of": {"calls": half.calls_bytes, "bytes": half.bytes_bytes, "time": half.time_bytes},
+    }
+
+
+def print_profile(workload: Workload, *, limit: int) -> None:
+    """Print a workload for people, heaviest messages first.
+
+    Args:
+        limit: rows shown at most; 0 = all.
+    """
+    origin = workload.provenance
+    detail = ", ".join(f"{key} {value}" for key, value in (origin.detail or {}).items())
+    print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
+    _print_times(workload)
+    _print_messages(workload, limit)
+    _print_bytes(workload)
+    if len(workload.messages) > 1:
+        _print_classes(workload)
+    for note in origin.notes:
+        print(f"note: {note}")
+
+
+def _print_times(workload: Workload) -> None:
+    origin, communication_us = workload.provenance, workload.communication_us
+    if workload.step_time_us:
+        steps = f", mean of {origin.steps} recorded steps" if origin.steps else ""
+        print(f"step time {workload.step_time_us / 1e3:.2f} ms{steps}")
+    if communication_us:
+        unit = "per step" if origin.steps else "in the recording"
+        print(f"communication {communication_us / 1e3:.2f} ms {unit}, the calls one after the other")
+    bound = gain_bound(workload)
+    if bound is not None:
+        print(
+            f"communication exposed: {bound.share * 100:.1f} % of the step; no NCCL setting can gain more "
+            f"({(workload.exposed_us or 0.0) / 1e3:.2f} ms of {(workload.step_time_us or 0.0) / 1e3:.2f} ms)"
+        )
+    elif workload.exposed_us is not None:
+        print(
+            f"communication exposed: {workload.exposed_us / 1e3:.2f} ms; its share of the step is not known, "
+            "no step was marked"
+        )
+    elif communication_us or workload.step_time_us:
+        print("communication exposed: not known from this recording, nor what tuning can gain at most")
+
+
+def _print_messages(workload: Workload, limit: int) -> None:
+    by_time = bool(workload.communication_us)
+    weights = workload.weights()
+    whole = sum(weights)
+    dominant = workload.dominant(DOMINANT_SHARE)
+    marked = {calls.message for calls in dominant}
+    ranked = sorted(zip(weights, workload.messages, strict=True), key=lambda pair: -pair[0])
+    shown = ranked[: limit or None]
+    header = ["", "collective", "dtype", "bytes", "size", "group", "calls/step", "bytes/step", "share of bytes"]
+    header += ["time/call", "share of time"] if by_time else []
+    print_table(
+        header, [_row(calls, workload, by_time, calls.message in marked) for _, calls in shown], numbers=header[3:]
+    )
+    unit = "communication time" if by_time else "bytes"
+    if len(shown) < len(ranked):
+        rest = sum(weight for weight, _ in ranked[len(shown) :]) / whole
+        more = len(ranked) - len(shown)
+        print(f"... and {more} more messages with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
+    covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
+    print(f"* dominant: {len(dominant)} of {len(ranked)} messages carry {covered * 100:.1f} % of the {unit} of a step")
+
+
+def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -> list[str]:
+    message = calls.message
+    row = [
+        "*" if marked else "",
+        message.collective.value,
+        message.dtype,
+        f"{message.size_bytes:,}",
+        format_bytes(message.size_bytes),
+        str(message.group_size or "job"),
+        f"{calls.calls_per_step:g}",
+        format_bytes(round(calls.bytes_per_step)),
+        f"{calls.bytes_per_step / workload.bytes_per_step * 100:.1f} %",
+    ]
+    if by_time:
+        time_us = calls.recorded_us or 0.0
+        share = time_us * calls.calls_per_step / (workload.communication_us or 1.0)
+        row += [f"{time_us:,.1f} us", f"{share * 100:.1f} %"]
+    return row
+
+
+def _print_bytes(workload: Workload) -> None:
+    text = f"bytes per step: each rank hands over {format_bytes(round(workload.bytes_per_step))}"
+    sent = traffic(workload)
+    if sent is None:
+        print(f"{text}; what is on the wire depends on the size of the job")
+        return
+    text += f"; on the wire {format_bytes(round(sent.per_rank))} per rank"
+    if sent.total is not None:
+        text += f", {format_bytes(round(sent.total))} of all {workload.provenance.world_size} ranks"
+    print(text)
+
+
+def _print_classes(workload: Workload) -> None:
+    """Show which collectives and sizes carry what, and where calls and bytes part."""
+    communication_us = workload.communication_us
+    limits = [format_bytes(below) for _, below in SIZE_CLASSES[:-1]]
+    shown = dict(
+        zip((name for name, _ in SIZE_CLASSES), (f"< {limits[0]}", f"< {limits[1]}", f">= {limits[1]}"), strict=True)
+    )
+    calls = sum(c.calls_per_step for c in workload.messages)
+    header = [
+        "collective",
+        "size",
+        "share of calls",
+        "share of bytes",
+        *(["share of time"] if communication_us else []),
+    ]
+    rows = []
+    for one in size_classes(workload):
+        row = [
+            one.collective.value,
+            shown[one.name],
+            f"{one.calls / calls * 100:.1f} %",
+            f"{one.bytes_per_step / workload.bytes_per_step * 100:.1f} %",
+        ]
+        rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f} %"] if communication_us else row)
+    print_table(header, rows, numbers=header[2:])
+    half = cross_over(workload)
+    text = (
+        f"half of the calls are of {format_bytes(half.calls_bytes)} or less, "
+        f"half of the bytes in messages of {format_bytes(half.bytes_bytes)} or less"
+    )
+    print(text + (f", half of the time in {format_bytes(half.time_bytes)} or less" if half.time_bytes else ""))

@@ -1,0 +1,121 @@
+"""`ncclt profile record`: what a training job sends, seen while it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.edge import report, say
+from ncclt.cli.options import Storage
+from ncclt.errors import NccltError, UsageError
+from ncclt.recording.plan import Method, plan_recording
+
+if TYPE_CHECKING:
+    from ncclt.recording.session import Recording
+
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+"""For the command: options behind the recorded command's name are its own, with or without --."""
+
+
+def record(
+    command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
+    name: Annotated[str, typer.Option(help="Name of the workload.")],
+    steps: Annotated[int, typer.Option(help="Training steps to record.")] = 20,
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 10,
+    method: Annotated[
+        Method,
+        typer.Option("--with", help="PyTorch's profiler, NCCL's log, or both with the profiler preferred."),
+    ] = Method.AUTO,
+    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job once the steps are recorded.")] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
+    ] = Path(),
+    keep: Annotated[Path | None, typer.Option(help="Keep the raw traces and logs in this folder.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
+    from ncclt.recording.launchers import is_open_mpi
+    from ncclt.recording.session import clear_folder, make_folder, run_recording
+
+    if not name.strip():
+        raise UsageError("--name needs a name")
+    _check_free(name, storage=storage, replace=replace)
+    folder = make_folder(directory, keep=keep)
+    is_safe = True
+    try:
+        plan = plan_recording(
+            command,
+            folder=folder,
+            environ=os.environ,
+            method=method,
+            steps=steps,
+            warmup=warmup,
+            stop_after=stop_after,
+            open_mpi=is_open_mpi(command[0], environ=os.environ),
+        )
+        for note in plan.notes:
+            say(f"ncclt: {note}")
+        recording = run_recording(plan, folder, name=name)
+        try:
+            _store(recording, storage=storage, replace=replace)
+        except NccltError as error:
+            # The training was not in vain, and its exit code still passes through.
+            is_safe = keep is not None
+            report(error)
+            say(f"ncclt: nothing was stored; the raw files stay in {keep or folder}: ncclt profile import reads them")
+    finally:
+        if is_safe:
+            clear_folder(folder, keep=keep)
+    raise typer.Exit(recording.exit_code)
+
+
+def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
+    """Refuse a name that is taken before the training runs, and not hours later."""
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        taken = [entry for entry in store.workloads() if entry.item.name == name]
+    if taken and (taken[0].shipped or not replace):
+        raise UsageError(
+            f"there is a workload {name!r} already",
+            hint="use another --name" if taken[0].shipped else "use another --name, or --replace",
+        )
+
+
+def _store(recording: Recording, *, storage: str | None, replace: bool) -> None:
+    """Store what was recorded and tell about it, or tell why there is nothing."""
+    from ncclt.core.message import format_bytes
+    from ncclt.store import open_store
+
+    for failure in recording.failures:
+        say(f"ncclt: in some ranks the recording failed, the training went on: {failure}")
+    workload = recording.workload
+    if workload is None:
+        say(f"ncclt: nothing was stored: {recording.reason}")
+        if recording.hint:
+            say(f"  hint: {recording.hint}")
+        return
+    with open_store(storage) as store:
+        store.add_workload(workload, replace=replace)
+        where = store.shown
+    origin = workload.provenance
+    say(
+        f"ncclt: recorded {origin.steps or 'an unknown number of'} steps of {len(origin.ranks_read)} ranks: "
+        f"{len(workload.messages)} messages, {format_bytes(round(workload.bytes_per_step))} per step"
+    )
+    cost = recording.overhead
+    if cost is None:
+        say("ncclt: the overhead was not measured: it needs PyTorch, and unrecorded steps behind the first three")
+    else:
+        say(
+            f"ncclt: overhead: {cost.share * 100:+.1f} % of the step time while recording "
+            f"({cost.outside_us / 1e3:.2f} -> {cost.inside_us / 1e3:.2f} ms; half of the unrecorded steps take "
+            f"{cost.low_us / 1e3:.2f} to {cost.high_us / 1e3:.2f} ms), then {cost.write_s:.1f} s to write"
+        )
+    for note in origin.notes:
+        say(f"note: {note}")
+    say(f"ncclt: stored {workload.name} in {where}; see: ncclt profile show {workload.name}")

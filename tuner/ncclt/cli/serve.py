@@ -1,0 +1,35 @@
+"""`ncclt serve`: the REST API and the pages."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.edge import say
+from ncclt.cli.options import Storage
+from ncclt.errors import MissingDependencyError, UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    storage: Storage = None,
+    dashboard: Annotated[bool, typer.Option(help="Mount optuna-dashboard, read-only, at /dashboard.")] = True,
+) -> None:
+    """Serve recommendations, studies and pages over HTTP."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port must be 0 to 65535, not {port}")
+    for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
+    from ncclt.store import default_url
+    from ncclt_api.serve import serve as run
+
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        say("ncclt: the service has no authentication yet: everybody who reaches this address can read the studies")
+    run(storage or default_url(), host=host, port=port, dashboard=dashboard)

@@ -1,0 +1,163 @@
+"""`ncclt studies`: what was tuned, and what came out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclt.cli.edge import print_json
+from ncclt.cli.options import AsJson, Storage
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.study import Trial
+    from ncclt.store import StudySummary
+
+app = typer.Typer(help="List and show studies.", no_args_is_help=True)
+
+
+@app.callback()
+def studies() -> None:
+    """List and show studies."""
+
+
+@app.command("list")
+def list_studies(
+    storage: Storage = None,
+    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only of this workload.")] = None,
+    limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List studies, newest first."""
+    from ncclt.store import open_store
+
+    if limit < 1:
+        raise UsageError(f"--limit must be at least 1, not {limit}")
+    with open_store(storage) as store:
+        page = store.studies(limit=limit, cluster=cluster, model=model)
+    if as_json:
+        print_json({"schema": 1, "studies": [_summary_row(s) for s in page.items]})
+        return
+    from ncclt.cli.tables import print_table
+
+    rows = [
+        (
+            s.study.id,
+            s.study.workload.name,
+            s.study.cluster.name,
+            f"{s.study.cluster.nodes} x {s.study.cluster.gpus_per_node}",
+            s.study.launcher + (" (SIMULATED)" if s.study.simulated else ""),
+            str(s.trials),
+            s.study.state.value,
+            _outcome(s),
+            s.study.updated[:19],
+        )
+        for s in page.items
+    ]
+    print_table(
+        ("id", "model", "cluster", "nodes x GPUs", "launcher", "trials", "state", "verdict", "updated"),
+        rows,
+        numbers=("trials",),
+    )
+
+
+@app.command("show")
+def show(
+    key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one study: verdict, policy and trials."""
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        study = store.study(key)
+        trials = store.trials(study.id)
+        found = store.recommendations(study=study.id)
+    newest = max(found, key=lambda r: r.revision, default=None)
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "id": study.id,
+                "name": study.name,
+                "cluster": study.cluster.to_document(),
+                "workload": study.workload.to_document(),
+                "launcher": study.launcher,
+                "simulated": study.simulated,
+                "process_wide": list(study.process_wide),
+                "seed": study.seed,
+                "state": study.state.value,
+                "reason": study.reason,
+                "created": study.created,
+                "updated": study.updated,
+                "recommendation": newest.to_document() if newest else None,
+                "trials": [trial_row(t) for t in trials],
+            }
+        )
+        return
+    from ncclt.cli.tables import print_table
+
+    mark = " (SIMULATED)" if study.simulated else ""
+    print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
+    if newest:
+        print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
+    print_table(
+        ("#", "phase", "setting", "outcome", "time/step us", "detail"),
+        [
+            (
+                str(t.number),
+                t.phase.value + (f" {t.arm} {t.block}" if t.arm else ""),
+                t.setting.label,
+                t.result.outcome.value,
+                f"{t.score_us:.1f}" if t.score_us is not None else "-",
+                t.result.detail.splitlines()[-1] if t.result.detail else "",
+            )
+            for t in trials
+        ],
+        numbers=("#", "time/step us"),
+    )
+
+
+def trial_row(trial: Trial) -> dict[str, Any]:
+    """Return a trial as a JSON object, without its samples."""
+    return {
+        "number": trial.number,
+        "phase": trial.phase.value,
+        "arm": trial.arm.value if trial.arm else None,
+        "block": trial.block,
+        "setting": trial.setting.to_document(),
+        "label": trial.setting.label,
+        "repeat": trial.repeat,
+        "outcome": trial.result.outcome.value,
+        "detail": trial.result.detail,
+        "time_per_step_us": trial.score_us,
+    }
+
+
+def _outcome(summary: StudySummary) -> str:
+    found = summary.recommendation
+    if found is None:
+        return "-"
+    verdict = found.table.verdict
+    return f"{verdict.decision} {(verdict.speedup - 1) * 100:+.1f} %"
+
+
+def _summary_row(summary: StudySummary) -> dict[str, Any]:
+    study, found = summary.study, summary.recommendation
+    return {
+        "id": study.id,
+        "name": study.name,
+        "model": study.workload.name,
+        "cluster": study.cluster.name,
+        "nodes": study.cluster.nodes,
+        "gpus_per_node": study.cluster.gpus_per_node,
+        "launcher": study.launcher,
+        "simulated": study.simulated,
+        "state": study.state.value,
+        "trials": summary.trials,
+        "verdict": found.table.verdict.to_document() if found else None,
+        "updated": study.updated,
+    }

@@ -1,0 +1,291 @@
+"""What a person sees of a study: progress while it runs, tables and the verdict afterwards."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from ncclt.cli.edge import say
+from ncclt.cli.studies import trial_row
+from ncclt.core.compile import variables_for_setting
+from ncclt.core.message import format_bytes
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.study import Phase
+from ncclt.core.trial import Outcome
+
+if TYPE_CHECKING:
+    from ncclt.core.study import Study, Trial
+    from ncclt.runners import Ground
+    from ncclt.search.loop import Progress as SearchProgress
+    from ncclt.search.space import SearchSpace
+    from ncclt.store import Store
+    from ncclt.tune import MessageRow, TuneRequest, TuneResult
+
+TUNE_SCHEMA = 1
+"""Version of the document that `tune --json` prints."""
+
+_ROWS = 20
+
+
+class TuneView:
+    """A live bar on a terminal, plain lines elsewhere, nothing where it is hidden. Everything goes to stderr."""
+
+    def __init__(self, ground: Ground, *, hidden: bool) -> None:
+        self._ground = ground
+        self._hidden = hidden
+        self._live = not hidden and sys.stderr.isatty()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[best]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not self._live,
+        )
+        self._task = self._progress.add_task("search", total=None, best="")
+        self._phase = ""
+
+    def __enter__(self) -> TuneView:
+        """Start the bar."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
+    def opened(self, study: Study, resumed: int) -> None:
+        """Say where trials run and why, and whether the study goes on."""
+        if self._hidden:
+            return
+        cluster = study.cluster
+        simulated = " (SIMULATED)" if study.simulated else ""
+        say(f"ncclt: trials run on: {study.launcher}{simulated}, {self._ground.reason}")
+        say(
+            f"ncclt: {study.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
+            f"NCCL {cluster.nccl_version}, {len(study.workload.messages)} messages"
+        )
+        if resumed:
+            say(f"ncclt: resuming study {study.name}: {resumed} trials are stored")
+
+    def searched(self, progress: SearchProgress) -> None:
+        """Show one launch of the search."""
+        gain = progress.default_us / progress.policy_us
+        best = (
+            f"best policy {progress.policy_us / 1e3:.3f} ms/step, default {progress.default_us / 1e3:.3f} ({gain:.2f}x)"
+        )
+        self._show("search", progress.done, progress.budget, best, progress.trial)
+
+    def confirmed(self, trial: Trial, done: int, total: int) -> None:
+        """Show one launch of the confirmation."""
+        self._show("confirm", done, total, trial.setting.label, trial)
+
+    def proved(self, trial: Trial, done: int, total: int) -> None:
+        """Show one launch of the proof."""
+        self._show("prove", done, total, f"{trial.arm}, launch {trial.block + 1}", trial)
+
+    def _show(self, phase: str, done: int, total: int, text: str, trial: Trial) -> None:
+        if self._hidden:
+            return
+        if trial.result.outcome is not Outcome.OK:
+            reason = trial.result.detail.splitlines()[-1] if trial.result.detail else ""
+            # Through the console of the bar, which makes room for the line on a terminal.
+            self._progress.console.print(
+                f"ncclt: trial {trial.number} ({trial.setting.label}): {trial.result.outcome}: {reason}", markup=False
+            )
+        if self._live:
+            self._progress.update(self._task, description=phase, completed=done, total=total, best=text)
+        elif phase != self._phase or done % 10 == 0 or done == total:
+            say(f"ncclt: {phase} {done}/{total}: {text}")
+        self._phase = phase
+
+
+def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_option: str, quiet: bool) -> None:
+    """Write the table of messages, the verdict in words, and the line to use it.
+
+    Args:
+        result: of the run.
+        ground: where it ran.
+        store: where it is kept.
+        storage_option: what `ncclt env` must be given to find this store, empty when it finds it by itself.
+        quiet: no notes.
+    """
+    if not quiet:
+        say(f"ncclt: the search stopped: {result.stop}")
+        for note in result.notes:
+            say(f"ncclt: note: {note}")
+    found = result.recommendation
+    if found is None:
+        say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; the same command goes on")
+        return
+    _print_messages(result.messages, found.simulated)
+    mark = "SIMULATED: " if found.simulated else ""
+    print(f"\n{mark}{verdict_words(found)}")
+    if ground.recorded is not None:
+        print("The times were replayed from recorded measurements, not taken on this machine.")
+    print(f"stored: study {result.study.name} ({len(result.trials)} trials) in {store.shown}")
+    print(use_lines(found, storage_option))
+
+
+def verdict_words(found: Recommendation) -> str:
+    """Return the verdict as a sentence."""
+    verdict = found.table.verdict
+    if verdict.decision is Decision.TUNED:
+        return (
+            f"tuned: {found.model} on {found.cluster} communicates {verdict.speedup:.3f}x as fast as with NCCL's own "
+            f"choice (95 % interval {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}, {verdict.blocks} A B B A "
+            f"blocks): {verdict.default_us / 1e3:.3f} -> {verdict.policy_us / 1e3:.3f} ms per step"
+        )
+    return f"keep-default: NCCL's own choice stays for {found.model} on {found.cluster}: {verdict.reason}"
+
+
+def use_lines(found: Recommendation, storage_option: str) -> str:
+    """Return how to use a recommendation: by variables, and by the per-size table."""
+    fingerprint = found.fingerprint
+    command = (
+        f"ncclt env --cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} "
+        f"--nodes {fingerprint.nodes}{storage_option}"
+    )
+    lines = [f'use it:  eval "$({command})"']
+    if found.variables is None or found.variables.verdict.decision is not Decision.TUNED:
+        why = found.variables.verdict.reason if found.variables else "no single choice per collective beats the default"
+        lines.append(f"         variables alone change nothing here: {why}")
+    else:
+        verdict = found.variables.verdict
+        lines.append(
+            f"         variables alone: {verdict.speedup:.3f}x (95 % interval {verdict.interval[0]:.3f} to "
+            f"{verdict.interval[1]:.3f})"
+        )
+    if found.table.verdict.decision is Decision.TUNED:
+        lines.append(f"per size: {command} --format tuner-csv > policy.csv   (for an NCCL tuner plugin)")
+    return "\n".join(lines)
+
+
+def _print_messages(rows: tuple[MessageRow, ...], simulated: bool) -> None:
+    from ncclt.cli.tables import print_table
+
+    def bandwidths(row: MessageRow) -> str:
+        message = row.calls.message
+        return f"{message.busbw_gbps(row.default_us):.2f} > {message.busbw_gbps(row.tuned_us):.2f}"
+
+    table = [
+        (
+            f"{row.calls.message.collective} {format_bytes(row.calls.message.size_bytes)}"
+            + ("~" if row.interpolated else ""),
+            f"{row.calls.calls_per_step:g}",
+            f"{row.default_us:.1f}",
+            f"{row.tuned_us:.1f}",
+            f"{row.gain * 100:+.1f} %",
+            bandwidths(row),
+            row.setting.label,
+        )
+        for row in rows[:_ROWS]
+    ]
+    caption = []
+    if len(rows) > _ROWS:
+        rest = sum(r.calls.calls_per_step * r.default_us for r in rows[_ROWS:])
+        total = sum(r.calls.calls_per_step * r.default_us for r in rows)
+        caption.append(f"... and {len(rows) - _ROWS} more messages with {rest / total * 100:.1f} % of the time")
+    if any(row.interpolated for row in rows):
+        caption.append("~ this size was not recorded: interpolated log-log between its neighbours")
+    if simulated:
+        caption.append("SIMULATED: all times come from a model of the cluster")
+    numbers = ("calls", "default us", "tuned us", "gain", "bus GB/s")
+    print_table(("message", *numbers, "setting"), table, caption="\n".join(caption), numbers=numbers)
+
+
+def result_document(result: TuneResult) -> dict[str, Any]:
+    """Return the document of `tune --json`: no clock and no machine in it, so one seed gives one document."""
+    study, found = result.study, result.recommendation
+    cluster = study.cluster
+    verdict = found.table.verdict if found else None
+    return {
+        "schema": TUNE_SCHEMA,
+        "study": study.name,
+        "study_id": study.id,
+        "cluster": cluster.name,
+        "model": study.workload.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nccl_version": cluster.nccl_version,
+        "launcher": study.launcher,
+        "simulated": study.simulated,
+        "state": study.state.value,
+        "stopped": result.stop,
+        "verdict": verdict.decision.value if verdict else None,
+        "reason": verdict.reason if verdict else result.stop,
+        "speedup": verdict.speedup if verdict else None,
+        "interval": verdict.to_document()["interval"] if verdict else None,
+        "blocks": verdict.blocks if verdict else 0,
+        "policy": found.table.policy.to_document() if found else None,
+        "variables": _variables_row(found),
+        "recommendation": {"id": found.id, "revision": found.revision} if found else None,
+        "messages": [_message_row(row) for row in result.messages],
+        "trials": [trial_row(t) for t in result.trials if t.phase is Phase.SEARCH],
+        "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
+        "notes": list(result.notes),
+    }
+
+
+def _variables_row(found: Recommendation | None) -> dict[str, Any] | None:
+    if found is None or found.variables is None:
+        return None
+    return {"policy": found.variables.policy.to_document(), "verdict": found.variables.verdict.to_document()}
+
+
+def _message_row(row: MessageRow) -> dict[str, Any]:
+    message = row.calls.message
+    return {
+        "collective": message.collective.value,
+        "dtype": message.dtype,
+        "size_bytes": message.size_bytes,
+        "group_size": message.group_size,
+        "calls_per_step": row.calls.calls_per_step,
+        "default_us": row.default_us,
+        "tuned_us": row.tuned_us,
+        "default_busbw_gbps": message.busbw_gbps(row.default_us),
+        "tuned_busbw_gbps": message.busbw_gbps(row.tuned_us),
+        "gain": row.gain,
+        "setting": row.setting.to_document(),
+        "interpolated": row.interpolated,
+    }
+
+
+def plan_document(
+    study: Study, ground: Ground, space: SearchSpace, request: TuneRequest, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return what a study would do, for `--dry-run`."""
+    cluster, workload = study.cluster, study.workload
+    return {
+        "schema": TUNE_SCHEMA,
+        "study": study.name,
+        "launcher": study.launcher,
+        "why": ground.reason,
+        "simulated": study.simulated,
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nccl_version": cluster.nccl_version,
+        "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
+        "settings": len(space.distinct),
+        "parameters": list(space.distributions),
+        "trials": request.budget.trials,
+        "first": [
+            f"{s.label}: "
+            + " ".join(
+                f"{name}={value}"
+                for name, value in variables_for_setting(
+                    s, version=cluster.version, collectives=workload.collectives
+                ).variables
+            )
+            for s in space.anchors()
+        ],
+        "notes": list(notes),
+    }

@@ -1,0 +1,274 @@
+"""`ncclt verify`: the step time of a real training under two environments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclt.cli.edge import EXIT_INTERRUPTED, print_json, say
+from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.recommendation import Recommendation
+    from ncclt.core.verification import StepLaunch, Variables, Verification
+    from ncclt.launch.launcher import LaunchResult
+    from ncclt.verify import VerifyRequest
+
+app = typer.Typer()
+
+PLAN_SCHEMA = 1
+"""Version of the document that `verify --dry-run --json` prints."""
+
+_KEEP_BYTES = 256 * 1024
+"""Kept of each output of a launch where it is not shown: its last lines, should it fail."""
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def verify(
+    command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
+    model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
+    profile: Annotated[str | None, typer.Option(help="The same as --model, for an imported one.")] = None,
+    cluster: Annotated[str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the job.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the job.")] = None,
+    nccl_version: Annotated[str | None, typer.Option(help="NCCL that the job loads.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of the side that is judged, instead of a recommendation; repeatable."),
+    ] = None,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Left out: nothing is set."),
+    ] = None,
+    keep_env: Annotated[
+        bool, typer.Option("--keep-env", help="Let NCCL_* variables of this shell reach both sides.")
+    ] = False,
+    blocks: Annotated[int, typer.Option(help="A B B A blocks, four launches each.")] = 4,
+    steps: Annotated[int, typer.Option(help="Training steps to measure in each launch.")] = 30,
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 10,
+    min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a launch has failed.")] = 1800.0,
+    run_to_end: Annotated[
+        bool, typer.Option("--run-to-end", help="Let each launch end by itself, instead of after its measured steps.")
+    ] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
+    ] = Path(),
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    storage: Storage = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be launched; run and store nothing.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show each launch's output on stderr.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Launch a training briefly and in turn without and with its recommended environment, and compare step times.
+
+    No line of the training changes. The order A B B A ... cancels drifts; the verdict needs the whole interval.
+    """
+    from ncclt.launch.local import LocalLauncher
+    from ncclt.launch.process import KEEP_BYTES
+    from ncclt.recording.launchers import is_open_mpi
+    from ncclt.store import open_store
+    from ncclt.verify import VerifyRequest, recommended_variables
+    from ncclt.verify import verify as run
+
+    if model and profile:
+        raise UsageError("--model and --profile mean the same", hint="give one of them")
+    launcher = LocalLauncher(keep_env=keep_env, keep_bytes=KEEP_BYTES if verbose else _KEEP_BYTES)
+    workload, own = model or profile or "", bool(env or base)
+    published = None
+    if not own:
+        published = _recommendation(
+            workload, cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, storage=storage
+        )
+    request = VerifyRequest(
+        argv=tuple(command),
+        base_env=_variables("--base", base or []),
+        tuned_env=recommended_variables(published) if published else _variables("--env", env or []),
+        cluster=cluster or "",
+        model=workload,
+        recommendation=published.id if published else "",
+        # What a side sets itself is the launcher's business; these are what no side inherits.
+        removed_env=launcher.plan(command, variables={}, timeout_s=timeout).unset_env,
+        notes=_notes(published),
+        blocks=blocks,
+        steps=steps,
+        warmup=warmup,
+        min_effect=min_effect,
+        timeout_s=timeout,
+        stop_after=not run_to_end,
+        directory=directory,
+        open_mpi=is_open_mpi(command[0], environ=os.environ),
+        seed=seed,
+    )
+    if dry_run:
+        _print_plan(request, as_json=as_json)
+        return
+    watch = _Watch(request, hidden=quiet or as_json, verbose=verbose)
+    # A store that cannot be written is told before the training runs, and not an hour later.
+    with open_store(storage) as store, _interruptible():
+        watch.begun()
+        try:
+            verification = run(
+                request, launcher, environ=os.environ, watch=watch,
+                now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            say("ncclt: interrupted: the running launch was ended, nothing was stored")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        store.add_verification(verification)
+        where = store.shown
+    if as_json:
+        print_json(verification.to_document())
+    else:
+        _print(verification, where, quiet=quiet)
+
+
+def _recommendation(
+    model: str,
+    cluster: str | None,
+    *,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    nccl_version: str | None,
+    storage: str | None,
+) -> Recommendation:
+    from ncclt.core.recommendation import Request, select
+    from ncclt.core.version import NcclVersion
+    from ncclt.store import published
+
+    if not model or not cluster:
+        raise UsageError(
+            "give --model NAME (or --profile NAME) and --cluster NAME, whose recommendation is verified",
+            hint="or compare two environments by --env NAME=VALUE and --base NAME=VALUE",
+        )
+    version = str(NcclVersion.parse(nccl_version)) if nccl_version else None
+    wanted = Request(cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=version)
+    return select(published(storage, cluster=cluster, model=model), wanted)
+
+
+def _variables(option: str, texts: Sequence[str]) -> Variables:
+    from ncclt.core.verification import sorted_variables
+
+    variables: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or "\0" in text:
+            raise UsageError(f"{option} {text!r} is no NAME=VALUE", hint=f"for example {option} NCCL_ALGO=Ring")
+        variables[name.strip()] = value
+    return sorted_variables(variables)
+
+
+def _notes(published: Recommendation | None) -> tuple[str, ...]:
+    if published is None or not published.simulated:
+        return ()
+    return ("SIMULATED: the recommendation was tuned on a model of the cluster; the step times here are measured",)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP, which schedulers send, do what Ctrl-C does: end the running launch, then us."""
+    # Under nohup SIGHUP is ignored and stays so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class _Watch:
+    """Says on stderr how the launches go."""
+
+    def __init__(self, request: VerifyRequest, *, hidden: bool, verbose: bool) -> None:
+        self._request, self._hidden, self._verbose = request, hidden, verbose
+
+    def begun(self) -> None:
+        """Say what both sides get."""
+        if self._hidden:
+            return
+        for name, variables in (("base", self._request.base_env), ("tuned", self._request.tuned_env)):
+            say(f"ncclt: {name}: {_shown(variables)}")
+        if self._request.removed_env:
+            say(f"ncclt: no side inherits {', '.join(self._request.removed_env)} (--keep-env changes that)")
+        for note in self._request.notes:
+            say(f"ncclt: {note}")
+
+    def __call__(self, launch: StepLaunch, result: LaunchResult) -> None:
+        """Hear of one launch."""
+        if self._verbose:
+            sys.stderr.write(result.stdout + result.stderr)
+        if not self._hidden:
+            took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
+            say(f"ncclt: launch {launch.order + 1}/{len(self._request.order)}, {launch.side}: {took}")
+
+
+def _shown(variables: Variables) -> str:
+    import shlex
+
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables) or "nothing set"
+
+
+def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
+    """Show what would be launched."""
+    document: dict[str, Any] = {
+        "schema": PLAN_SCHEMA,
+        "argv": list(request.argv),
+        "order": [side.value for side in request.order],
+        "base_env": dict(request.base_env),
+        "tuned_env": dict(request.tuned_env),
+        "removed_env": list(request.removed_env),
+        "recommendation": request.recommendation,
+        "warmup": request.warmup,
+        "steps": request.steps,
+        "notes": list(request.notes),
+    }
+    if as_json:
+        print_json(document)
+        return
+    import shlex
+
+    print(f"command: {shlex.join(request.argv)}")
+    print(f"launches: {len(request.order)}: {' '.join(request.order)}")
+    print(f"steps: {request.steps} of each launch, behind {request.warmup} of warm-up")
+    print(f"base: {_shown(request.base_env)}")
+    print(f"tuned: {_shown(request.tuned_env)}")
+    print(f"removed from both: {', '.join(request.removed_env) or 'nothing'}")
+    for note in request.notes:
+        print(f"note: {note}")
+
+
+def _print(verification: Verification, where: str, *, quiet: bool) -> None:
+    from ncclt.cli.tables import print_table
+    from ncclt.core.verification import PERCENTILES, Side
+
+    header = ("side", "launches", "steps", *(f"p{percent} ms" for percent in PERCENTILES))
+    rows = []
+    for side in Side:
+        launches = sum(1 for launch in verification.launches if launch.side is side)
+        times = [f"{time_us / 1e3:.3f}" for time_us in verification.percentiles(side).values()]
+        count = str(len(verification.step_us(side)))
+        rows.append((side.value, str(launches), count, *(times or ["-"] * len(PERCENTILES))))
+    print_table(header, rows, numbers=header[1:])
+    print(f"verdict: {verification.verdict.decision}: {verification.verdict.reason}")
+    for launch in verification.launches:
+        if launch.failure:
+            say(f"ncclt: launch {launch.order + 1}, {launch.side}, failed: {launch.failure}")
+    if quiet:
+        return
+    for note in verification.notes:
+        say(f"note: {note}")
+    say(f"ncclt: stored verification {verification.id} in {where}")

@@ -1,0 +1,69 @@
+"""Reads the outputs of a process as they come, and keeps no more than their ends."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections import deque
+from typing import IO
+
+_CHUNK_BYTES = 65536
+"""The size of a pipe on Linux (pipe(7)): one read empties it."""
+
+
+class Tail:
+    """Keeps the last bytes of a stream."""
+
+    def __init__(self, *, keep_bytes: int) -> None:
+        self._keep_bytes = keep_bytes
+        self._chunks: deque[bytes] = deque()
+        self._held = 0
+        self.dropped_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Append a chunk and forget the oldest ones that are not needed any more."""
+        self._chunks.append(chunk)
+        self._held += len(chunk)
+        while self._held - len(self._chunks[0]) >= self._keep_bytes:
+            oldest = self._chunks.popleft()
+            self._held -= len(oldest)
+            self.dropped_bytes += len(oldest)
+
+    def text(self) -> str:
+        """Decode what is kept; broken characters are replaced."""
+        return b"".join(self._chunks).decode("utf-8", errors="replace")
+
+
+class Capture:
+    """Reads several pipes at once, so that a process never waits for one of them to be emptied."""
+
+    def __init__(self, pipes: dict[IO[bytes], Tail]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pipes = pipes
+        for pipe, tail in pipes.items():
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, tail)
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether any pipe can still bring something."""
+        return bool(self._selector.get_map())
+
+    def read_for(self, seconds: float) -> None:
+        """Wait up to some seconds for output and store what there is."""
+        if not self.is_open:
+            time.sleep(seconds)
+            return
+        for key, _events in self._selector.select(seconds):
+            chunk = os.read(key.fd, _CHUNK_BYTES)
+            if chunk:
+                key.data.add(chunk)
+            else:
+                self._selector.unregister(key.fileobj)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        self._selector.close()
+        for pipe in self._pipes:
+            pipe.close()

@@ -1,0 +1,80 @@
+"""The port behind which commands are started, and the plan that says beforehand exactly what will be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol as Port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """One launch, decided but not begun.
+
+    Attributes:
+        argv: program and arguments; never given to a shell.
+        set_env: variables added to the environment of the launch, sorted.
+        unset_env: names of variables removed from it, sorted.
+        cwd: working folder; None = the present one.
+        timeout_s: after this everything that was started is ended.
+    """
+
+    argv: tuple[str, ...]
+    set_env: tuple[tuple[str, str], ...] = ()
+    unset_env: tuple[str, ...] = ()
+    cwd: Path | None = None
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """How a launch ended.
+
+    Attributes:
+        exit_code: negative = ended by that signal; None = it could not be started, or not be ended.
+        timed_out: it was ended because its time was over.
+        killed: it was ended by `Launcher.kill`.
+        stdout, stderr: the last part of each, decoded; how much is kept is the launcher's choice.
+        dropped_bytes: what came before that part, both together.
+        wall_s: from the start until nothing of it was left.
+        failure: why it could not be started; empty where it was.
+        survivors: process ids that even SIGKILL did not end, for example while a driver hangs; almost always empty.
+    """
+
+    exit_code: int | None
+    timed_out: bool = False
+    killed: bool = False
+    stdout: str = ""
+    stderr: str = ""
+    dropped_bytes: int = 0
+    wall_s: float = 0.0
+    failure: str = ""
+    survivors: tuple[int, ...] = ()
+
+
+class Launcher(Port):
+    """Starts commands somewhere.
+
+    Contract: `plan` is pure, its plan can be shown, kept and compared. `run` is the only side effect; it returns for
+    every command, whatever that does (crash, hang, print without end, cannot be found), and when it returns or raises,
+    nothing that it started still runs, except for the `survivors` it names. The variables of a plan reach the command.
+    Variables named NCCL_* of the caller's own environment reach it only if the launcher was told to keep them.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        ...
+
+    def plan(self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float) -> LaunchPlan:
+        """Decide how a command would be started under some variables."""
+        ...
+
+    def run(self, plan: LaunchPlan) -> LaunchResult:
+        """Start it and wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """End what `run` is waiting for, at once; may be called from a signal handler or from another thread."""
+        ...

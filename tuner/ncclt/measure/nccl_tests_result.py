@@ -1,0 +1,66 @@
+"""What one run of nccl-tests reports, whichever of its two formats it was read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclTestTiming:
+    """One half of a row: out-of-place or in-place.
+
+    Attributes:
+        time_us: per call, µs; nan where nccl-tests printed nan.
+        algbw_gbps, busbw_gbps: as printed, 1e9 bytes/s.
+        wrong: elements that came out wrong; None = not checked (`N/A`, or the `error` column of older releases,
+            which is a difference and no count).
+    """
+
+    time_us: float
+    algbw_gbps: float
+    busbw_gbps: float
+    wrong: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclTestRow:
+    """One measured size.
+
+    Attributes:
+        size_bytes: the `size` column; 0 where alignment left nothing to send.
+        count: elements; per rank for all_gather, reduce_scatter and alltoall.
+        dtype: in the spelling of nccl-tests, `float`.
+        redop, root: None where the table has no such column.
+        out_of_place, in_place: None where that half was left out.
+    """
+
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str | None
+    root: int | None
+    out_of_place: NcclTestTiming | None
+    in_place: NcclTestTiming | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclTest:
+    """One run of one nccl-tests program.
+
+    Attributes:
+        program: `all_reduce_perf` where the output names it.
+        version: of nccl-tests, where the output names it.
+        ranks: ranks it ran on.
+        rows: in order; repeated where the sweep was.
+        avg_busbw_gbps: as printed, 1e9 bytes/s; None where the run ended before.
+        out_of_bounds: number of failed checks; None where the run ended before.
+        unreadable_lines: lines inside the table that are no row, such as log lines and rows broken by them.
+    """
+
+    program: str | None
+    version: str | None
+    ranks: int
+    rows: tuple[NcclTestRow, ...]
+    avg_busbw_gbps: float | None
+    out_of_bounds: int | None
+    unreadable_lines: int = 0

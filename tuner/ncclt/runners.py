@@ -1,0 +1,221 @@
+"""Where trials run: chooses the launcher, and joins it with what can be tried and measured there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.compile import Compiled, variables_for_setting
+from ncclt.core.message import Collective, Message
+from ncclt.core.parameters import parameter, searchable
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Runner
+from ncclt.core.workload import Workload
+from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from ncclt.search.space import SearchSpace
+
+LAUNCHER_CHOICES = ("simulate", "replay", "local")
+"""Words that `--launcher` takes; others come with the issue on real clusters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherChoice:
+    """Where trials run, and why there."""
+
+    name: str
+    reason: str
+
+
+def choose_launcher(
+    requested: str | None, *, landscape: bool, environ: Mapping[str, str], gpus_visible: Callable[[], bool]
+) -> LauncherChoice:
+    """Decide where trials run: as asked, else in the Slurm allocation, else on visible GPUs, else simulated.
+
+    Args:
+        requested: the `--launcher` word, None = not said.
+        landscape: whether a `--landscape` was given, which means replay.
+        environ: the process environment.
+        gpus_visible: asked only when needed.
+
+    Raises:
+        UsageError: an unknown word, or a place where this version cannot run trials.
+    """
+    if requested is not None:
+        if requested not in LAUNCHER_CHOICES:
+            raise UsageError(f"no launcher {requested!r}", hint=f"one of {', '.join(LAUNCHER_CHOICES)}")
+        if landscape and requested != "replay":
+            raise UsageError(f"--landscape is replayed, it cannot go with --launcher {requested}")
+        return LauncherChoice(name=requested, reason="as asked")
+    if landscape:
+        return LauncherChoice(name="replay", reason="a landscape was given")
+    if job := environ.get("SLURM_JOB_ID"):
+        raise UsageError(
+            f"this is Slurm allocation {job}, and this version of ncclt cannot launch trials through Slurm yet",
+            hint="choose --launcher local (this node alone) or --launcher simulate",
+        )
+    if gpus_visible():
+        return LauncherChoice(name="local", reason="GPUs are visible here")
+    return LauncherChoice(name="simulate", reason="no Slurm allocation and no GPU here")
+
+
+def gpus_visible() -> bool:
+    """Tell whether this machine shows an NVIDIA GPU to this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """A place to measure: the runner, what it can measure, and which settings make sense there.
+
+    Attributes:
+        runner: measures settings.
+        reason: why trials run there, for people.
+        covers: tells whether a message can be measured there.
+        recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
+        expressible: tells whether a setting can be forced there as a whole.
+        notes: what the reader of the result must know.
+    """
+
+    runner: Runner
+    reason: str
+    covers: Callable[[Message], bool]
+    recorded: tuple[Setting, ...] | None = None
+    expressible: Callable[[Setting], bool] = lambda _setting: True
+    notes: tuple[str, ...] = ()
+
+    def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+        """Place a workload and leave out what cannot be measured here; return it with notes that say so.
+
+        Raises:
+            LandscapeError: nothing of it can be measured here.
+        """
+        cluster = self.runner.cluster
+        placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+        notes = [*self.notes, *_placing_notes(workload, cluster)]
+        kept = tuple(calls for calls in placed.messages if self.covers(calls.message))
+        if not kept:
+            raise LandscapeError(
+                f"none of the messages of {workload.name!r} is in the landscape",
+                hint="it records other collectives or sizes; see `ncclt profile show`",
+            )
+        if len(kept) < len(placed.messages):
+            cut = replace(placed, messages=kept)
+            share = 1 - cut.bytes_per_step / placed.bytes_per_step
+            missing = sorted({c.message.collective.value for c in placed.messages if c not in kept})
+            notes.append(
+                f"{len(placed.messages) - len(kept)} of {len(placed.messages)} messages ({', '.join(missing)}; "
+                f"{share * 100:.2g} % of the bytes) are outside the landscape and left to NCCL"
+            )
+            placed = cut
+        return placed, tuple(notes)
+
+    def space(self, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+        """Return what a study of a workload may try here."""
+        from ncclt.search.space import cluster_space, recorded_space
+
+        if self.recorded is not None:
+            return recorded_space(self.recorded)
+        ladders = process_wide_ladders(process_wide, self.runner.cluster)
+        return cluster_space(
+            workload.collectives, self.runner.cluster, parameters=ladders, expressible=self.expressible
+        )
+
+
+def process_wide_ladders(names: tuple[str, ...], cluster: Cluster) -> dict[str, tuple[int, ...]]:
+    """Return the values to try of each process-wide parameter, without its default.
+
+    Raises:
+        UsageError: a parameter that may not be searched with this NCCL.
+    """
+    allowed = {p.name: p for p in searchable(cluster.version)}
+    for name in names:
+        if name not in allowed:
+            parameter(name)
+            raise UsageError(
+                f"{name} is not searched with NCCL {cluster.version}", hint=f"one of {', '.join(allowed) or 'none'}"
+            )
+    ladders = {}
+    for name in names:
+        values, default = allowed[name].values, allowed[name].default
+        assert isinstance(values, tuple), "searchable parameters list their values"
+        ladders[name] = tuple(int(value) for value in values if value != default)
+    return ladders
+
+
+def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
+    recorded = workload.provenance.world_size
+    if recorded and recorded != cluster.world:
+        return [f"recorded with {recorded} ranks, tuned for {cluster.world}: messages of the whole job keep their size"]
+    return []
+
+
+def simulated_ground(cluster: Cluster, *, seed: int, reason: str) -> Ground:
+    """Return the simulated cluster as a place to measure."""
+    from ncclt.simulate import SimulatedRunner
+
+    return Ground(
+        runner=SimulatedRunner(cluster, seed=seed),
+        reason=reason,
+        covers=lambda _message: True,
+        notes=("SIMULATED: the times come from a model of the cluster, nothing was measured",),
+    )
+
+
+def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Ground:
+    """Return a recorded landscape as a place to measure; its search space is exactly what was recorded."""
+    from ncclt.simulate import ReplayRunner, load_landscape
+
+    landscape = load_landscape(path, where)
+    return Ground(
+        runner=ReplayRunner(landscape, seed=seed),
+        reason=reason,
+        covers=landscape.covers,
+        recorded=landscape.settings(),
+        notes=(
+            f"replayed from {path.name}: recorded measurements, not this machine; repeated launches only vary as far "
+            "as the recording has repeats, so the interval says little about noise",
+            *landscape.notes,
+        ),
+    )
+
+
+def local_ground(
+    cluster: Cluster, collectives: frozenset[Collective], *, benchmark_folder: Path | None, reason: str
+) -> Ground:
+    """Return the GPUs of this machine as a place to measure, with nccl-tests."""
+    if cluster.nodes != 1:
+        raise UsageError(
+            f"--launcher local measures this machine alone, not {cluster.nodes} nodes", hint="use --nodes 1"
+        )
+    from ncclt.launch.local import LocalLauncher
+    from ncclt.launched import LaunchedRunner
+    from ncclt.measure.nccl_tests import NcclTests
+
+    def compiled(setting: Setting) -> Compiled:
+        return variables_for_setting(setting, version=cluster.version, collectives=collectives)
+
+    return Ground(
+        runner=LaunchedRunner(
+            benchmark=NcclTests(folder=benchmark_folder),
+            launcher=LocalLauncher(),
+            cluster=cluster,
+            variables=lambda setting: dict(compiled(setting).variables),
+        ),
+        reason=reason,
+        covers=lambda _message: True,
+        expressible=lambda setting: compiled(setting).complete,
+    )
+
+
+def require_tune_extra() -> None:
+    """Refuse early, with the command to type, when the tuner's packages are not installed."""
+    for package in ("optuna", "numpy", "sqlalchemy"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"tuning needs {package}", hint="pip install 'ncclt[tune]'")

@@ -1,0 +1,171 @@
+"""Which settings a study may try, and how they look to Optuna."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.legality import Algorithm, Protocol, choices
+from ncclt.core.message import Collective
+from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
+
+CHANNEL_LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+"""Channel counts that are tried; the best one is rarely missed by more than the noise between neighbours."""
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """A finite set of settings, spanned by a few ordered parameters.
+
+    Attributes:
+        distributions: what Optuna samples from; ladders are integer positions, so that neighbours are near.
+        settings: what each point means: the sampled values in the order of `distributions` -> setting. Different
+            points may mean the same setting.
+    """
+
+    distributions: Mapping[str, BaseDistribution]
+    settings: Mapping[tuple[Any, ...], Setting]
+    _points: dict[Setting, tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_points", {setting: point for point, setting in self.settings.items()})
+
+    @property
+    def distinct(self) -> tuple[Setting, ...]:
+        """Return every setting once, in a fixed order."""
+        return tuple(dict.fromkeys(self.settings.values()))
+
+    def setting(self, params: Mapping[str, Any]) -> Setting:
+        """Return what sampled values mean."""
+        return self.settings[tuple(params[name] for name in self.distributions)]
+
+    def params(self, setting: Setting) -> dict[str, Any] | None:
+        """Return the last point that means a setting, or None where none does (the default of a recorded space)."""
+        point = self._points.get(setting)
+        return None if point is None else dict(zip(self.distributions, point, strict=True))
+
+    def nearest(self, params: Mapping[str, Any], among: Collection[Setting]) -> Setting:
+        """Return the setting among some whose point is nearest to sampled values.
+
+        A step on a ladder counts 1, another category counts as far as the longest ladder.
+
+        Args:
+            params: sampled values.
+            among: settings of this space, at least one.
+        """
+        ladders = [d for d in self.distributions.values() if isinstance(d, IntDistribution)]
+        category = max((d.high - d.low for d in ladders), default=1)
+
+        def distance(point: tuple[Any, ...]) -> int:
+            pairs = zip(self.distributions.items(), point, strict=True)
+            total = 0
+            for (name, kind), value in pairs:
+                step = isinstance(kind, IntDistribution)
+                total += abs(int(value) - int(params[name])) if step else category * (value != params[name])
+            return total
+
+        wanted = set(among)
+        return min(((distance(p), str(p), s) for p, s in self.settings.items() if s in wanted), key=lambda t: t[:2])[2]
+
+    def anchors(self) -> tuple[Setting, ...]:
+        """Return one setting per pair of algorithm and protocol to begin with: as little else forced as possible.
+
+        One launch measures all messages, so after the anchors every pair is known on every message.
+        """
+        first: dict[tuple[Algorithm | None, Protocol | None], Setting] = {}
+        for setting in sorted(self.distinct, key=_forced_amount):
+            first.setdefault((setting.algorithm, setting.protocol), setting)
+        return tuple(s for s in first.values() if not s.is_default)
+
+
+def cluster_space(
+    collectives: Iterable[Collective],
+    cluster: Cluster,
+    *,
+    parameters: Mapping[str, tuple[int, ...]],
+    expressible: Callable[[Setting], bool] = lambda _setting: True,
+) -> SearchSpace:
+    """Return the settings that NCCL would accept on a cluster for at least one of the collectives.
+
+    Args:
+        collectives: of the workload; untunable ones leave only the process-wide parameters.
+        cluster: sized.
+        parameters: process-wide parameters to search: name -> ladder of values; "not set" is always tried too.
+        expressible: tells whether the place where trials run can force a pair; plain variables cannot force all.
+    """
+    pairs = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
+    ladder = [c for c in CHANNEL_LADDER if c <= max_channels(cluster.version)]
+    names = {_pair_name(a, p): (a, p) for a, p in pairs}
+    # "auto" stands at the upper end: NCCL starts from all the channels it found and takes away for small messages.
+    channels: list[int | None] = [*ladder, None]
+    axes: dict[str, list[Any]] = {"pair": [AUTO, *names]}
+    distributions: dict[str, BaseDistribution] = {"pair": CategoricalDistribution([AUTO, *names])}
+    if names:
+        axes["channels"] = list(range(len(channels)))
+        distributions["channels"] = IntDistribution(0, len(channels) - 1)
+    for name, values in sorted(parameters.items()):
+        axes[name] = list(range(len(values) + 1))
+        distributions[name] = IntDistribution(0, len(values))
+    settings: dict[tuple[Any, ...], Setting] = {}
+    for point in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, point, strict=True))
+        algorithm, protocol = names.get(chosen["pair"], (None, None))
+        # Without a forced pair the channels stay NCCL's too: a tuner table cannot say channels alone.
+        count = channels[chosen["channels"]] if algorithm else None
+        set_parameters = tuple(
+            (name, parameters[name][chosen[name] - 1]) for name in sorted(parameters) if chosen[name] > 0
+        )
+        setting = Setting(algorithm=algorithm, protocol=protocol, channels=count, parameters=set_parameters)
+        settings[point] = setting
+    return SearchSpace(distributions=distributions, settings=settings)
+
+
+def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:
+    """Return exactly the recorded settings: their axes where they form a full grid, else one list of settings."""
+    settings = [s for s in dict.fromkeys(recorded) if not s.is_default]
+    axes: dict[str, list[Any]] = {
+        "pair": sorted({_pair_name(s.algorithm, s.protocol) for s in settings}),
+        "channels": sorted({s.channels or 0 for s in settings}),
+        "parameters": sorted({_parameters_name(s) for s in settings}),
+    }
+    by_point = {(_pair_name(s.algorithm, s.protocol), s.channels or 0, _parameters_name(s)): s for s in settings}
+    varying = {name: values for name, values in axes.items() if len(values) > 1}
+    full = len(by_point) == len(axes["pair"]) * len(axes["channels"]) * len(axes["parameters"])
+    if not full or not varying:
+        labels = {s.label: s for s in settings}
+        return SearchSpace(
+            distributions={"setting": CategoricalDistribution(list(labels))},
+            settings={(label,): setting for label, setting in labels.items()},
+        )
+    distributions: dict[str, BaseDistribution] = {}
+    for name, values in varying.items():
+        if name == "channels":
+            distributions[name] = IntDistribution(0, len(values) - 1)
+        else:
+            distributions[name] = CategoricalDistribution(values)
+    points = {}
+    for point, setting in by_point.items():
+        coordinates = dict(zip(axes, point, strict=True))
+        coordinates["channels"] = axes["channels"].index(coordinates["channels"])
+        points[tuple(coordinates[name] for name in varying)] = setting
+    return SearchSpace(distributions=distributions, settings=points)
+
+
+def _forced_amount(setting: Setting) -> tuple[int, int]:
+    """Order settings by what they force: NCCL's own channel count first, then many channels before few."""
+    return (len(setting.parameters), -(setting.channels or MAX_CHANNELS + 1))
+
+
+def _pair_name(algorithm: Algorithm | None, protocol: Protocol | None) -> str:
+    return f"{algorithm or AUTO}/{protocol or AUTO}"
+
+
+def _parameters_name(setting: Setting) -> str:
+    return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO

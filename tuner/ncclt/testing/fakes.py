@@ -1,0 +1,71 @@
+"""Stand-ins for cluster and store: small, deterministic, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+from ncclt.core.study import Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+
+TimeOf = Callable[[Setting, Message, int], float | Outcome]
+"""(setting, message, launches of anything so far) -> time of a call in µs, or how the launch fails."""
+
+
+class FakeRunner:
+    """A runner whose times come from a function.
+
+    Args:
+        cluster: what it pretends to be.
+        time_of: gives times or a failure.
+    """
+
+    def __init__(self, cluster: Cluster, time_of: TimeOf) -> None:
+        self._cluster = cluster
+        self._time_of = time_of
+        self.launches: list[Setting] = []
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        return "fake"
+
+    @property
+    def simulated(self) -> bool:
+        """Tell that the times are invented."""
+        return True
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster."""
+        return self._cluster
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Return the function's times, or the first failure among them."""
+        number = len(self.launches)
+        self.launches.append(setting)
+        measurements = []
+        for message in messages:
+            time = self._time_of(setting, message, number)
+            if isinstance(time, Outcome):
+                return TrialResult(outcome=time, detail=f"fake {time} in repeat {repeat}")
+            measurements.append(Measurement(message=message, samples_us=(time,)))
+        return TrialResult(outcome=Outcome.OK, measurements=tuple(measurements), wall_s=0.001)
+
+
+class FakeJournal:
+    """Keeps trials in a list."""
+
+    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+        self._trials = list(trials)
+
+    def trials(self) -> Sequence[Trial]:
+        """Return all trials of the study, by number."""
+        return self._trials
+
+    def add(self, trial: Trial) -> Trial:
+        """Keep one trial and return it."""
+        self._trials.append(trial)
+        return trial

@@ -1,0 +1,79 @@
+"""What every launcher must do: subclass this in a test module and give it a launcher."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+
+from ncclt.launch.launcher import Launcher, LaunchResult
+
+_PATIENT_S = 30.0
+
+
+class LauncherContract(ABC):
+    """Tests of the contract in `ncclt.launch.launcher.Launcher`; the commands are Python of this environment."""
+
+    @abstractmethod
+    def launcher(self) -> Launcher:
+        """Return the launcher under test."""
+
+    def test_has_a_name(self) -> None:
+        """The name is a word that can be typed."""
+        assert self.launcher().name.isidentifier()
+
+    def test_plan_is_pure(self) -> None:
+        """The same request gives the same plan, and the plan says everything that was asked for."""
+        launcher = self.launcher()
+        plans = [
+            launcher.plan(("prog", "-b", "8"), variables={"NCCL_ALGO": "Ring", "A": "1"}, timeout_s=5.0)
+            for _ in range(2)
+        ]
+        assert plans[0] == plans[1]
+        assert plans[0].argv[-3:] == ("prog", "-b", "8")
+        assert plans[0].timeout_s == 5.0
+        assert hash(plans[0]) == hash(plans[1])
+
+    def test_variables_reach_the_command(self) -> None:
+        """A variable of the plan is in the environment of the command."""
+        result = self._run("import os; print(os.environ['NCCL_ALGO'])", variables={"NCCL_ALGO": "Ring"})
+        assert result.exit_code == 0
+        assert "Ring" in result.stdout
+
+    def test_both_outputs_come_back(self) -> None:
+        """Standard output and standard error are kept apart, and the time was taken."""
+        result = self._run("import sys; print('left'); print('right', file=sys.stderr)")
+        assert "left" in result.stdout
+        assert "right" in result.stderr
+        assert result.wall_s > 0
+
+    def test_exit_code_comes_back(self) -> None:
+        """A failing command is a result and no exception."""
+        assert self._run("raise SystemExit(7)").exit_code == 7
+
+    def test_time_is_limited(self) -> None:
+        """A command that never ends is ended, and what it had printed is kept."""
+        result = self._run("import time; print('begun', flush=True); time.sleep(600)", timeout_s=1.0)
+        assert result.timed_out
+        assert not result.survivors
+        assert "begun" in result.stdout
+
+    def test_missing_program_is_a_result(self) -> None:
+        """A program that is not there gives a reason."""
+        launcher = self.launcher()
+        result = launcher.run(launcher.plan(("/nowhere/all_reduce_perf",), variables={}, timeout_s=_PATIENT_S))
+        assert result.exit_code != 0
+        assert "all_reduce_perf" in result.failure + result.stderr
+
+    def test_kill_with_nothing_running_is_harmless(self) -> None:
+        """Killing comes from people who cannot know what runs just now."""
+        launcher = self.launcher()
+        launcher.kill()
+        assert (
+            launcher.run(launcher.plan((sys.executable, "-c", ""), variables={}, timeout_s=_PATIENT_S)).exit_code == 0
+        )
+
+    def _run(
+        self, code: str, *, variables: dict[str, str] | None = None, timeout_s: float = _PATIENT_S
+    ) -> LaunchResult:
+        launcher = self.launcher()
+        return launcher.run(launcher.plan((sys.executable, "-c", code), variables=variables or {}, timeout_s=timeout_s))

@@ -1,0 +1,358 @@
+"""What every store must do, on whatever database: subclass `StoreContract` and give it a fresh URL per test."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import NotFoundError, StoreError, UsageError
+from ncclt.store import Store, open_store, published
+
+RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8, parameters=(("BUFFSIZE", 8388608),))
+
+
+class TickingClock:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count()
+
+    def __call__(self) -> str:
+        """Return the next second of 2026."""
+        now = next(self._seconds)
+        return f"2026-01-01T00:{now // 60:02d}:{now % 60:02d}.000+00:00"
+
+
+def sample_cluster(name: str = "pair", *, nodes: int = 2) -> Cluster:
+    """Return a small cluster."""
+    return Cluster(
+        name=name, nodes=nodes, gpus_per_node=4, gpu="A100-SXM4-64GB", compute_capability=80, link_class="nvlink",
+        link_gbps=100.0, fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.28.9",
+        sources=("made up for tests",),
+    )  # fmt: skip
+
+
+def sample_workload(name: str = "toy", *, messages: int = 2) -> Workload:
+    """Return a workload with some all_reduce messages."""
+    calls = tuple(
+        MessageCalls(
+            message=Message(
+                collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=2**40 >> i, group_size=8, spans_nodes=True
+            ),
+            calls_per_step=1.5 + i,
+        )
+        for i in range(messages)
+    )
+    return Workload(name=name, messages=calls, provenance=Provenance(source="test", detail={"model": "none"}))
+
+
+def sample_study(name: str = "first", *, id: str = "abc123") -> Study:
+    """Return a study that has just begun."""
+    return Study(
+        id=id, name=name, cluster=sample_cluster(), workload=sample_workload(), launcher="simulate", simulated=True,
+        process_wide=("BUFFSIZE",), seed=2**70, state=StudyState.RUNNING,
+    )  # fmt: skip
+
+
+def sample_trial(number: int, *, setting: Setting = RING, score_us: float | None = 123.456, messages: int = 2) -> Trial:
+    """Return a good trial; its samples have no short decimal form."""
+    measurements = tuple(
+        Measurement(message=calls.message, samples_us=(0.1 + 0.2, 1 / 3 + number, 5e-324), wrong=None if i else 2**40)
+        for i, calls in enumerate(sample_workload(messages=messages).messages)
+    )
+    result = TrialResult(outcome=Outcome.OK, measurements=measurements, wall_s=1 / 7)
+    return Trial(number=number, phase=Phase.SEARCH, setting=setting, repeat=0, result=result, score_us=score_us)
+
+
+def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy", nodes: int = 2) -> Recommendation:
+    """Return a recommendation with a table and no variables."""
+    rule = Rule(collective=Collective.ALL_REDUCE, max_bytes=4096, algorithm=Algorithm.TREE, protocol=Protocol.LL)
+    verdict = Verdict(
+        decision=Decision.TUNED, reason="0.1 + 0.2 faster", speedup=1.1, interval=(1.05, 0.1 + 0.2), blocks=6,
+        default_us=110.0, policy_us=100.0,
+    )  # fmt: skip
+    return Recommendation(
+        id=id, revision=99, study="abc123", cluster=cluster, model=model, workload_digest="0" * 12,
+        collectives=frozenset({Collective.ALL_REDUCE}), fingerprint=sample_cluster(nodes=nodes).fingerprint(),
+        table=Delivery(policy=Policy(rules=(rule,)), verdict=verdict), variables=None, simulated=True,
+        launcher="simulate", created="",
+    )  # fmt: skip
+
+
+def write_trials_for_ever(url: str) -> None:
+    """Add trials to the study `abc123`, printing the number of each that was added; to be killed."""
+    with open_store(url) as store:
+        store.open_study(sample_study())
+        for number in itertools.count():
+            store.add_trial("abc123", sample_trial(number, messages=20))
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+
+
+class StoreContract:
+    """Tests that hold on every database; the subclass gives `store_url` and `execute`."""
+
+    @pytest.fixture
+    def store_url(self) -> str:
+        """Return the URL of a database that nobody has used."""
+        raise NotImplementedError("a subclass of StoreContract gives the fixture store_url")
+
+    def execute(self, url: str, statement: str) -> list[tuple[object, ...]]:
+        """Run one SQL statement where our tables live, past the store, and return its rows."""
+        raise NotImplementedError("a subclass of StoreContract gives the method execute")
+
+    @pytest.fixture
+    def store(self, store_url: str, tmp_path: Path) -> Iterator[Store]:
+        """Return an open store with one shipped workload and no shipped cluster."""
+        folder = tmp_path / "profiles"
+        (folder / "workloads").mkdir(parents=True)
+        shipped = '"name":"bert","provenance":{"source":"model"},"messages":[{"collective":"all_reduce"'
+        row = '"dtype":"float32","size_bytes":8,"calls_per_step":1}]'
+        (folder / "workloads" / "bert.json").write_text(f'{{"schema":1,{shipped},{row}}}')
+        with open_store(store_url, clock=TickingClock(), profiles=folder) as opened:
+            yield opened
+
+    def test_opening_twice_migrates_once(self, store: Store, store_url: str) -> None:
+        """The first opening makes the tables; the second, without migration, finds them current."""
+        with open_store(store_url, migrate=False) as again:
+            again.ping()
+            assert again.migration() == store.migration()
+            assert again.migration().is_current
+
+    def test_a_study_of_the_same_name_is_resumed(self, store: Store) -> None:
+        """Opening a study again gives the stored one, with its first id and its times."""
+        first = store.open_study(sample_study())
+        again = store.open_study(sample_study(id="another"))
+        assert again == first
+        assert (first.id, first.created, first.seed) == ("abc123", "2026-01-01T00:00:00.000+00:00", 2**70)
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({"seed": 5}, "seed"),
+            ({"launcher": "replay"}, "launcher"),
+            ({"process_wide": ()}, "process-wide"),
+            ({"cluster": sample_cluster(nodes=4)}, "nodes"),
+            ({"workload": sample_workload(messages=1)}, "workload"),
+            ({"simulated": False}, "simulated"),
+        ],
+    )
+    def test_another_study_of_the_same_name_is_refused(
+        self, store: Store, changed: dict[str, object], said: str
+    ) -> None:
+        """The error names what differs."""
+        store.open_study(sample_study())
+        with pytest.raises(UsageError, match=said):
+            store.open_study(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
+
+    def test_a_study_is_found_by_id_name_and_beginning(self, store: Store) -> None:
+        """Several fits are an error, and so is none, with close names in the hint."""
+        store.open_study(sample_study("first", id="abc123"))
+        store.open_study(sample_study("second", id="abd456"))
+        assert [store.study(key).name for key in ("abc123", "first", "abc", "abd456")] == ["first"] * 3 + ["second"]
+        with pytest.raises(UsageError, match="abc123, abd456"):
+            store.study("ab")
+        for key in ("frist", "", "%"):
+            with pytest.raises(NotFoundError) as caught:
+                store.study(key)
+            assert "ncclt studies list" in caught.value.hint
+            assert ("first" in caught.value.hint) == (key == "frist")
+
+    def test_a_second_study_of_the_same_id_is_refused(self, store: Store) -> None:
+        """Ids are unique whatever the names."""
+        store.open_study(sample_study("first"))
+        with pytest.raises(StoreError, match="abc123"):
+            store.open_study(sample_study("second"))
+
+    def test_trials_come_back_as_they_were(self, store: Store) -> None:
+        """Floats are equal to the bit; output that is no text survives; order is by number."""
+        failed = Trial(
+            number=0, phase=Phase.VERIFY, setting=DEFAULT, repeat=3, score_us=None, arm=Arm.TABLE, block=7,
+            started="2026-01-01T00:00:00Z", result=TrialResult(outcome=Outcome.CRASHED, detail="\x00\udcff µ\n'\""),
+        )  # fmt: skip
+        store.open_study(sample_study())
+        store.add_trial("abc123", sample_trial(1, score_us=0.1 + 0.2))
+        store.add_trial("abc123", failed)
+        assert store.trials("abc123") == (failed, sample_trial(1, score_us=0.1 + 0.2))
+        assert store.trials("unknown") == ()
+
+    def test_a_trial_is_stored_once_and_whole(self, store: Store) -> None:
+        """A second trial of the same number is refused, with all of its measurements."""
+        store.open_study(sample_study())
+        store.add_trial("abc123", sample_trial(0))
+        with pytest.raises(StoreError, match="trial 0 of study abc123 is already stored"):
+            store.add_trial("abc123", sample_trial(0, messages=5))
+        with pytest.raises(NotFoundError):
+            store.add_trial("unknown", sample_trial(0))
+        assert store.trials("abc123") == (sample_trial(0),)
+
+    def test_the_state_is_kept_with_its_time(self, store: Store) -> None:
+        """The store sets `updated`; a study that is not there is an error."""
+        created = store.open_study(sample_study())
+        store.set_state("abc123", StudyState.DONE, "nothing more to gain")
+        done = store.study("first")
+        assert (done.state, done.reason) == (StudyState.DONE, "nothing more to gain")
+        assert done.created == created.created < done.updated
+        with pytest.raises(NotFoundError):
+            store.set_state("unknown", StudyState.DONE, "")
+
+    def test_studies_are_paged_newest_first(self, store: Store) -> None:
+        """Every study comes once, also when one is added between two pages; filters hold."""
+        for i in range(5):
+            store.open_study(sample_study(f"s{i}", id=f"id{i}"))
+        page = store.studies(limit=2)
+        store.open_study(replace(sample_study("s5", id="id5"), cluster=sample_cluster("other")))
+        names = [item.study.name for item in page.items]
+        while page.next_cursor:
+            page = store.studies(limit=2, cursor=page.next_cursor)
+            names += [item.study.name for item in page.items]
+        assert names == ["s4", "s3", "s2", "s1", "s0"]
+        assert [item.study.name for item in store.studies(cluster="other", model="toy").items] == ["s5"]
+        assert store.studies(model="none").items == ()
+        for wrong in ({"limit": 0}, {"cursor": "x"}, {"cursor": "-1"}):
+            with pytest.raises(UsageError):
+                store.studies(**wrong)
+
+    def test_a_summary_compares_medians_outside_the_verification(self, store: Store) -> None:
+        """One lucky launch is not the best, and trials of the verification count only as trials."""
+        store.open_study(sample_study())
+        scores = [(DEFAULT, 100.0), (DEFAULT, 104.0), (RING, 90.0), (RING, 94.0), (RING, 50.0), (RING, None)]
+        for number, (setting, score_us) in enumerate(scores):
+            store.add_trial("abc123", sample_trial(number, setting=setting, score_us=score_us))
+        store.add_trial("abc123", replace(sample_trial(9, score_us=1.0), phase=Phase.VERIFY))
+        newest = [store.publish(sample_recommendation(id)) for id in ("r1", "r2")][-1]
+        (summary,) = store.studies().items
+        assert (summary.trials, summary.best_us, summary.default_us) == (7, 90.0, 102.0)
+        assert summary.recommendation == newest
+
+    def test_publishing_counts_revisions(self, store: Store) -> None:
+        """Per cluster, model and fingerprint; the given revision is ignored; ids are unique."""
+        given = [("a", 2), ("b", 2), ("c", 1)]
+        stored = [store.publish(sample_recommendation(id, nodes=nodes)) for id, nodes in given]
+        assert [r.revision for r in stored] == [1, 2, 1]
+        assert stored[0].created
+        assert store.recommendation("b") == stored[1]
+        assert store.recommendations(cluster="pair", model="toy", study="abc123") == tuple(reversed(stored))
+        assert store.recommendations(model="other") == ()
+        with pytest.raises(StoreError, match="already published"):
+            store.publish(sample_recommendation("a"))
+        with pytest.raises(NotFoundError):
+            store.recommendation("z")
+
+    def test_publishing_at_once_gives_distinct_revisions(self, store_url: str) -> None:
+        """Eight writers with connections of their own get 1 to 8."""
+        together = threading.Barrier(8)
+
+        def publish(number: int) -> int:
+            with open_store(store_url) as own:
+                together.wait(timeout=30)
+                return own.publish(sample_recommendation(f"r{number}")).revision
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(publish, range(8))) == list(range(1, 9))
+
+    def test_threads_share_a_store(self, store: Store) -> None:
+        """While one thread adds trials, another sees only whole ones, and never fewer than before."""
+
+        def add() -> None:
+            for number in range(30):
+                store.add_trial("abc123", sample_trial(number, messages=5))
+
+        store.open_study(sample_study())
+        with ThreadPoolExecutor(1) as pool:
+            added = pool.submit(add)
+            seen = [0]
+            while seen[-1] < 30 and (added.running() or not added.exception()):
+                kept = store.trials("abc123")
+                assert all(len(trial.result.measurements) == 5 for trial in kept)
+                seen.append(len(kept))
+            added.result(timeout=60)
+        assert seen == sorted(seen)
+        assert seen[-1] == 30
+
+    def test_the_fast_way_reads_the_same(self, store: Store, store_url: str) -> None:
+        """`published` gives what the open store gives, newest first."""
+        for id in ("a", "b"):
+            store.publish(sample_recommendation(id))
+        store.publish(sample_recommendation("c", model="other"))
+        expected = store.recommendations(cluster="pair", model="toy")
+        assert [r.id for r in expected] == ["b", "a"]
+        assert published(store_url, cluster="pair", model="toy") == expected
+        assert published(store_url, cluster="pair", model="unknown") == ()
+
+    def test_the_catalogue_joins_shipped_and_added(self, store: Store) -> None:
+        """Shipped names are taken, added ones are replaced on demand, unknown ones get close names."""
+        store.add_workload(sample_workload("mine"))
+        assert [(e.item.name, e.shipped) for e in store.workloads()] == [("bert", True), ("mine", False)]
+        assert store.workload("mine") == sample_workload("mine")
+        with pytest.raises(UsageError, match="shipped"):
+            store.add_workload(sample_workload("bert"), replace=True)
+        with pytest.raises(UsageError, match="already"):
+            store.add_workload(sample_workload("mine"))
+        store.add_workload(sample_workload("mine", messages=3), replace=True)
+        assert len(store.workload("mine").messages) == 3
+        with pytest.raises(NotFoundError) as caught:
+            store.workload("brt")
+        assert "did you mean bert? `ncclt profile list`" in caught.value.hint
+        store.add_cluster(sample_cluster("home"))
+        assert [(e.item, e.shipped) for e in store.clusters()] == [(sample_cluster("home"), False)]
+        assert store.cluster("home") == sample_cluster("home")
+
+    def test_kill_9_loses_no_trial(self, store_url: str) -> None:
+        """Every trial that was said to be added is there and whole, and the study goes on."""
+        program = f"from ncclt.testing.store_contract import write_trials_for_ever as w; w({store_url!r})"
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            said = [int(next(writer.stdout)) for _ in range(10)]
+            writer.send_signal(signal.SIGKILL)
+            said += [int(line) for line in writer.stdout if line.endswith("\n")]
+        with open_store(store_url) as store:
+            kept = store.trials("abc123")
+            assert [trial.number for trial in kept][: len(said)] == said
+            assert len(kept) <= len(said) + 1
+            assert all(trial == sample_trial(trial.number, messages=20) for trial in kept)
+            store.add_trial("abc123", sample_trial(len(kept)))
+
+    def test_processes_that_open_a_fresh_store_at_once_do_not_clash(self, store_url: str) -> None:
+        """All of them wait for the one that migrates."""
+        program = f"from ncclt.store import open_store; print(open_store({store_url!r}).migration().current)"
+        runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        with open_store(store_url) as store:
+            answers = [run.communicate(timeout=60)[0].strip() for run in runs]
+            assert answers == [store.migration().head] * 3
+
+    def test_a_newer_store_is_refused(self, store_url: str) -> None:
+        """Both ways of reading say which revision they do not know."""
+        open_store(store_url).close()
+        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '9999'")
+        with pytest.raises(StoreError, match="9999"):
+            open_store(store_url)
+        with pytest.raises(StoreError, match="9999"):
+            published(store_url, cluster="pair", model="toy")
+
+    def test_a_damaged_document_is_an_error_of_the_store(self, store: Store, store_url: str) -> None:
+        """Both ways of reading refuse it and do not fall over it."""
+        store.publish(sample_recommendation("a"))
+        self.execute(store_url, """UPDATE recommendations SET document = '{"schema":1}'""")
+        with pytest.raises(StoreError, match="cannot be read"):
+            store.recommendations()
+        with pytest.raises(StoreError, match="cannot be read"):
+            published(store_url, cluster="pair", model="toy")

@@ -1,0 +1,325 @@
+"""Tune one workload on one cluster: search, confirm, prove, publish."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol as Port
+
+from ncclt.core.assemble import Times, assemble
+from ncclt.core.cluster import Cluster
+from ncclt.core.collapse import collapse
+from ncclt.core.compile import compile_policy
+from ncclt.core.evidence import collect_evidence
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Delivery, Recommendation
+from ncclt.core.setting import Setting
+from ncclt.core.study import Arm, Study, StudyState, Trial
+from ncclt.core.verdict import MIN_EFFECT, nothing_better
+from ncclt.core.workload import MessageCalls, Workload
+from ncclt.errors import UsageError
+from ncclt.runners import Ground
+from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm
+from ncclt.search.launching import measure_default
+from ncclt.search.loop import Budget, Progress, search
+from ncclt.search.proposer import Proposer
+from ncclt.search.prove import DEFAULT_BLOCKS, plan, prove, verdict_of
+from ncclt.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What to tune and how much it may cost.
+
+    Attributes:
+        workload: as it is kept; `tune` places it on the cluster.
+        name: of the study, None = made from what is tuned, so that the same request resumes.
+        budget: of the search; confirmation and proof come on top.
+        blocks: A B B A blocks of the proof.
+        min_effect: smallest gain worth a change, as a share.
+        seed: of sampler and bootstrap.
+        process_wide: names of the process-wide parameters that are searched.
+    """
+
+    workload: Workload
+    name: str | None = None
+    budget: Budget
+    blocks: int = DEFAULT_BLOCKS
+    min_effect: float = MIN_EFFECT
+    seed: int = 0
+    process_wide: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1:
+            raise UsageError(f"--blocks must be at least 1, not {self.blocks}")
+        if not 0 <= self.min_effect < 1:
+            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
+        if self.name is not None and not self.name.strip():
+            raise UsageError("--study needs a name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRow:
+    """One message, default against policy.
+
+    Attributes:
+        calls: the message and its calls per step.
+        default_us, tuned_us: median time of one call, µs.
+        setting: what the policy uses for it.
+        interpolated: the landscape had no such size.
+    """
+
+    calls: MessageCalls
+    default_us: float
+    tuned_us: float
+    setting: Setting
+    interpolated: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Return the share of time that the policy saves on this message."""
+        return 1 - self.tuned_us / self.default_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What a run of `tune` came to.
+
+    Attributes:
+        study: with its state.
+        trials: all trials of the study, earlier runs included.
+        resumed: how many of them were there before.
+        stop: why the search ended.
+        recommendation: None when the user interrupted before the proof was complete.
+        messages: one row per message, most time first; empty without a recommendation.
+        notes: what the reader must know: uncovered messages, assumptions.
+    """
+
+    study: Study
+    trials: tuple[Trial, ...]
+    resumed: int
+    stop: str
+    recommendation: Recommendation | None
+    messages: tuple[MessageRow, ...]
+    notes: tuple[str, ...]
+
+
+class Watcher(Port):
+    """Sees a study go by."""
+
+    def opened(self, study: Study, resumed: int) -> None:
+        """Hear that the study is open; `resumed` trials of it are stored."""
+
+    def searched(self, progress: Progress) -> None:
+        """Hear of one launch of the search."""
+
+    def confirmed(self, trial: Trial, done: int, total: int) -> None:
+        """Hear of one launch of the confirmation."""
+
+    def proved(self, trial: Trial, done: int, total: int) -> None:
+        """Hear of one launch of the proof."""
+
+
+class StudyJournal:
+    """The trials of one study: in memory for reading, each one in the store before it counts."""
+
+    def __init__(self, store: Store, study: Study, now: Callable[[], str]) -> None:
+        self._store = store
+        self._study = study
+        self._now = now
+        self._trials = list(store.trials(study.id))
+
+    def trials(self) -> Sequence[Trial]:
+        """Return all trials of the study, by number."""
+        return self._trials
+
+    def add(self, trial: Trial) -> Trial:
+        """Store one trial, with the time of day, and return it."""
+        kept = replace(trial, started=self._now())
+        self._store.add_trial(self._study.id, kept)
+        self._trials.append(kept)
+        return kept
+
+
+def study_of(request: TuneRequest, ground: Ground, workload: Workload) -> Study:
+    """Return the study that a request means; the same request means the same study.
+
+    Args:
+        request: what to tune.
+        ground: where.
+        workload: the request's workload, placed and cut to what the ground can measure.
+    """
+    cluster = ground.runner.cluster
+    name = request.name or _default_name(request, ground.runner.name, cluster, workload)
+    return Study(
+        id=hashlib.sha256(name.encode()).hexdigest()[:12],
+        name=name,
+        cluster=cluster,
+        workload=workload,
+        launcher=ground.runner.name,
+        simulated=ground.runner.simulated,
+        process_wide=request.process_wide,
+        seed=request.seed,
+        state=StudyState.RUNNING,
+    )
+
+
+def _default_name(request: TuneRequest, launcher: str, cluster: Cluster, workload: Workload) -> str:
+    size = f"{cluster.nodes}x{cluster.gpus_per_node}"
+    what = f"{workload.digest()}{cluster.fingerprint().digest()}{','.join(request.process_wide)}"
+    mark = hashlib.sha256(what.encode()).hexdigest()[:6]
+    seed = f"-seed{request.seed}" if request.seed else ""
+    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{launcher}-{mark}{seed}"
+
+
+def tune(
+    request: TuneRequest,
+    ground: Ground,
+    store: Store,
+    *,
+    watcher: Watcher,
+    interrupted: Callable[[], bool],
+    clock: Callable[[], float],
+    now: Callable[[], str],
+) -> TuneResult:
+    """Run or resume a study to its verdict and publish the result.
+
+    Args:
+        request: what to tune and how much it may cost.
+        ground: where trials run, and which settings can be tried there.
+        store: where everything is kept.
+        watcher: sees the study go by.
+        interrupted: true = finish the running trial, save, stop.
+        clock: monotonic seconds.
+        now: ISO time.
+
+    Raises:
+        UsageError: the request does not fit the cluster or the stored study of this name.
+        StudyStoppedError: the default fails, or too many launches fail alike; what was measured is kept.
+    """
+    workload, notes = ground.cut(request.workload)
+    # Whatever can be refused is refused before anything is stored.
+    space = ground.space(workload, request.process_wide)
+    study = store.open_study(study_of(request, ground, workload))
+    journal = StudyJournal(store, study, now)
+    resumed = len(journal.trials())
+    watcher.opened(study, resumed)
+    store.set_state(study.id, StudyState.RUNNING, "")
+    with Proposer(space, workload, name=study.name, seed=request.seed, storage_url=store.optuna_url) as proposer:
+        end = search(
+            ground.runner,
+            workload,
+            journal,
+            proposer,
+            request.budget,
+            clock=clock,
+            interrupted=interrupted,
+            watch=watcher.searched,
+        )
+    times = confirm(ground.runner, workload, journal, interrupted=interrupted, watch=watcher.confirmed)
+    policies = _policies(times, workload, ground.runner.cluster)
+    steps = plan(policies, workload, blocks=request.blocks) if len(policies) > 1 else ()
+    complete = prove(ground.runner, workload, journal, steps, interrupted=interrupted, watch=watcher.proved)
+    trials = tuple(journal.trials())
+    if not complete or end.interrupted or interrupted():
+        store.set_state(study.id, StudyState.INTERRUPTED, end.reason)
+        return TuneResult(
+            study=store.study(study.id), trials=trials, resumed=resumed, stop=end.reason,
+            recommendation=None, messages=(), notes=notes,
+        )  # fmt: skip
+    default = measure_default(ground.runner, workload, journal)
+    assert default.score_us is not None
+    deliveries = {
+        arm: Delivery(
+            policy=policy,
+            verdict=verdict_of(arm, policy, trials, workload, seed=request.seed, min_effect=request.min_effect),
+        )
+        for arm, policy in policies.items()
+        if arm is not Arm.DEFAULT
+    }
+    launched = len({t.setting for t in trials})
+    why = f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
+    nothing = Delivery(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
+    recommendation = _publish(
+        store, study, workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now()
+    )
+    store.set_state(study.id, StudyState.DONE, end.reason)
+    return TuneResult(
+        study=store.study(study.id),
+        trials=trials,
+        resumed=resumed,
+        stop=end.reason,
+        recommendation=recommendation,
+        messages=message_rows(recommendation.table.policy, trials, workload, times),
+        notes=notes,
+    )
+
+
+def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, Policy]:
+    """Return what is worth proving against the default: the per-size policy, and the best that variables can say."""
+    version = cluster.version
+    table = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
+
+    def expressible(policy: Policy) -> bool:
+        return compile_policy(policy, version=version, collectives=workload.collectives).complete
+
+    confirmed = Times(
+        by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
+        launches=times.launches,
+    )
+    variables = collapse(confirmed, workload, version=version, expressible=expressible)
+    policies = {Arm.DEFAULT: Policy()}
+    if not table.is_default:
+        policies[Arm.TABLE] = table
+    if variables is not None:
+        policies[Arm.VARIABLES] = variables
+    return policies
+
+
+def _publish(
+    store: Store, study: Study, workload: Workload, table: Delivery, variables: Delivery | None, now: str
+) -> Recommendation:
+    """Publish the result, unless the study's newest recommendation says just that already."""
+    cluster = study.cluster
+    content = f"{study.id}{table}{variables}"
+    recommendation = Recommendation(
+        id=hashlib.sha256(content.encode()).hexdigest()[:12],
+        revision=0,
+        study=study.id,
+        cluster=cluster.name,
+        model=workload.name,
+        workload_digest=workload.digest(),
+        collectives=workload.collectives,
+        fingerprint=cluster.fingerprint(),
+        table=table,
+        variables=variables,
+        simulated=study.simulated,
+        launcher=study.launcher,
+        created=now,
+    )
+    published = store.recommendations(study=study.id)
+    same = [r for r in published if replace(r, revision=0, created=now) == recommendation]
+    return same[0] if same else store.publish(recommendation)
+
+
+def message_rows(policy: Policy, trials: Sequence[Trial], workload: Workload, times: Times) -> tuple[MessageRow, ...]:
+    """Return one row per message, most time per step first.
+
+    Times come from the proof where it measured the policy, else from search and confirmation.
+    """
+    evidence = collect_evidence(trials)
+    default_us = {**times.default, **evidence.message_times_us(Arm.DEFAULT)}
+    tuned_us = evidence.message_times_us(Arm.TABLE)
+    interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
+    rows = [
+        MessageRow(
+            calls=calls,
+            default_us=default_us[calls.message],
+            tuned_us=tuned_us.get(calls.message, default_us[calls.message]),
+            setting=policy.setting_for(calls.message),
+            interpolated=calls.message in interpolated,
+        )
+        for calls in workload.messages
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.calls.calls_per_step * row.default_us))
