@@ -1,0 +1,145 @@
+"""What everything but the measuring costs per trial, beside Optuna's own loop with the same sampler and storage.
+
+    python bench/overhead.py [--trials 100] [--model bert] [--json]
+
+A study of `--trials` launches on SQLite; the time inside the runner is taken out, so what is left is ours: asking
+the sampler, storing the trial, telling Optuna, assembling the best policy so far. The peer asks GPSampler over the
+same space and tells it the same kind of value, on the same kind of SQLite file, and keeps no measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Runner, TrialResult
+from ncclt.runners import Ground, simulated_ground
+from ncclt.search.loop import Budget, Progress, search
+from ncclt.search.proposer import Proposer
+from ncclt.store import open_store
+from ncclt.tune import StudyJournal, TuneRequest, study_of
+
+TARGET_MS = 150.0
+
+
+class TimedRunner:
+    """Passes everything on and counts the seconds spent measuring."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.seconds = 0.0
+        self.name, self.simulated, self.cluster = runner.name, runner.simulated, runner.cluster
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        started = time.perf_counter()
+        try:
+            return self._runner.measure(setting, messages, repeat=repeat)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
+    with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
+        cluster: Cluster = store.cluster("leonardo")
+        ground: Ground = simulated_ground(cluster, seed=1, reason="bench")
+        runner = TimedRunner(ground.runner)
+        request = TuneRequest(
+            workload=store.workload(model), budget=Budget(trials=trials, patience=0), seed=1, process_wide=("BUFFSIZE",)
+        )
+        workload, _ = ground.cut(request.workload)
+        study = store.open_study(study_of(request, ground, workload))
+        journal = StudyJournal(store, study, lambda: "")
+        marks: list[float] = []
+
+        def watch(_progress: Progress) -> None:
+            marks.append(time.perf_counter() - runner.seconds)
+
+        started = time.perf_counter()
+        space = ground.space(workload, request.process_wide)
+        with Proposer(space, workload, name=study.name, seed=1, storage_url=store.optuna_url) as proposer:
+            search(
+                runner, workload, journal, proposer, request.budget,
+                clock=time.monotonic, interrupted=lambda: False, watch=watch,
+            )  # fmt: skip
+        total = time.perf_counter() - started - runner.seconds
+    last = (marks[-1] - marks[-21]) / 20
+    return row("ncclt tune", trials, total, last)
+
+
+def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
+    with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
+        ground = simulated_ground(store.cluster("leonardo"), seed=1, reason="bench")
+        workload, _ = ground.cut(store.workload(model))
+    space = ground.space(workload, ("BUFFSIZE",))
+    messages = [calls.message for calls in workload.messages]
+    measuring = 0.0
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'peer.db'}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        study = optuna.create_study(storage=storage, sampler=optuna.samplers.GPSampler(seed=1, n_startup_trials=6))
+    marks: list[float] = []
+    started = time.perf_counter()
+    for _ in range(trials):
+        asked = study.ask(dict(space.distributions))
+        before = time.perf_counter()
+        result = ground.runner.measure(space.setting(asked.params), messages, repeat=0)
+        measuring += time.perf_counter() - before
+        study.tell(asked, math.log(sum(m.time_us for m in result.measurements)))
+        marks.append(time.perf_counter() - measuring)
+    total = time.perf_counter() - started - measuring
+    storage.remove_session()
+    return row("optuna ask/tell, GPSampler (peer)", trials, total, (marks[-1] - marks[-21]) / 20)
+
+
+def row(case: str, trials: int, seconds: float, last_s: float) -> dict[str, Any]:
+    return {
+        "case": case,
+        "trials": trials,
+        "ms_per_trial": round(seconds / trials * 1e3, 1),
+        "ms_per_trial_last_20": round(last_s * 1e3, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100, help="at least 21")
+    parser.add_argument("--model", default="bert")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        # Importing torch takes two seconds once a process; the throw-away study pays for it before anything counts.
+        throw_away = Path(folder) / "warm-up"
+        throw_away.mkdir()
+        ours(throw_away, arguments.model, 21)
+        rows = [
+            ours(Path(folder), arguments.model, arguments.trials),
+            peer(Path(folder), arguments.model, arguments.trials),
+        ]
+    for found in rows:
+        found["ratio_to_peer"] = round(found["ms_per_trial"] / rows[-1]["ms_per_trial"], 2)
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+        return
+    for found in rows:
+        print(
+            f"{found['case']:36} {found['ms_per_trial']:7.1f} ms a trial over {found['trials']}, "
+            f"{found['ms_per_trial_last_20']:7.1f} over the last 20   {found['ratio_to_peer']:.2f}x"
+        )
+    print(f"target: everything that is not measuring at most {TARGET_MS:.0f} ms a trial at 100 trials")
+
+
+if __name__ == "__main__":
+    main()

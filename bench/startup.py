@@ -1,0 +1,69 @@
+"""How long `ncclt env` takes against the local store, beside what importing the command line framework alone takes.
+
+    python bench/startup.py [--runs 15] [--json]
+
+A launcher calls `ncclt env` once per job (or per rank), so it must be nothing that anybody waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+NCCLT = [sys.executable, "-m", "ncclt"]
+TARGET = 2.0
+
+
+def seconds(argv: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(argv, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15, help="counted runs of each command")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        storage = f"sqlite:///{Path(folder) / 'bench.db'}"
+        tune = ["tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "8", "--quiet"]
+        subprocess.run([*NCCLT, *tune, "--storage", storage], check=True, capture_output=True)
+        env = [*NCCLT, "env", "--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--storage", storage]
+        commands = {"python -c 'import typer' (peer)": [sys.executable, "-c", "import typer"], "ncclt env": env}
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for run in range(arguments.runs + 1):
+            for name, argv in commands.items():
+                taken = seconds(argv)
+                if run:  # the first round warms the file cache
+                    times[name].append(taken)
+    peer = statistics.median(next(iter(times.values())))
+    rows = [
+        {
+            "case": name,
+            "runs": len(taken),
+            "median_ms": round(statistics.median(taken) * 1e3, 1),
+            "min_ms": round(min(taken) * 1e3, 1),
+            "ratio_to_peer": round(statistics.median(taken) / peer, 2),
+        }
+        for name, taken in times.items()
+    ]
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+        return
+    for row in rows:
+        print(
+            f"{row['case']:34} median {row['median_ms']:7.1f} ms   min {row['min_ms']:7.1f} ms   "
+            f"{row['ratio_to_peer']:.2f}x"
+        )
+    print(f"target: ncclt env at most {TARGET:.1f}x the peer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The command line as a newcomer types it: a process of its own, with a home of its own."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+
+@dataclass
+class Shell:
+    """Runs ncclt in a folder, away from the user's own files and variables."""
+
+    folder: object
+    variables: dict = field(default_factory=dict)
+
+    @property
+    def environment(self):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL", "SLURM", "XDG_"))}
+        return {**kept, "HOME": str(self.folder), "NO_COLOR": "1", **self.variables}
+
+    def argv(self, *words):
+        return [sys.executable, "-m", "ncclt", *map(str, words)]
+
+    def __call__(self, *words, rc=0):
+        done = subprocess.run(
+            self.argv(*words), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=180
+        )
+        assert rc is None or done.returncode == rc, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+        return done
+
+    def start(self, *words):
+        return subprocess.Popen(
+            self.argv(*words),
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def ncclt(tmp_path):
+    """The command line in an empty folder."""
+    return Shell(tmp_path)

@@ -1,0 +1,220 @@
+"""Bad input, unreachable stores, signals: a clear sentence and exit code, nothing lost and nothing half written."""
+
+import gzip
+import json
+import signal
+import sqlite3
+import time
+
+import pytest
+
+STORE = ("--storage", "sqlite:///ncclt.db")
+TUNE = ("tune", "--model", "bert", "--nodes", "2", "--patience", "0", "--trials", "30", "--blocks", "4", *STORE)
+
+
+def study_count(ncclt):
+    return len(json.loads(ncclt("studies", "list", *STORE, "--json").stdout)["studies"])
+
+
+@pytest.mark.parametrize(
+    ("words", "rc", "said"),
+    [
+        (("--model", "bart"), 3, "bert"),
+        (("--model", "bert", "--cluster", "leonard"), 3, "leonardo"),
+        (("--model", "bert", "--nodes", "0"), 2, "--nodes must be at least 1, not 0"),
+        (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be at least 1, not -2"),
+        (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
+        (("--model", "bert", "--trials", "-1"), 2, "at least 1 trial"),
+        (("--model", "bert", "--time", "-5"), 2, "above 0 seconds"),
+        (("--model", "bert", "--blocks", "0"), 2, "--blocks must be at least 1"),
+        (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
+        (("--model", "bert", "--launcher", "replay"), 2, "--landscape"),
+        (("--model", "bert", "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
+        (("--model", "bert", "--nccl-version", "two"), 2, "no NCCL version"),
+        (("--model", "bert", "--profile", "bert"), 2, "--model"),
+        ((), 2, "--model"),
+    ],
+)
+def test_a_senseless_request_is_refused_and_stores_no_study(ncclt, words, rc, said):
+    done = ncclt("tune", *words, *STORE, rc=rc)
+
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert study_count(ncclt) == 0
+
+
+def write_trace(folder, name, events):
+    path = folder / name
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": events}))
+    return path
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Files that are not what they should be."""
+    whole = gzip.compress(json.dumps({"traceEvents": [{"name": "x" * 5000}]}).encode())
+    (tmp_path / "cut.json.gz").write_bytes(whole[: len(whole) // 2])
+    write_trace(tmp_path, "silent.json", [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}])
+    (tmp_path / "other.json").write_text('{"hello": "world"}')
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "columns.csv").write_text("system,size_bytes\nx,8\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("cut.json.gz", "cut.json.gz"),
+        ("silent.json", "no collectives"),
+        ("other.json", "other.json"),
+        ("empty.json", "empty"),
+        ("absent.json", "absent.json"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_and_stores_nothing(ncclt, broken, file, said):
+    done = ncclt("profile", "import", broken / file, "--name", "mine", *STORE, rc=1)
+
+    assert said in done.stderr
+    assert "hint:" in done.stderr
+    names = {w["name"] for w in json.loads(ncclt("profile", "list", *STORE, "--json").stdout)["workloads"]}
+    assert "mine" not in names
+
+
+def test_a_landscape_without_its_columns_names_them(ncclt, broken):
+    done = ncclt("tune", "--model", "bert", "--landscape", broken / "columns.csv", *STORE, rc=1)
+
+    assert "collective" in done.stderr
+    assert study_count(ncclt) == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "rc"),
+    [
+        ("postgresql://nobody@127.0.0.1:9/none", 69),
+        ("sqlite:////proc/none/ncclt.db", 69),
+        ("mysql://localhost/x", 2),
+        ("ncclt.db", 2),
+    ],
+)
+def test_a_store_that_cannot_be_reached_is_said_in_one_sentence(ncclt, url, rc):
+    done = ncclt("tune", "--model", "bert", "--storage", url, rc=rc)
+
+    assert done.stdout == ""
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_env_prints_nothing_at_all_when_there_is_nothing_to_serve(ncclt):
+    for words in (("--cluster", "leonardo", "--model", "bert"), ("--cluster", "no", "--model", "such")):
+        done = ncclt("env", *words, *STORE, rc=3)
+        assert (done.stdout, "hint:" in done.stderr) == ("", True)
+    down = ncclt("env", "--cluster", "c", "--model", "m", "--server", "http://127.0.0.1:9", rc=69)
+    assert down.stdout == ""
+
+
+def stored_trials(folder):
+    """Trials in the store, read beside the running process."""
+    path = folder / "ncclt.db"
+    if not path.exists():
+        return 0
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    try:
+        return connection.execute("select count(*) from trials").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        connection.close()
+
+
+def wait_for_trials(ncclt, process, number):
+    for _ in range(600):
+        if stored_trials(ncclt.folder) >= number:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail(f"no {number} trials within 30 s")
+
+
+def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_happened(ncclt, tmp_path):
+    for number in (5, 15):
+        process = ncclt.start(*TUNE, "--quiet")
+        wait_for_trials(ncclt, process, number)
+        process.kill()
+        process.communicate()
+        assert stored_trials(ncclt.folder) >= number
+    before = stored_trials(ncclt.folder)
+
+    resumed = ncclt(*TUNE)
+    assert "resuming study bert-leonardo-2x4-nccl2.22.3-simulate" in resumed.stderr
+    assert f": {before} trials are stored" in resumed.stderr
+
+    undisturbed = ncclt(*TUNE[:-1], "sqlite:///whole.db", "--json")
+    document = json.loads(ncclt(*TUNE, "--json").stdout)
+    assert document == json.loads(undisturbed.stdout)
+
+
+def test_one_ctrl_c_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt):
+    process = ncclt.start(*TUNE, "--json")
+    wait_for_trials(ncclt, process, 4)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert "finishing the running trial" in stderr
+    document = json.loads(stdout)
+    assert (document["state"], document["verdict"]) == ("interrupted", None)
+    assert len(document["trials"]) == stored_trials(ncclt.folder)
+    assert ncclt("env", "--cluster", "leonardo", "--model", "bert", *STORE, rc=3).stdout == ""
+
+
+def test_sigterm_means_the_same_for_slurm_preempts_with_it(ncclt):
+    process = ncclt.start(*TUNE, "--quiet")
+    wait_for_trials(ncclt, process, 4)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert "finishing the running trial" in stderr
+
+
+def test_a_dry_run_shows_the_plan_and_stores_no_study(ncclt):
+    plan = json.loads(ncclt("tune", "--model", "bert", "--nodes", "2", "--dry-run", "--json", *STORE).stdout)
+
+    assert plan["simulated"] is True
+    assert any("NCCL_ALGO" in line for line in plan["first"])
+    assert study_count(ncclt) == 0
+
+
+def test_values_come_from_the_nearest_place(ncclt):
+    """Flag before NCCLT_* before project file before user file."""
+    (ncclt.folder / "ncclt.toml").write_text('storage = "sqlite:///project.db"\n')
+    assert "project.db" in ncclt("config", "show").stdout
+    ncclt("profile", "list")
+    assert (ncclt.folder / "project.db").exists()
+    ncclt.variables["NCCLT_STORAGE"] = "sqlite:///variable.db"
+    ncclt("profile", "list")
+    assert (ncclt.folder / "variable.db").exists()
+    ncclt("profile", "list", "--storage", "sqlite:///flag.db")
+    assert (ncclt.folder / "flag.db").exists()
+    assert json.loads(ncclt("config", "show", "--json").stdout)["values"]["storage"]["origin"] == "NCCLT_STORAGE"
+    (ncclt.folder / "ncclt.toml").write_text('storrage = "x"\n')
+    assert "storrage" in ncclt("config", "show", rc=2).stderr
+
+
+def test_a_cluster_of_ones_own_is_added_shown_and_tuned_on(ncclt):
+    (ncclt.folder / "mine.toml").write_text(
+        'name = "mine"\ngpus_per_node = 8\ngpu = "A100-SXM4-80GB"\ncompute_capability = 80\nlink_class = "nvswitch"\n'
+        'link_gbps = 300\nnccl_version = "2.27.3"\n'
+    )
+    dry = ncclt("cluster", "add", "mine.toml", "--dry-run", *STORE)
+    assert json.loads(dry.stdout)["name"] == "mine"
+    ncclt("cluster", "show", "mine", *STORE, rc=3)
+    ncclt("cluster", "add", "mine.toml", *STORE)
+    assert json.loads(ncclt("cluster", "show", "mine", "--json", *STORE).stdout)["gpus_per_node"] == 8
+    again = ncclt("cluster", "add", "mine.toml", *STORE, rc=2)
+    assert "--replace" in again.stderr
+    ncclt("cluster", "add", "mine.toml", "--replace", *STORE)
+    two = ncclt("tune", "--model", "bert", "--cluster", "mine", "--nodes", "2", *STORE, rc=2)
+    assert "no network" in two.stderr
+    ncclt("tune", "--model", "bert", "--cluster", "mine", "--trials", "8", *STORE, "--quiet")

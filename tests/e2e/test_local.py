@@ -1,0 +1,61 @@
+"""`ncclt tune --launcher local` with a stand-in for nccl-tests: real processes, real variables, invented times.
+
+The stand-in knows nothing of NCCL but that a tree takes twice as long, so the default can only stay.
+"""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+STORE = ("--storage", "sqlite:///ncclt.db")
+STAND_IN = Path(__file__).resolve().parents[1] / "fakes" / "nccl_tests_stand_in.py"
+
+
+@pytest.fixture
+def tune(ncclt):
+    """The command up to its last options, with the stand-in's programs in place."""
+    folder = ncclt.folder / "nccl-tests"
+    folder.mkdir()
+    runpy.run_path(str(STAND_IN))["install"](folder)
+    return (
+        "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
+        "--launcher", "local", "--nccl-tests", folder, "--trials", "8", "--blocks", "4", *STORE,
+    )  # fmt: skip
+
+
+def test_equal_times_keep_the_default_and_nothing_is_simulated(ncclt, tune):
+    ncclt.variables["NCCL_ALGO"] = "Tree"  # a stale variable of the user's shell must not reach the default
+    document = json.loads(ncclt(*tune, "--json").stdout)
+
+    assert (document["verdict"], document["simulated"], document["launcher"]) == ("keep-default", False, "local")
+    labels = [t["label"] for t in document["trials"]]
+    assert labels[0] == "default"
+    assert not any("ll128" in label for label in labels), "LL128 cannot be forced by variables safely"
+    default, tree = (
+        next(t["time_per_step_us"] for t in document["trials"] if t["label"].startswith(name))
+        for name in ("default", "tree")
+    )
+    assert tree == pytest.approx(2 * default)
+
+
+def test_a_default_that_gives_wrong_data_stops_with_the_reason(ncclt, tune):
+    ncclt.variables["STAND_IN"] = "wrong"
+
+    done = ncclt(*tune, rc=1)
+
+    assert "NCCL's own choice does not run here: wrong_result" in done.stderr
+    assert "keep" not in done.stdout
+
+
+def test_missing_programs_are_named(ncclt, tune):
+    words = [str(ncclt.folder) if word == ncclt.folder / "nccl-tests" else word for word in tune]
+
+    assert "all_reduce_perf" in ncclt(*words, rc=1).stderr
+
+
+def test_several_nodes_are_refused(ncclt, tune):
+    words = ["2" if position == 6 else word for position, word in enumerate(tune)]
+
+    assert "this machine alone" in ncclt(*words, rc=2).stderr

@@ -1,0 +1,124 @@
+"""What the issue promises to a newcomer, typed as it stands there."""
+
+import json
+import socket
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+STORE = ("--storage", "sqlite:///ncclt.db")
+NASNET = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "40", "--seed", "1")
+
+
+def test_one_seed_gives_one_document_with_all_its_parts(ncclt):
+    first = ncclt(*NASNET, *STORE, "--json")
+    second = ncclt(*NASNET, "--storage", "sqlite:///other.db", "--json")
+    document = json.loads(first.stdout)
+
+    assert first.stdout == second.stdout
+    assert document["simulated"] is True
+    assert document["verdict"] in ("tuned", "keep-default")
+    assert document["interval"][0] <= document["speedup"] <= document["interval"][1]
+    assert {"rules", "parameters"} == set(document["policy"])
+    assert {m["size_bytes"] for m in document["messages"]} == {4_228_000, 16_931_912}
+    assert 1 <= len(document["trials"]) <= 40
+    assert document["trials"][0]["label"] == "default"
+
+
+def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
+    words = ("tune", "--model", "bert", "--nodes", "2")
+    first, second = ncclt(*words), ncclt(*words)
+
+    assert "trials run on: simulate (SIMULATED), no Slurm allocation and no GPU here" in first.stderr
+    assert "SIMULATED: " in first.stdout
+    assert 'use it:  eval "$(ncclt env --cluster leonardo --model bert --nodes 2)"' in first.stdout
+    assert "resuming study" in second.stderr
+    assert first.stdout == second.stdout
+    listed = json.loads(ncclt("studies", "list", "--json").stdout)["studies"]
+    assert len(listed) == 1
+    assert "export NCCLT_SIMULATED=1" in ncclt("env", "--cluster", "leonardo", "--model", "bert", "--nodes", "2").stdout
+
+
+def test_more_trials_go_on_from_where_the_study_ended(ncclt):
+    short = json.loads(ncclt(*NASNET[:-4], "--trials", "8", "--patience", "0", *STORE, "--json").stdout)
+    long = json.loads(ncclt(*NASNET[:-4], "--trials", "12", "--patience", "0", *STORE, "--json").stdout)
+
+    assert (len(short["trials"]), len(long["trials"])) == (8, 12)
+    assert [t["label"] for t in long["trials"][:8]] == [t["label"] for t in short["trials"]]
+    assert long["study"] == short["study"]
+
+
+def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
+    trace = shared_data / "traces" / "kineto_hta" / "nccl_parser_config__nccl_data.json.gz"
+    landscape = shared_data / "measurements" / "l40s_a100_cs244c.csv"
+    ncclt("profile", "import", trace, "--name", "mine", *STORE)
+    replay = ("tune", "--profile", "mine", "--launcher", "replay", "--landscape", landscape, *STORE)
+
+    choices = ncclt(*replay, rc=1)
+    assert "--where 'system=L40S server Stanford FarmShare oat' --where gpus=4" in choices.stderr
+
+    done = ncclt(*replay, "--where", "gpus=4", "--where", "system=L40S*", "--json")
+    document = json.loads(done.stdout)
+    assert document["simulated"] is False
+    assert document["launcher"] == "replay"
+    assert document["cluster"] == "l40s-server-stanford-farmshare-oat"
+    assert all(m["interpolated"] for m in document["messages"])
+    env = ncclt("env", "--cluster", document["cluster"], "--model", "mine", *STORE).stdout
+    assert "# REPLAYED: the times were recorded elsewhere" in env
+    assert any("recorded measurements" in note for note in document["notes"])
+    assert any("broadcast" in note and "outside the landscape" in note for note in document["notes"])
+
+
+@pytest.fixture
+def server(ncclt):
+    """`ncclt serve` on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = ncclt.start("serve", "--port", str(port), *STORE)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(100):
+            if process.poll() is not None:
+                pytest.fail(process.communicate()[1])
+            try:
+                urllib.request.urlopen(f"{url}/readyz", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(ncclt, server):
+    ncclt(*NASNET, *STORE, "--quiet")
+    words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile", "--nodes", "2")
+
+    fetched, stored = ncclt(*words, "--server", server), ncclt(*words, *STORE)
+    with urllib.request.urlopen(
+        f"{server}/v1/clusters/leonardo/env?model=nasnetmobile&nodes=2&format=export"
+    ) as answer:
+        curled = answer.read().decode()
+        assert answer.headers["X-Ncclt-Simulated"] == "true"
+    assert fetched.stdout == stored.stdout == curled
+    assert "SIMULATED" in fetched.stdout
+    shell = subprocess.run(
+        ["bash", "-c", 'eval "$1"; echo "$NCCLT_SIMULATED"', "-", fetched.stdout],
+        capture_output=True, text=True, check=True, timeout=20,
+    )  # fmt: skip
+    assert shell.stdout.strip() == "1"
+    missing = ncclt(*words[:-1], "3", "--server", server, rc=3)
+    assert missing.stdout == ""
+    assert "nodes: measured with 2, asked for 3" in missing.stderr
+
+
+def test_every_format_says_simulated(ncclt):
+    ncclt("tune", "--model", "nasnetmobile-unfused", "--nodes", "2", "--trials", "10", *STORE, "--quiet")
+
+    for form in ("export", "dotenv", "json", "nccl-conf", "tuner-csv"):
+        words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile-unfused", "--format", form)
+        assert "simulated" in ncclt(*words, *STORE).stdout.lower(), form

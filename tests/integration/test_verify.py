@@ -1,0 +1,272 @@
+"""Verifying by the command line: real trainings over gloo through torchrun, and quick jobs with a stand-in PyTorch."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.policy import uniform_policy
+from ncclt.core.recommendation import Decision, Delivery
+from ncclt.core.version import NcclVersion
+from ncclt.store import open_store
+from ncclt.testing.store_contract import RING, sample_recommendation
+
+TRAINING = Path(__file__).parent / "training" / "paced.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
+CLI = """
+from ncclt.cli import application
+application.COMMANDS["verify"] = "ncclt.cli.verify"
+application.app()
+"""
+
+# Enough of PyTorch for the hook.
+STAND_IN = {
+    "__init__.py": "__version__ = '2'\nfrom . import autograd, distributed\n",
+    "autograd/__init__.py": "def backward(): pass\nfrom . import profiler\n",
+    "autograd/profiler.py": "class profile: pass\n",
+    "distributed.py": "def is_available(): return False\n",
+    "optim/__init__.py": "",
+    "optim/optimizer.py": """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in hooks:
+            hook(self, (), {})
+""",
+}
+JOB = """
+import os, subprocess, sys, time
+if os.environ.get("SLEEPER"):
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
+if os.environ.get("FAIL"):
+    sys.exit("no such network")
+print(*sorted(name for name in os.environ if name.startswith("NCCL_")), flush=True)
+from torch.optim.optimizer import Optimizer
+optimizer = Optimizer()
+for _ in range(int(sys.argv[1])):
+    time.sleep(0.012 if os.environ.get("SLOW") else 0.004)
+    optimizer.step()
+print("trained to the end")
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A quick job, and what it needs in its environment."""
+    for name, text in STAND_IN.items():
+        path = tmp_path / "site" / "torch" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    return [sys.executable, str(script)]
+
+
+def _arguments(tmp_path, options, command):
+    own = ["verify", "--storage", _url(tmp_path), "--dir", str(tmp_path), "--warmup", "3", "--steps", "8"]
+    return [sys.executable, "-c", CLI, *own, *options, "--", *command]
+
+
+def _environ(tmp_path, **more):
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("NCCL")}
+    return bare | {"PYTHONPATH": str(tmp_path / "site")} | more
+
+
+def _verify(tmp_path, options, command, timeout=60, **environ):
+    return subprocess.run(
+        _arguments(tmp_path, options, command), env=_environ(tmp_path, **environ), capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def _url(tmp_path):
+    return f"sqlite:///{tmp_path / 'store.db'}"
+
+
+def _stored(tmp_path, **wanted):
+    with open_store(_url(tmp_path)) as store:
+        return store.verifications(**wanted)
+
+
+def _publish(tmp_path, decision):
+    published = sample_recommendation("rec1")
+    policy = uniform_policy(RING, published.collectives, version=NcclVersion(2, 28, 9))
+    verdict = replace(published.table.verdict, decision=decision)
+    with open_store(_url(tmp_path)) as store:
+        store.publish(replace(published, variables=Delivery(policy=policy, verdict=verdict), simulated=False))
+
+
+def test_true_negative_nccl_variables_cannot_change_a_gloo_job(tmp_path):
+    """The recommended variables reach the ranks of torchrun, where nothing reads them."""
+    pytest.importorskip("torch.distributed")
+    _publish(tmp_path, Decision.TUNED)
+    done = _verify(tmp_path, ["--model", "toy", "--cluster", "pair", "--json"], [*TORCHRUN, "100000"], timeout=400)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["verdict"]["decision"] == "keep-default", document["verdict"]
+    assert document["tuned_env"]["NCCL_ALGO"]
+    assert document["base_env"] == {}
+    assert (document["ranks"], document["hosts"]) == (2, 1)
+    assert [launch["side"] for launch in document["launches"]] == ["base", "tuned", "tuned", "base"] * 4
+    (stored,) = _stored(tmp_path, cluster="pair", model="toy", recommendation="rec1")
+    assert stored.to_document() == document
+    assert all(19_000 < time_us < 200_000 for launch in stored.launches for time_us in launch.step_us)
+
+
+def test_true_positive_an_environment_that_slows_the_training(tmp_path):
+    pytest.importorskip("torch.distributed")
+    done = _verify(tmp_path, ["--base", "SLOW=1"], [*TORCHRUN, "100000"], timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert "verdict: tuned: training steps are faster by" in done.stdout
+    (stored,) = _stored(tmp_path)
+    assert stored.verdict.decision is Decision.TUNED
+    assert 1.1 < stored.verdict.speedup < 2.0
+    assert (stored.base_env, stored.tuned_env, stored.recommendation) == ((("SLOW", "1"),), (), "")
+
+
+def test_table_percentiles_and_progress(tmp_path, job):
+    done = _verify(tmp_path, ["--base", "SLOW=1", "--model", "toy"], [*job, "100000"])
+    assert done.returncode == 0, done.stderr
+    header, base, tuned, verdict = done.stdout.splitlines()
+    assert " ".join(header.split()) == "side launches steps p50 ms p75 ms p90 ms p95 ms"
+    assert base.split()[:3] == ["base", "8", "64"]
+    assert tuned.split()[:3] == ["tuned", "8", "64"]
+    assert float(base.split()[3]) > 11 > float(tuned.split()[3]) > 3
+    assert verdict.startswith("verdict: tuned: ")
+    assert "launch 16/16, base: " in done.stderr
+    assert "trained to the end" not in done.stdout + done.stderr
+    assert not list(tmp_path.glob(".ncclt-record-*"))
+    assert _stored(tmp_path, model="toy")
+
+
+def test_inherited_variables_are_named_and_reach_no_side(tmp_path, job):
+    options = ["--env", "NCCL_PROTO=LL", "--run-to-end", "--verbose"]
+    done = _verify(tmp_path, options, [*job, "12"], NCCL_ALGO="Tree", NCCL_NET="Socket")
+    assert done.returncode == 0, done.stderr
+    assert "no side inherits NCCL_ALGO, NCCL_NET" in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines.count("NCCL_PROTO") == 8
+    assert lines.count("trained to the end") == 16
+    kept = _verify(tmp_path, [*options, "--keep-env"], [*job, "12"], NCCL_ALGO="Tree")
+    assert kept.stderr.splitlines().count("NCCL_ALGO NCCL_PROTO") == 8
+    assert kept.stderr.splitlines().count("NCCL_ALGO") == 8
+
+
+def test_variables_reach_the_ranks_of_mpirun(tmp_path, job):
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *job, "12"]
+    done = _verify(tmp_path, ["--env", "NCCL_PROTO=LL", "--run-to-end", "--verbose"], command)
+    assert done.returncode == 0, done.stderr
+    # mpirun may put what two ranks print at once on one line.
+    assert len(re.findall("NCCL_PROTO(?!=)", done.stderr)) == 16
+    assert _stored(tmp_path)[0].ranks == 2
+
+
+def test_base_that_fails_stops_with_its_last_lines(tmp_path, job):
+    done = _verify(tmp_path, ["--base", "FAIL=1"], [*job, "100"])
+    assert done.returncode == 1
+    assert "exit code 1\nno such network" in done.stderr
+    assert "hint: " in done.stderr
+    assert done.stdout == ""
+    assert not _stored(tmp_path)
+
+
+def test_tuned_side_that_fails_is_disqualified_and_kept(tmp_path, job):
+    done = _verify(tmp_path, ["--env", "FAIL=1"], [*job, "100"])
+    assert done.returncode == 0, done.stderr
+    assert "verdict: keep-default: the policy is disqualified: exit code 1" in done.stdout
+    assert "launch 2, tuned, failed: exit code 1\nno such network" in done.stderr
+    (stored,) = _stored(tmp_path)
+    assert stored.launches[1].failure == "exit code 1\nno such network"
+    assert len(stored.launches) == 2
+
+
+@pytest.mark.parametrize("training", [["4"], ["0"]])
+def test_training_that_ends_before_the_window_is_a_failure(tmp_path, job, training):
+    done = _verify(tmp_path, ["--env", "X=1"], [*job, *training])
+    assert done.returncode == 1
+    assert "no step times: " in done.stderr
+
+
+def test_keep_default_leaves_nothing_to_verify(tmp_path, job):
+    _publish(tmp_path, Decision.KEEP_DEFAULT)
+    done = _verify(tmp_path, ["--model", "toy", "--cluster", "pair"], [*job, "100"])
+    assert done.returncode == 3
+    assert "there is nothing to verify: " in done.stderr
+    assert "--env NAME=VALUE" in done.stderr
+    assert not _stored(tmp_path)
+
+
+def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, job):
+    _publish(tmp_path, Decision.TUNED)
+    marker = tmp_path / "ran"
+    options = ["--model", "toy", "--cluster", "pair", "--dry-run"]
+    told = json.loads(_verify(tmp_path, [*options, "--json"], ["touch", str(marker)]).stdout)
+    assert told["tuned_env"]["NCCL_ALGO"]
+    assert told["order"] == ["base", "tuned", "tuned", "base"] * 4
+    assert "NCCL_ALGO=" in _verify(tmp_path, options, ["touch", str(marker)]).stdout
+    assert not marker.exists()
+    assert not _stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--cluster"),
+        (["--env", "X"], "NAME=VALUE"),
+        (["--env", "A=1", "--base", "A=1"], "same environment"),
+        (["--env", "A=1", "--blocks", "3"], "--blocks"),
+        (["--env", "A=1", "--steps", "0"], "--steps"),
+        (["--env", "A=1", "--timeout", "0"], "--timeout"),
+        (["--env", "A=1", "--min-effect", "2"], "--min-effect"),
+        (["--env", "A=1", "--model", "a", "--profile", "b"], "--profile"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path, options, said):
+    done = _verify(tmp_path, options, ["true"])
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, job, number):
+    """Ranks of torchrun open sessions of their own, as the sleeper does: they are ended, too."""
+    arguments = _arguments(tmp_path, ["--base", "SLEEPER=1", "--run-to-end"], [*job, "1000000"])
+    running = subprocess.Popen(
+        arguments, env=_environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob(".ncclt-record-*/ranks/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (folder,) = tmp_path.glob(".ncclt-record-*")
+    assert len(_carriers(folder)) == 2
+    running.send_signal(number)
+    _out, err = running.communicate(timeout=30)
+    assert running.returncode == 130, err
+    assert "nothing was stored" in err
+    assert not folder.exists()
+    assert _carriers(folder) == []
+    assert not _stored(tmp_path)
+
+
+def _carriers(folder):
+    """Return the processes that have a folder in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and str(folder).encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
