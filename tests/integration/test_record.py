@@ -123,7 +123,9 @@ def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, kind, la
     done = _record(tmp_path, _command(launcher, kind, "11"))
     assert done.returncode == 0, done.stderr
     # mpirun forwards both ranks' lines as they come and may join them.
-    assert sorted(re.findall(r"rank \d trained \d+ steps", done.stdout)) == [f"rank {r} trained 11 steps" for r in (0, 1)]
+    assert sorted(re.findall(r"rank \d trained \d+ steps", done.stdout)) == [
+        f"rank {r} trained 11 steps" for r in (0, 1)
+    ]
     assert "overhead: " in done.stderr
     workload = _stored(tmp_path)
     assert _table(workload.messages) == _table(_expected(kind))
