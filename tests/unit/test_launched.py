@@ -165,7 +165,7 @@ class Recorder:
         self.plans = []
         self.kills = 0
 
-    def plan(self, argv, *, variables, timeout_s):
+    def plan(self, argv, *, variables, timeout_s, files=()):
         return LaunchPlan(argv=tuple(argv), set_env=tuple(variables.items()), timeout_s=timeout_s)
 
     def run(self, plan):

@@ -30,7 +30,7 @@ class PlayedTraining:
         self._play = play
         self.plans = []
 
-    def plan(self, argv, *, variables, timeout_s):
+    def plan(self, argv, *, variables, timeout_s, files=()):
         return LaunchPlan(argv=tuple(argv), set_env=tuple(sorted(variables.items())), timeout_s=timeout_s)
 
     def run(self, plan):

@@ -126,7 +126,10 @@ class LaunchedRunner:
                 raise KeyboardInterrupt
             launch = self._launcher.run(
                 self._launcher.plan(
-                    command.argv, variables=variables, timeout_s=self._timeouts.timeout_s(command.messages)
+                    command.argv,
+                    variables={**dict(command.variables), **variables},
+                    timeout_s=self._timeouts.timeout_s(command.messages),
+                    files=command.files,
                 )
             )
             if launch.killed:

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Port
 
+from ncclt.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     """One launch, decided but not begun.
 
     Attributes:
-        argv: program and arguments; never given to a shell.
+        argv: program and arguments; never given to a shell of this machine.
         set_env: variables added to the environment of the launch, sorted.
         unset_env: names of variables removed from it, sorted.
+        files: (name, text) of what the launch reads besides its arguments, for example a manifest or a script; `run`
+            writes them into a private folder, whose path takes the place of `FILES` in `argv`.
         cwd: working folder; None = the present one.
         timeout_s: after this everything that was started is ended.
     """
@@ -23,8 +27,39 @@ class LaunchPlan:
     argv: tuple[str, ...]
     set_env: tuple[tuple[str, str], ...] = ()
     unset_env: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
     cwd: Path | None = None
     timeout_s: float
+
+
+FILES = "{files}"
+"""Stands in the arguments of a plan for the folder of its files, which is made when the plan is run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """How many processes a launcher starts, and on which nodes.
+
+    Attributes:
+        nodes: how many.
+        processes_per_node: on each of them; one per GPU where the benchmark wants a process for each rank.
+        hosts: names of the nodes to use, in the order of the ranks; empty = whichever the launcher is given.
+    """
+
+    nodes: int = 1
+    processes_per_node: int = 1
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.processes_per_node < 1:
+            raise UsageError("a launch needs at least 1 node and 1 process on each")
+        if self.hosts and len(self.hosts) != self.nodes:
+            raise UsageError(f"{len(self.hosts)} hosts were named for {self.nodes} nodes")
+
+    @property
+    def world(self) -> int:
+        """Return the number of processes."""
+        return self.nodes * self.processes_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +94,8 @@ class Launcher(Port):
     Contract: `plan` is pure, its plan can be shown, kept and compared. `run` is the only side effect; it returns for
     every command, whatever that does (crash, hang, print without end, cannot be found), and when it returns or raises,
     nothing that it started still runs, except for the `survivors` it names. The variables of a plan reach the command.
-    Variables named NCCL_* of the caller's own environment reach it only if the launcher was told to keep them.
+    Variables named NCCL_* of the caller's own environment reach it only if the launcher was told to keep them, and
+    every process of a launch sees the same values.
     """
 
     @property
@@ -67,8 +103,18 @@ class Launcher(Port):
         """Return the word used with `--launcher`."""
         ...
 
-    def plan(self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float) -> LaunchPlan:
-        """Decide how a command would be started under some variables."""
+    def plan(
+        self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
+    ) -> LaunchPlan:
+        """Decide how a command would be started under some variables.
+
+        Args:
+            argv: the command of one process; every process of the job's shape runs the same.
+            variables: for every process.
+            timeout_s: for the launch as a whole.
+            files: files of this machine that stand in `argv` and that the command reads; a launcher whose nodes do not
+                share this machine's files brings them there and puts their new paths in place.
+        """
         ...
 
     def run(self, plan: LaunchPlan) -> LaunchResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.process import GRACE_S, KEEP_BYTES, ProcessSession
@@ -47,7 +48,14 @@ class LocalLauncher:
         """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
         return tuple(sorted(name for name in self._environment if name.startswith("NCCL_")))
 
-    def plan(self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float) -> LaunchPlan:
+    def plan(
+        self,
+        argv: Sequence[str],
+        *,
+        variables: Mapping[str, str],
+        timeout_s: float,
+        files: Sequence[Path] = (),  # noqa: ARG002  they are here already
+    ) -> LaunchPlan:
         """Decide how a command would be started: the plan names every inherited variable that it removes."""
         removed = [name for name in self.inherited if not self._keep_env or name == _DEBUG]
         return LaunchPlan(

@@ -19,11 +19,15 @@ class BenchmarkCommand:
         argv: program and arguments; never given to a shell.
         messages: what it measures, each with its group size known.
         output_file: where it writes its result; None = the result is on its standard output.
+        variables: what it needs in its environment besides the setting's own, sorted.
+        files: files of this machine that stand in `argv` and have to be where it runs.
     """
 
     argv: tuple[str, ...]
     messages: tuple[Message, ...]
     output_file: Path | None = None
+    variables: tuple[tuple[str, str], ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
