@@ -17,6 +17,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
+from ncclt.launched import LaunchedRunner
 
 if TYPE_CHECKING:
     from ncclt.search.space import SearchSpace
@@ -75,7 +76,8 @@ class Ground:
     """A place to measure: the runner, what it can measure, and which settings make sense there.
 
     Attributes:
-        runner: measures settings.
+        runner: measures settings; confirmation and proof run on it alone.
+        others: measure settings at the same time as `runner`, on nodes of their own; the search uses all of them.
         reason: why trials run there, for people.
         covers: tells whether a message can be measured there.
         recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
@@ -84,11 +86,18 @@ class Ground:
     """
 
     runner: Runner
+    others: tuple[Runner, ...] = ()
     reason: str
     covers: Callable[[Message], bool]
     recorded: tuple[Setting, ...] | None = None
     expressible: Callable[[Setting], bool] = lambda _setting: True
     notes: tuple[str, ...] = ()
+
+    def kill(self) -> None:
+        """End at once what the runners are measuring; those that measure nothing real have nothing to end."""
+        for runner in (self.runner, *self.others):
+            if isinstance(runner, LaunchedRunner):
+                runner.kill()
 
     def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.
@@ -195,7 +204,6 @@ def local_ground(
             f"--launcher local measures this machine alone, not {cluster.nodes} nodes", hint="use --nodes 1"
         )
     from ncclt.launch.local import LocalLauncher
-    from ncclt.launched import LaunchedRunner
     from ncclt.measure.nccl_tests import NcclTests
 
     def compiled(setting: Setting) -> Compiled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
@@ -19,13 +20,18 @@ from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.verdict import MIN_EFFECT, nothing_better
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.errors import UsageError
+from ncclt.journal import StudyJournal
 from ncclt.runners import Ground
 from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm
 from ncclt.search.launching import measure_default
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.prove import DEFAULT_BLOCKS, plan, prove, verdict_of
+from ncclt.search.space import SearchSpace
 from ncclt.store.store import Store
+
+_POLL_S = 0.5
+"""How often the worker that ends a study looks whether the others' last trials are in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,8 @@ class TuneResult:
         trials: all trials of the study, earlier runs included.
         resumed: how many of them were there before.
         stop: why the search ended.
-        recommendation: None when the user interrupted before the proof was complete.
+        recommendation: None when the user interrupted before the proof was complete, or another worker does the rest.
+        left: the search is over, and another worker of the same study confirms and proves.
         messages: one row per message, most time first; empty without a recommendation.
         notes: what the reader must know: uncovered messages, assumptions.
     """
@@ -103,6 +110,7 @@ class TuneResult:
     recommendation: Recommendation | None
     messages: tuple[MessageRow, ...]
     notes: tuple[str, ...]
+    left: bool = False
 
 
 class Watcher(Port):
@@ -119,27 +127,6 @@ class Watcher(Port):
 
     def proved(self, trial: Trial, done: int, total: int) -> None:
         """Hear of one launch of the proof."""
-
-
-class StudyJournal:
-    """The trials of one study: in memory for reading, each one in the store before it counts."""
-
-    def __init__(self, store: Store, study: Study, now: Callable[[], str]) -> None:
-        self._store = store
-        self._study = study
-        self._now = now
-        self._trials = list(store.trials(study.id))
-
-    def trials(self) -> Sequence[Trial]:
-        """Return all trials of the study, by number."""
-        return self._trials
-
-    def add(self, trial: Trial) -> Trial:
-        """Store one trial, with the time of day, and return it."""
-        kept = replace(trial, started=self._now())
-        self._store.add_trial(self._study.id, kept)
-        self._trials.append(kept)
-        return kept
 
 
 def study_of(request: TuneRequest, ground: Ground, workload: Workload) -> Study:
@@ -202,13 +189,34 @@ def tune(
     # Whatever can be refused is refused before anything is stored.
     space = ground.space(workload, request.process_wide)
     study = store.open_study(study_of(request, ground, workload))
-    journal = StudyJournal(store, study, now)
+    with StudyJournal(store, study, now) as journal:
+        return _tune(
+            request, ground, store, study, workload, space, journal,
+            watcher=watcher, interrupted=interrupted, clock=clock, now=now, notes=notes,
+        )  # fmt: skip
+
+
+def _tune(
+    request: TuneRequest,
+    ground: Ground,
+    store: Store,
+    study: Study,
+    workload: Workload,
+    space: SearchSpace,
+    journal: StudyJournal,
+    *,
+    watcher: Watcher,
+    interrupted: Callable[[], bool],
+    clock: Callable[[], float],
+    now: Callable[[], str],
+    notes: tuple[str, ...],
+) -> TuneResult:
     resumed = len(journal.trials())
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
     with Proposer(space, workload, name=study.name, seed=request.seed, storage_url=store.optuna_url) as proposer:
         end = search(
-            ground.runner,
+            (ground.runner, *ground.others),
             workload,
             journal,
             proposer,
@@ -216,7 +224,14 @@ def tune(
             clock=clock,
             interrupted=interrupted,
             watch=watcher.searched,
+            kill=ground.kill,
+            mirror=journal.is_alone(),
         )
+    if not end.interrupted and not _may_end(journal):
+        return TuneResult(
+            study=store.study(study.id), trials=tuple(journal.trials()), resumed=resumed, stop=end.reason,
+            recommendation=None, messages=(), notes=notes, left=True,
+        )  # fmt: skip
     times = confirm(ground.runner, workload, journal, interrupted=interrupted, watch=watcher.confirmed)
     policies = _policies(times, workload, ground.runner.cluster)
     steps = plan(policies, workload, blocks=request.blocks) if len(policies) > 1 else ()
@@ -254,6 +269,15 @@ def tune(
         messages=message_rows(recommendation.table.policy, trials, workload, times),
         notes=notes,
     )
+
+
+def _may_end(journal: StudyJournal) -> bool:
+    """Take the end of the study and wait until the other workers' last trials are in; false = another one has it."""
+    if not journal.may_end():
+        return False
+    while journal.refresh():
+        time.sleep(_POLL_S)
+    return True
 
 
 def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, Policy]:

@@ -22,7 +22,7 @@ def run(cluster, workload, time_of, *, trials=20, journal=None, seed=1, storage_
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
     with Proposer(space, workload, name="s", seed=seed, storage_url=storage_url) as proposer:
         end = search(
-            runner, workload, kept, proposer, kwargs.pop("budget", Budget(trials=trials)),
+            [runner], workload, kept, proposer, kwargs.pop("budget", Budget(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0), interrupted=kwargs.pop("interrupted", lambda: False),
             watch=kwargs.pop("watch", lambda _progress: None),
         )  # fmt: skip
@@ -62,7 +62,7 @@ def test_an_interrupted_study_goes_on_as_if_it_had_never_stopped(cluster, worklo
     assert [t.setting for t in journal.trials()] == whole
 
 
-def test_a_launch_that_was_cut_off_is_failed_in_optuna_and_nothing_is_counted_twice(
+def test_a_launch_that_was_cut_off_leaves_nothing_in_optuna_and_nothing_is_counted_twice(
     cluster, workload, landscape, tmp_path
 ):
     url = f"sqlite:///{tmp_path / 'optuna.db'}"
@@ -83,9 +83,8 @@ def test_a_launch_that_was_cut_off_is_failed_in_optuna_and_nothing_is_counted_tw
     told = [t.user_attrs["ncclt_trial"] for t in study.get_trials() if "ncclt_trial" in t.user_attrs]
     study._storage.remove_session()
     study._storage._backend.engine.dispose()
-    assert "RUNNING" not in states
-    assert states.count("FAIL") == 1
-    assert sorted(told) == sorted([*range(16), 9])
+    assert set(states) == {"COMPLETE"}
+    assert sorted(told) == list(range(16))
 
 
 def test_trials_that_optuna_never_heard_of_are_told_to_it(cluster, workload, landscape, tmp_path):

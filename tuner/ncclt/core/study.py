@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,6 +61,28 @@ class Trial:
     arm: Arm | None = None
     block: int = 0
     started: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A launch that a worker is about to make: nobody else gets its number or launches its setting meanwhile.
+
+    Attributes:
+        number: of the trial to come.
+        setting: what will be forced.
+        repeat: how many earlier trials of the study had the same setting.
+        phase: why it is run.
+    """
+
+    number: int
+    setting: Setting
+    repeat: int
+    phase: Phase
+
+
+def gpu_seconds(trials: Iterable[Trial], cluster: Cluster) -> float:
+    """Return what trials cost: wall time of each launch times the GPUs that it held, s."""
+    return sum(trial.result.wall_s for trial in trials) * cluster.world
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,12 +59,14 @@ class TrialResult:
         measurements: one per message; empty or partial where the outcome is not `ok`.
         detail: the last lines of output or the reason, for people; empty when all went well.
         wall_s: how long the launch took.
+        place: the nodes it ran on, for people; empty where the launcher chose them or there is but one place.
     """
 
     outcome: Outcome
     measurements: tuple[Measurement, ...] = ()
     detail: str = ""
     wall_s: float = 0.0
+    place: str = ""
 
 
 class Runner(Port):

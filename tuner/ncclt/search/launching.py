@@ -1,4 +1,4 @@
-"""One launch at a time: measure a setting, keep the trial."""
+"""One launch at a time: claim a number, measure a setting, keep the trial."""
 
 from __future__ import annotations
 
@@ -8,21 +8,34 @@ from typing import Protocol as Port
 from ncclt.core.message import Message
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Trial
+from ncclt.core.study import Arm, Claim, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 
 
 class Journal(Port):
-    """Where trials are kept. Contract: what `add` returned survives the death of the process."""
+    """Where trials are kept; several workers may share it.
+
+    Contract: what `add` returned survives the death of the process. A claim ends with the trial that is added for it,
+    or with its worker. No two claims have the same number, and a setting is claimed again only by who knows of every
+    earlier launch of it.
+    """
 
     def trials(self) -> Sequence[Trial]:
-        """Return all trials of the study, by number."""
+        """Return all trials that are known, in the order in which they became known."""
+        ...
+
+    def refresh(self) -> Sequence[Claim]:
+        """Look for trials of other workers, and return what all workers are launching now."""
+        ...
+
+    def claim(self, setting: Setting, *, phase: Phase) -> Claim | None:
+        """Reserve a number for a launch, or return None when another worker was faster with this setting."""
         ...
 
     def add(self, trial: Trial) -> Trial:
-        """Keep one trial, which has the next number, and return it as it was kept."""
+        """Keep the trial of a claim and return it as it was kept."""
         ...
 
 
@@ -37,7 +50,7 @@ def launch(
     arm: Arm | None = None,
     block: int = 0,
 ) -> Trial:
-    """Measure messages under one setting and keep the trial.
+    """Measure messages under one setting and keep the trial; an earlier launch of the setting does not matter.
 
     Args:
         runner: where it runs.
@@ -49,16 +62,33 @@ def launch(
         arm: in the verification, what it stands for.
         block: in the verification, the arm's launch.
     """
-    repeat = sum(t.setting == setting for t in journal.trials())
+    claim = journal.claim(setting, phase=phase)
+    while claim is None:
+        journal.refresh()
+        claim = journal.claim(setting, phase=phase)
+    return launch_claim(runner, workload, journal, claim, messages=messages, arm=arm, block=block)
+
+
+def launch_claim(
+    runner: Runner,
+    workload: Workload,
+    journal: Journal,
+    claim: Claim,
+    *,
+    messages: Sequence[Message] | None = None,
+    arm: Arm | None = None,
+    block: int = 0,
+) -> Trial:
+    """Make the launch that was claimed and keep its trial; see `launch`."""
     wanted = [calls.message for calls in workload.messages] if messages is None else list(messages)
-    result = runner.measure(setting, wanted, repeat=repeat)
+    result = runner.measure(claim.setting, wanted, repeat=claim.repeat)
     score = score_us(result, workload) if result.outcome is Outcome.OK else None
     return journal.add(
         Trial(
-            number=len(journal.trials()),
-            phase=phase,
-            setting=setting,
-            repeat=repeat,
+            number=claim.number,
+            phase=claim.phase,
+            setting=claim.setting,
+            repeat=claim.repeat,
             result=result,
             score_us=score,
             arm=arm,
@@ -73,14 +103,18 @@ def measure_default(runner: Runner, workload: Workload, journal: Journal) -> Tri
     Raises:
         StudyStoppedError: the default itself fails: there is nothing to tune against.
     """
-    stored = next((t for t in searched(journal) if t.setting.is_default), None)
-    trial = stored or launch(runner, workload, journal, DEFAULT, phase=Phase.SEARCH)
+    trial = stored_default(journal) or launch(runner, workload, journal, DEFAULT, phase=Phase.SEARCH)
     if trial.score_us is None:
         raise StudyStoppedError(
             f"NCCL's own choice does not run here: {trial.result.outcome}: {trial.result.detail or 'no output'}",
             hint="repair the cluster or the benchmark first; ncclt tunes against a default that works",
         )
     return trial
+
+
+def stored_default(journal: Journal) -> Trial | None:
+    """Return the first launch of the untouched default that went well, None = there is none yet."""
+    return next((t for t in searched(journal) if t.setting.is_default), None)
 
 
 def searched(journal: Journal) -> list[Trial]:

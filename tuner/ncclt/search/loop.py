@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.assemble import assemble, collect_times, expected_us
-from ncclt.core.study import Phase, Trial
+from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.search.launching import Journal, launch, measure_default, searched
-from ncclt.search.proposer import Proposer
+from ncclt.search.launching import Journal, launch_claim, measure_default, searched, stored_default
+from ncclt.search.proposer import Proposal, Proposer
 
 PATIENCE = 16
 """Launches without a gain worth having after which nothing more is expected."""
@@ -19,8 +21,17 @@ PATIENCE = 16
 WORTHWHILE_GAIN = 0.005
 """Share of time per step that the policy must still win within the patience for the search to go on."""
 
+WORTH_A_LAUNCH = 0.001
+"""Share of time per step that a launch must be expected to bring where nobody said how many steps the job has."""
+
+HOPELESS_PROPOSALS = 3
+"""Proposals in a row that are not worth their launch before the search stops: one alone may be a whim of the model."""
+
 EQUAL_FAILURES = 5
 """Failures of one kind in a row after which the cause is taken to be the cluster and not the setting."""
+
+_POLL_S = 0.2
+"""How often a worker looks whether another has finished what it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +41,18 @@ class Budget:
     Attributes:
         trials: launches of the search in the whole study, earlier runs included.
         seconds: wall time of this run, None = no limit.
+        gpu_hours: GPU time of all launches of the study, earlier runs included, None = no limit.
         patience: launches without a gain worth having, after every pair was tried, before the search stops by
             itself; 0 = never.
+        steps: training steps that will run with the result; a launch is made only if it is expected to save more
+            time over them than it costs. None = not said.
     """
 
     trials: int
     seconds: float | None = None
+    gpu_hours: float | None = None
     patience: int = PATIENCE
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -45,8 +61,12 @@ class Budget:
             )
         if self.seconds is not None and not self.seconds > 0:
             raise UsageError(f"the time budget must be above 0 seconds, not {self.seconds:g}", hint="see --time")
+        if self.gpu_hours is not None and not self.gpu_hours > 0:
+            raise UsageError(f"the budget must be above 0 GPU hours, not {self.gpu_hours:g}", hint="see --gpu-hours")
         if self.patience < 0:
             raise UsageError(f"the patience must be 0 or more launches, not {self.patience}", hint="see --patience")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"a job has at least 1 step, not {self.steps}", hint="see --steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +78,7 @@ class Progress:
         done, budget: launches of the search so far and at most.
         default_us: time per step of the default, µs.
         policy_us: expected time per step of the best policy so far, µs.
+        gpu_seconds: what all launches of the study cost so far.
     """
 
     trial: Trial
@@ -65,6 +86,7 @@ class Progress:
     budget: int
     default_us: float
     policy_us: float
+    gpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +103,7 @@ class SearchEnd:
 
 
 def search(
-    runner: Runner,
+    runners: Sequence[Runner],
     workload: Workload,
     journal: Journal,
     proposer: Proposer,
@@ -90,52 +112,207 @@ def search(
     clock: Callable[[], float],
     interrupted: Callable[[], bool],
     watch: Callable[[Progress], None],
+    kill: Callable[[], None] = lambda: None,
+    mirror: bool = True,
 ) -> SearchEnd:
     """Search until the budget ends or nothing more is to be gained.
 
+    Other processes may search the same study: they and we share its journal, and the budget of trials is common.
+
     Args:
-        runner: where trials run.
-        workload: placed on the runner's cluster.
+        runners: where trials run, at least one; each on nodes of its own, all at once.
+        workload: placed on the runners' cluster.
         journal: where trials are kept; earlier ones of the study count.
         proposer: the Optuna study.
         budget: launches and seconds.
         clock: monotonic seconds.
         interrupted: asked before every launch; true = the user wants to stop after the current trial.
         watch: told after every launch.
+        kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
+        mirror: let Optuna hear of stored trials that it does not know; false while other processes search.
 
     Raises:
         StudyStoppedError: the default fails, or `EQUAL_FAILURES` launches fail alike in a row.
     """
     started = clock()
-    default = measure_default(runner, workload, journal)
-    proposer.resume(default, searched(journal))
-    best = _BestPolicy(runner, workload)
+    default = _default(runners[0], workload, journal)
+    proposer.resume(default, searched(journal), mirror=mirror)
+    work = _Work(
+        workload=workload,
+        journal=journal,
+        proposer=proposer,
+        budget=budget,
+        default=default,
+        best=_BestPolicy(runners[0], workload),
+        spent_s=lambda: clock() - started,
+        interrupted=interrupted,
+        watch=watch,
+    )
+    if len(runners) == 1:
+        work.run(runners[0])
+    else:
+        _run_at_once(work, runners, kill)
+    if work.error is not None:
+        raise work.error
+    assert work.end is not None, "a worker only leaves when the search has ended"
+    return work.end
+
+
+def _default(runner: Runner, workload: Workload, journal: Journal) -> Trial:
+    """Return the default's launch; where another worker is making it, wait for it."""
     while True:
-        trials = searched(journal)
-        history = best.history(trials)
-        watch(
+        running = journal.refresh()
+        if stored_default(journal) is None and any(claim.setting.is_default for claim in running):
+            time.sleep(_POLL_S)
+            continue
+        return measure_default(runner, workload, journal)
+
+
+def _run_at_once(work: _Work, runners: Sequence[Runner], kill: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work.run, args=(runner,), daemon=True) for runner in runners]
+    for thread in threads:
+        thread.start()
+    try:
+        # Signals are heard by the main thread alone, between two of these short waits.
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(_POLL_S)
+    except BaseException:
+        work.stop(SearchEnd(reason="killed by the user", interrupted=True))
+        kill()
+        for thread in threads:
+            thread.join()
+        raise
+
+
+class _Work:
+    """One search, done by one or more workers of this process; only one of them at a time thinks."""
+
+    def __init__(
+        self,
+        *,
+        workload: Workload,
+        journal: Journal,
+        proposer: Proposer,
+        budget: Budget,
+        default: Trial,
+        best: _BestPolicy,
+        spent_s: Callable[[], float],
+        interrupted: Callable[[], bool],
+        watch: Callable[[Progress], None],
+    ) -> None:
+        self.end: SearchEnd | None = None
+        self.error: BaseException | None = None
+        self._workload = workload
+        self._journal = journal
+        self._proposer = proposer
+        self._budget = budget
+        self._default = default
+        self._best = best
+        self._spent_s = spent_s
+        self._interrupted = interrupted
+        self._watch = watch
+        self._hopeless = 0
+        self._thinking = threading.Lock()
+        self._show = True
+
+    def stop(self, end: SearchEnd) -> None:
+        """Let every worker stop after its trial; the first reason counts."""
+        if self.end is None:
+            self.end = end
+
+    def run(self, runner: Runner) -> None:
+        """Launch what is proposed until the search has ended."""
+        try:
+            while (claim := self._next(runner)) is not None:
+                trial = launch_claim(runner, self._workload, self._journal, claim)
+                with self._thinking:
+                    self._proposer.tell(trial)
+                    self._show = True
+                    check_failures(searched(self._journal))
+        except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
+            self.error = self.error or error
+            self.stop(SearchEnd(reason="failed"))
+
+    def _next(self, runner: Runner) -> Claim | None:
+        """Return the next launch, or None when the search has ended."""
+        with self._thinking:
+            while self.end is None:
+                running = self._journal.refresh()
+                trials = searched(self._journal)
+                history = self._best.history(trials)
+                if self._show:
+                    self._tell_watcher(trials, history, runner)
+                if end := self._reason_to_stop(trials, running, history, runner):
+                    self.stop(end)
+                    return None
+                claim = self._claim(trials, running)
+                if claim is not None:
+                    return claim
+        return None
+
+    def _claim(self, trials: Sequence[Trial], running: Sequence[Claim]) -> Claim | None:
+        """Ask for a proposal and claim it; None = somebody else was faster, or there is nothing more to launch."""
+        number = max([t.number for t in self._journal.trials()] + [claim.number for claim in running]) + 1
+        proposal = self._proposer.propose(number, trials, running=[claim.setting for claim in running])
+        if proposal is None:
+            self.stop(SearchEnd(reason=f"all {len({t.setting for t in trials})} settings were launched"))
+            return None
+        if reason := self._not_worth(proposal, trials):
+            self.stop(SearchEnd(reason=reason))
+            return None
+        return self._journal.claim(proposal.setting, phase=Phase.SEARCH)
+
+    def _reason_to_stop(
+        self, trials: Sequence[Trial], running: Sequence[Claim], history: Sequence[float], runner: Runner
+    ) -> SearchEnd | None:
+        budget = self._budget
+        if len(trials) + len(running) >= budget.trials:
+            return SearchEnd(reason=f"the budget of {budget.trials} trials is used")
+        if budget.seconds is not None and self._spent_s() >= budget.seconds:
+            return SearchEnd(reason=f"the time budget of {budget.seconds:g} s is used")
+        if budget.gpu_hours is not None and self._gpu_seconds(runner) >= budget.gpu_hours * 3600:
+            return SearchEnd(reason=f"the budget of {budget.gpu_hours:g} GPU hours is used")
+        if self._interrupted():
+            return SearchEnd(reason="interrupted by the user", interrupted=True)
+        if reason := nothing_more(history, anchors=self._proposer.anchor_count, patience=budget.patience):
+            return SearchEnd(reason=reason)
+        return None
+
+    def _not_worth(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
+        """Say why the launch of a proposal is not worth its cost, or return an empty string."""
+        threshold = self._threshold(trials)
+        self._hopeless = self._hopeless + 1 if proposal.expected_gain < threshold else 0
+        if self._hopeless < HOPELESS_PROPOSALS:
+            return ""
+        expected = f"{proposal.expected_gain * 100:.2g} % of the communication time per step"
+        if self._budget.steps is None:
+            return f"nothing more is to be gained: the next launch is expected to bring {expected}"
+        return (
+            f"the next launch is expected to bring {expected}, which over {self._budget.steps} steps is less than the "
+            "launch costs"
+        )
+
+    def _threshold(self, trials: Sequence[Trial]) -> float:
+        if self._budget.steps is None or self._default.score_us is None:
+            return WORTH_A_LAUNCH if self._budget.patience else 0.0
+        launch_s = sum(t.result.wall_s for t in trials) / len(trials)
+        return launch_s / (self._default.score_us / 1e6 * self._budget.steps)
+
+    def _gpu_seconds(self, runner: Runner) -> float:
+        return gpu_seconds(self._journal.trials(), runner.cluster)
+
+    def _tell_watcher(self, trials: Sequence[Trial], history: Sequence[float], runner: Runner) -> None:
+        self._show = False
+        self._watch(
             Progress(
                 trial=trials[-1],
                 done=len(trials),
-                budget=budget.trials,
+                budget=self._budget.trials,
                 default_us=history[0],
                 policy_us=history[-1],
+                gpu_seconds=self._gpu_seconds(runner),
             )
         )
-        if len(trials) >= budget.trials:
-            return SearchEnd(reason=f"the budget of {budget.trials} trials is used")
-        if budget.seconds is not None and clock() - started >= budget.seconds:
-            return SearchEnd(reason=f"the time budget of {budget.seconds:g} s is used")
-        if interrupted():
-            return SearchEnd(reason="interrupted by the user", interrupted=True)
-        if reason := nothing_more(history, anchors=proposer.anchor_count, patience=budget.patience):
-            return SearchEnd(reason=reason)
-        setting = proposer.propose(len(journal.trials()), trials)
-        if setting is None:
-            return SearchEnd(reason=f"all {len({t.setting for t in trials})} settings were launched")
-        trial = launch(runner, workload, journal, setting, phase=Phase.SEARCH)
-        proposer.tell(trial)
-        _check_failures(searched(journal))
 
 
 def nothing_more(history: Sequence[float], *, anchors: int, patience: int) -> str:
@@ -172,11 +349,25 @@ class _BestPolicy:
         return self._history
 
 
-def _check_failures(trials: Sequence[Trial]) -> None:
+def check_failures(trials: Sequence[Trial]) -> None:
+    """Stop a study whose last launches failed alike.
+
+    Raises:
+        StudyStoppedError: with what they had in common and what to do.
+    """
     last = trials[-EQUAL_FAILURES:]
     outcomes = {t.result.outcome for t in last}
     if len(last) == EQUAL_FAILURES and len(outcomes) == 1 and Outcome.OK not in outcomes:
+        outcome = last[-1].result.outcome
         raise StudyStoppedError(
-            f"{EQUAL_FAILURES} launches in a row ended with {last[-1].result.outcome}: {last[-1].result.detail}",
-            hint="what was measured is kept; repair the cause and run the same command again to go on",
+            f"{EQUAL_FAILURES} launches in a row ended with {outcome}: {last[-1].result.detail}",
+            hint=f"{_DIAGNOSIS[outcome]}; what was measured is kept, the same command goes on afterwards",
         )
+
+
+_DIAGNOSIS = {
+    Outcome.CRASHED: "look for the cause in the lines above, and whether the nodes are well (`ncclt doctor`)",
+    Outcome.TIMEOUT: "a fabric or a node that hangs is more likely than five bad settings: see `ncclt preflight`",
+    Outcome.WRONG_RESULT: "data came out wrong under different settings: suspect a GPU, a NIC or the build of NCCL",
+    Outcome.INVALID: "the benchmark does not start as it was told: run its command by hand (`--dry-run` shows it)",
+}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every migration in migrations/versions, oldest first; a test holds the two together."""
 
 HEAD = REVISIONS[-1]

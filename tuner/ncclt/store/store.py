@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import time
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import Self
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.study import Study, StudyState, Trial
+from ncclt.core.setting import Setting
+from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.store import recommendations, studies, summaries, trials, verifications
+from ncclt.store import leases, recommendations, studies, summaries, trials, verifications
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.location import Location
@@ -185,16 +188,31 @@ class Store:
         with self._database.reading() as connection:
             return summaries.study_page(connection, limit=limit, cursor=cursor, cluster=cluster, model=model)
 
-    def add_trial(self, study_id: str, trial: Trial) -> None:
+    def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:
         """Keep a trial with its measurements, all or nothing; when this returns it survives kill -9.
+
+        Args:
+            study_id: of the study.
+            trial: to keep.
+            worker: who claimed its number, None = nobody did. A worker that had been taken for dead meanwhile is
+                given another number.
 
         Raises:
             NotFoundError: there is no such study.
             StoreError: the study has a trial of this number.
         """
         conflict = f"trial {trial.number} of study {study_id} is already stored"
-        with self._database.writing(conflict=conflict) as connection:
+        with self._database.alone(conflict=conflict) as connection:
+            if worker is not None:
+                number = leases.close_claim(connection, study_id, trial.number, worker=worker)
+                trial = dataclasses.replace(trial, number=number)
             trials.add_trial(connection, study_id, trial, now=self._clock())
+        return trial
+
+    def new_trials(self, study_id: str, known: Collection[int]) -> tuple[Trial, ...]:
+        """Return the trials of a study whose numbers are not known yet, by number."""
+        with self._database.reading() as connection:
+            return trials.all_trials(connection, study_id, without=known)
 
     def trials(self, study_id: str) -> tuple[Trial, ...]:
         """Return the trials of a study by number, with their measurements; none for a study that is not there."""
@@ -209,6 +227,59 @@ class Store:
         """
         with self._database.alone() as connection:
             studies.set_state(connection, study_id, state, reason, now=self._clock())
+
+    # --- workers of a study ---
+
+    def enter(self, study_id: str, worker: str) -> None:
+        """Say that a worker has begun to work on a study."""
+        with self._database.alone() as connection:
+            leases.enter(connection, study_id, worker=worker, now_s=time.time())
+
+    def leave(self, study_id: str, worker: str) -> None:
+        """Give up everything that a worker holds."""
+        with self._database.alone() as connection:
+            leases.leave(connection, study_id, worker=worker)
+
+    def renew(self, study_id: str, worker: str) -> None:
+        """Say that a worker is alive; to be called every `leases.RENEW_S`."""
+        with self._database.alone() as connection:
+            leases.renew(connection, study_id, worker=worker, now_s=time.time())
+
+    def claim(self, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str) -> Claim | None:
+        """Reserve the next number of a study for a launch.
+
+        Args:
+            study_id: of the study.
+            setting: what will be forced.
+            phase: why.
+            repeat: how often it was launched or claimed, as far as the worker knows.
+            worker: who will launch it.
+
+        Returns:
+            None when another worker launched or claimed the setting meanwhile.
+        """
+        with self._database.alone() as connection:
+            now_s = time.time()
+            return leases.claim_trial(
+                connection, study_id, setting, phase=phase, repeat=repeat, worker=worker, now_s=now_s
+            )
+
+    def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:
+        """Return what is being launched now, by number: (worker, claim)."""
+        with self._database.alone() as connection:
+            leases.bury(connection, study_id, now_s=time.time())
+            return leases.running_trials(connection, study_id)
+
+    def workers(self, study_id: str) -> tuple[str, ...]:
+        """Return who works on a study now."""
+        with self._database.alone() as connection:
+            leases.bury(connection, study_id, now_s=time.time())
+            return leases.workers(connection, study_id)
+
+    def acquire(self, study_id: str, what: str, worker: str) -> bool:
+        """Take something of a study that only one worker may do; tell whether it is this worker's."""
+        with self._database.alone() as connection:
+            return leases.acquire(connection, study_id, what, worker=worker, now_s=time.time())
 
     # --- recommendations ---
 

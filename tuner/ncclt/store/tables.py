@@ -66,6 +66,18 @@ trials = Table(
     Column("document", Text, nullable=False),
 )
 
+# What a worker does now and nobody else may: a trial, the end of a study. A row goes when it is done, or when its
+# worker is dead or has been silent for too long.
+leases = Table(
+    "leases",
+    metadata,
+    Column("study", String, ForeignKey("studies.id", name="fk_leases_study"), primary_key=True),
+    Column("what", String, primary_key=True),
+    Column("worker", String, nullable=False),
+    Column("renewed_s", Float, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
 measurements = Table(
     "measurements",
     metadata,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
@@ -32,15 +33,30 @@ def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) 
         connection.execute(insert(measurements), rows)
 
 
-def all_trials(connection: Connection, study_id: str) -> tuple[Trial, ...]:
-    """Return the trials of a study by number, with their measurements."""
+def all_trials(connection: Connection, study_id: str, *, without: Collection[int] = ()) -> tuple[Trial, ...]:
+    """Return the trials of a study by number, with their measurements.
+
+    Args:
+        connection: in a transaction.
+        study_id: of the study.
+        without: numbers that are left out.
+    """
+    numbers = connection.execute(select(trials.c.number).where(trials.c.study == study_id)).scalars().all()
+    wanted = sorted(set(numbers) - set(without))
+    if not wanted:
+        return ()
+    # A worker asks again and again and mostly for nothing, or for the last few: read from the first of them on.
     measured: dict[int, list[Measurement]] = defaultdict(list)
+    mine = (measurements.c.study == study_id, measurements.c.number >= wanted[0])
     by_position = (measurements.c.number, measurements.c.position)
-    for row in connection.execute(select(measurements).where(measurements.c.study == study_id).order_by(*by_position)):
+    for row in connection.execute(select(measurements).where(*mine).order_by(*by_position)):
         with stored(f"trial {row.number} of study {study_id}"):
             measured[row.number].append(_measurement(row))
     found = []
-    for row in connection.execute(select(trials).where(trials.c.study == study_id).order_by(trials.c.number)):
+    rows = select(trials).where(trials.c.study == study_id, trials.c.number >= wanted[0]).order_by(trials.c.number)
+    for row in connection.execute(rows):
+        if row.number in without:
+            continue
         with stored(f"trial {row.number} of study {study_id}"):
             found.append(_trial(row, tuple(measured[row.number])))
     return tuple(found)
@@ -63,6 +79,7 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
                 "block": trial.block,
                 "detail": trial.result.detail,
                 "wall_s": trial.result.wall_s,
+                "place": trial.result.place,
             }
         ),
     }
@@ -71,7 +88,11 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
 def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
     document = json.loads(row.document)
     result = TrialResult(
-        outcome=Outcome(row.outcome), measurements=measured, detail=document["detail"], wall_s=document["wall_s"]
+        outcome=Outcome(row.outcome),
+        measurements=measured,
+        detail=document["detail"],
+        wall_s=document["wall_s"],
+        place=document.get("place", ""),  # trials of 2026-11 have none
     )
     return Trial(
         number=row.number,

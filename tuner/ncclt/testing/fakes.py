@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
-from ncclt.core.study import Trial
+from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 
 TimeOf = Callable[[Setting, Message, int], float | Outcome]
@@ -56,14 +56,29 @@ class FakeRunner:
 
 
 class FakeJournal:
-    """Keeps trials in a list."""
+    """Keeps trials in a list; claims are kept apart, as another worker's would be.
+
+    Attributes:
+        others: what other workers are launching.
+    """
 
     def __init__(self, trials: Sequence[Trial] = ()) -> None:
         self._trials = list(trials)
+        self.others: list[Claim] = []
 
     def trials(self) -> Sequence[Trial]:
-        """Return all trials of the study, by number."""
+        """Return all trials of the study."""
         return self._trials
+
+    def refresh(self) -> Sequence[Claim]:
+        """Return what others are launching."""
+        return self.others
+
+    def claim(self, setting: Setting, *, phase: Phase) -> Claim | None:
+        """Reserve the next number."""
+        number = len(self._trials) + len(self.others)
+        repeat = sum(trial.setting == setting for trial in self._trials)
+        return Claim(number=number, setting=setting, repeat=repeat, phase=phase)
 
     def add(self, trial: Trial) -> Trial:
         """Keep one trial and return it."""

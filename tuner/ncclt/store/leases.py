@@ -1,0 +1,172 @@
+"""Leases: what workers of a study are doing now, so that several of them share one study.
+
+A worker is a process. Those of this machine are seen to be dead at once; of others it is believed when they have not
+renewed their leases for `SILENT_S`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from ncclt.core.setting import Setting, setting_from_document
+from ncclt.core.study import Claim, Phase
+from ncclt.store.documents import to_text
+from ncclt.store.tables import leases, trials
+
+RENEW_S = 15.0
+"""How often a worker renews what it holds."""
+
+SILENT_S = 90.0
+"""After this without a renewal a worker on another machine is taken to be dead: six renewals were missed."""
+
+_TRIAL = "trial "
+_WORKER = "worker "
+
+
+def this_worker() -> str:
+    """Return the name of this process: machine, process namespace, process id, and when it started.
+
+    The start time (proc_pid_stat(5), field 22) tells a process from a later one with the same id; two containers on
+    one machine may have the same host name and ids of their own.
+    """
+    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _machine() -> str:
+    return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _started(process_id: int) -> str:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
+    machine, _, rest = worker.rpartition("/")[0].rpartition("/")
+    if machine == _machine():
+        return _started(int(rest)) != worker.rpartition("/")[2]
+    return now_s - renewed_s > SILENT_S
+
+
+def bury(connection: Connection, study_id: str, *, now_s: float) -> None:
+    """Delete the leases of dead workers; what they were doing is free again."""
+    for row in connection.execute(_of(study_id)):
+        if _is_dead(row.worker, row.renewed_s, now_s):
+            connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == row.what))
+
+
+def claim_trial(
+    connection: Connection, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str, now_s: float
+) -> Claim | None:
+    """Reserve the next number for a launch, unless the setting was launched or claimed meanwhile.
+
+    Args:
+        connection: alone in its transaction.
+        study_id: of the study.
+        setting: what will be forced.
+        phase: why.
+        repeat: how often the caller knows it to have been launched.
+        worker: who will launch it.
+        now_s: seconds since the epoch.
+    """
+    bury(connection, study_id, now_s=now_s)
+    running = running_trials(connection, study_id)
+    known = select(func.count()).where(trials.c.study == study_id, trials.c.setting == setting.digest())
+    launched = connection.execute(known).scalar_one() + sum(claim.setting == setting for _, claim in running)
+    if launched != repeat:
+        return None
+    claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
+    _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, now_s=now_s, document=_document(claim))
+    return claim
+
+
+def close_claim(connection: Connection, study_id: str, number: int, *, worker: str) -> int:
+    """Give up the lease of a trial that has ended and return the number to store it under.
+
+    That is another one when the worker had been taken for dead and its number was given away: the result still counts.
+    """
+    mine = (leases.c.study == study_id, leases.c.what == f"{_TRIAL}{number}", leases.c.worker == worker)
+    held = connection.execute(delete(leases).where(*mine)).rowcount
+    return number if held else _next_number(connection, study_id)
+
+
+def acquire(connection: Connection, study_id: str, what: str, *, worker: str, now_s: float) -> bool:
+    """Take something that only one worker may do; tell whether it is ours."""
+    bury(connection, study_id, now_s=now_s)
+    holder = connection.execute(_of(study_id).where(leases.c.what == what)).first()
+    if holder is None:
+        _insert(connection, study_id, what, worker=worker, now_s=now_s, document={})
+    return holder is None or holder.worker == worker
+
+
+def enter(connection: Connection, study_id: str, *, worker: str, now_s: float) -> None:
+    """Say that a worker has begun to work on a study."""
+    acquire(connection, study_id, f"{_WORKER}{worker}", worker=worker, now_s=now_s)
+
+
+def leave(connection: Connection, study_id: str, *, worker: str) -> None:
+    """Give up everything that a worker holds."""
+    connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.worker == worker))
+
+
+def renew(connection: Connection, study_id: str, *, worker: str, now_s: float) -> None:
+    """Say that a worker is alive."""
+    mine = (leases.c.study == study_id, leases.c.worker == worker)
+    connection.execute(update(leases).where(*mine).values(renewed_s=now_s))
+
+
+def running_trials(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], ...]:
+    """Return the claims of all workers by number: (worker, claim)."""
+    rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_TRIAL}%")))
+    found = [(row.worker, _claim(row)) for row in rows]
+    return tuple(sorted(found, key=lambda pair: pair[1].number))
+
+
+def workers(connection: Connection, study_id: str) -> tuple[str, ...]:
+    """Return who works on a study."""
+    rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_WORKER}%")))
+    return tuple(sorted(row.worker for row in rows))
+
+
+def _of(study_id: str) -> Any:
+    return select(leases).where(leases.c.study == study_id).order_by(leases.c.what)
+
+
+def _next_number(connection: Connection, study_id: str) -> int:
+    stored = connection.execute(select(func.max(trials.c.number)).where(trials.c.study == study_id)).scalar()
+    claimed = [claim.number for _, claim in running_trials(connection, study_id)]
+    return max([-1 if stored is None else stored, *claimed]) + 1
+
+
+def _insert(
+    connection: Connection, study_id: str, what: str, *, worker: str, now_s: float, document: dict[str, Any]
+) -> None:
+    row = {"study": study_id, "what": what, "worker": worker, "renewed_s": now_s, "document": to_text(document)}
+    connection.execute(insert(leases).values(**row))
+
+
+def _document(claim: Claim) -> dict[str, Any]:
+    return {
+        "number": claim.number,
+        "setting": claim.setting.to_document(),
+        "repeat": claim.repeat,
+        "phase": claim.phase.value,
+    }
+
+
+def _claim(row: Row[Any]) -> Claim:
+    document = json.loads(row.document)
+    return Claim(
+        number=document["number"],
+        setting=setting_from_document(document["setting"]),
+        repeat=document["repeat"],
+        phase=Phase(document["phase"]),
+    )
