@@ -1,15 +1,17 @@
 """Every benchmark keeps the contract."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ncclt.core.version import NcclVersion
 from ncclt.measure import BENCHMARKS, benchmark_module
 from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 from ncclt.measure.nccl_tests import NcclTests
+from ncclt.measure.nccl_tests_features import NcclTestsFeatures
+from ncclt.measure.torch_collectives import TorchCollectives, worker_word
 from ncclt.testing.benchmark_contract import BenchmarkContract
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"
@@ -36,7 +38,24 @@ class TestNcclTestsJson(TestNcclTestsText):
     """nccl-tests with -J: the result file is read."""
 
     def benchmark(self) -> Benchmark:
-        return NcclTests(version=NcclVersion(2, 19, 6))
+        return NcclTests(features=NcclTestsFeatures(json=True, cycles=True, per_iteration=True))
+
+
+class TestTorchCollectives(BenchmarkContract):
+    """The PyTorch worker; that it writes what is read here is proven with real ranks in tests/integration."""
+
+    def benchmark(self) -> Benchmark:
+        return TorchCollectives(backend="gloo")
+
+    def good_output(self, command: BenchmarkCommand) -> CommandOutput:
+        assert command.output_file is not None
+        rows = [
+            {"message": worker_word(message), "samples_us": [12.5, 11.0], "settled": True, "wrong": 0}
+            for message in command.messages
+        ]
+        document = {"version": 1, "environment": {}, "beside": {}, "measurements": rows}
+        command.output_file.write_text(json.dumps(document))
+        return CommandOutput(exit_code=0, stdout="")
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))

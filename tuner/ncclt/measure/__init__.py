@@ -13,6 +13,7 @@ from ncclt.errors import NotFoundError
 
 BENCHMARKS: dict[str, str] = {
     "nccl_tests": "ncclt.measure.nccl_tests",
+    "torch_collectives": "ncclt.measure.torch_collectives",
 }
 """Our benchmarks: name -> module."""
 

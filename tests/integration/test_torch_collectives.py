@@ -1,0 +1,262 @@
+"""The PyTorch benchmark with real ranks over gloo: every collective, every kind of group, and all that goes wrong."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.errors import BenchmarkError
+from ncclt.launch.local import LocalLauncher
+from ncclt.measure.benchmark import CommandOutput
+from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.measure.torch_collectives_result import parse_result
+
+pytest.importorskip("torch.distributed")
+FAULTS = Path(__file__).parents[1] / "fakes" / "torch_faults"
+PATIENCE_S = 240
+"""A busy machine of two cores may need a minute to start four ranks."""
+
+
+def _message(collective="all_reduce", dtype="float32", size_bytes=40_000, group_size=2, spans_nodes=False):
+    return Message(
+        collective=Collective(collective),
+        dtype=dtype,
+        size_bytes=size_bytes,
+        group_size=group_size,
+        spans_nodes=spans_nodes,
+    )
+
+
+def _environment(**more):
+    left_out = ("NCCL_", "SLURM_", "OMPI_", "PMI_", "TORCH_FAULT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"OMP_NUM_THREADS": "1"} | more
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _measure(
+    benchmark, messages, *, folder=None, world=2, per_node=2, started=None, of_rank=None, copies=None, **variables
+):
+    """Start the ranks as torchrun would, without torchrun's own second; return the command and what it gave."""
+    (command,) = benchmark.commands(messages, folder=folder)
+    argv = [(copies or {}).get(word, word) for word in command.argv]
+    port = _free_port()
+    ranks = [
+        subprocess.Popen(
+            argv,
+            env=_environment(
+                **variables,
+                RANK=str(rank),
+                WORLD_SIZE=str(world),
+                LOCAL_RANK=str(rank % per_node),
+                GROUP_RANK=str(rank // per_node),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+                **(of_rank or {}).get(rank, {}),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world if started is None else started)
+    ]
+    try:
+        said = [ranks[0].communicate(timeout=PATIENCE_S)]
+        for rank in ranks[1:]:
+            if "hang" in variables.get("TORCH_FAULT", ""):
+                rank.kill()
+            said.append(rank.communicate(timeout=PATIENCE_S))
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+    stdout, stderr = ("".join(texts) for texts in zip(*said, strict=True))
+    code = max(abs(rank.returncode) for rank in ranks)
+    return command, CommandOutput(exit_code=code, stdout=stdout, stderr=stderr)
+
+
+def _refusal(benchmark, messages, **options):
+    command, output = _measure(benchmark, messages, **options)
+    assert output.exit_code != 0
+    with pytest.raises(BenchmarkError) as caught:
+        benchmark.read(command, output)
+    return caught.value.message
+
+
+QUICK = TorchCollectives(backend="gloo", budget_s=0.01, timeout_s=PATIENCE_S / 4)
+
+
+def test_torchrun_and_a_result_file(tmp_path):
+    """The way of `--launcher torchrun`: the result is a file, and nothing of it is printed."""
+    messages = [_message(size_bytes=16_931_912), _message(size_bytes=4_228_000)]
+    benchmark = TorchCollectives(backend="gloo", budget_s=0.2, timeout_s=60)
+    (command,) = benchmark.commands(messages, folder=tmp_path)
+    launcher = LocalLauncher(environment=_environment())
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+    plan = launcher.plan((*torchrun, *command.argv), variables=dict(command.variables), timeout_s=PATIENCE_S)
+
+    launch = launcher.run(plan)
+
+    assert launch.exit_code == 0, launch.stderr
+    assert "NCCLT-RESULT" not in launch.stdout
+    assert [file.name for file in tmp_path.iterdir()] == [command.output_file.name]
+    reading = benchmark.read(command, CommandOutput(exit_code=0, stdout="", stderr=""))
+    assert tuple(m.message for m in reading.measurements) == tuple(messages)
+    assert not reading.is_wrong
+    assert all(8 <= len(m.samples_us) <= 256 and m.wrong == 0 for m in reading.measurements)
+    # 17 MB through memory take 100 µs at the very least.
+    assert all(sample > 100 for sample in reading.measurements[0].samples_us)
+
+
+def test_every_collective_dtype_and_kind_of_group(tmp_path):
+    """Four ranks on two nodes, beside a matrix product: every element is right, and each kind of group exists."""
+    kinds = [{"group_size": 4, "spans_nodes": True}, {"group_size": 2}, {"group_size": 2, "spans_nodes": True}]
+    messages = [_message(c, size_bytes=20_004, **kind) for c in Collective for kind in kinds]
+    messages += [_message(c, dtype, 30_011, 4, True) for c in ("all_reduce", "all_to_all") for dtype in DTYPE_SIZES]
+    messages += [_message("reduce_scatter", "bfloat16", 6), _message("all_gather", "int8", 1), _message("send_recv")]
+    messages = list(dict.fromkeys(messages))
+    benchmark = TorchCollectives(backend="gloo", budget_s=0.01, timeout_s=PATIENCE_S / 2, beside="gemm")
+
+    command, output = _measure(benchmark, messages, folder=tmp_path, world=4, per_node=2)
+
+    assert output.exit_code == 0, output.stderr
+    reading = benchmark.read(command, output)
+    assert [m.message for m in reading.measurements] == messages
+    assert not reading.is_wrong
+    environment = parse_result(command.output_file.read_text()).environment
+    assert environment["nodes"] == [[0, 1], [2, 3]]
+    assert environment["backend"] == "gloo"
+    assert len(environment["hosts"]) == 4
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_mpirun_and_standard_output():
+    """Open MPI's variables are understood too, and the result is found in what mpirun forwards."""
+    (command,) = QUICK.commands([_message()], folder=None)
+    mpirun = ["mpirun", "-np", "2", "--oversubscribe", "--allow-run-as-root"]
+    exported = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={_free_port()}", "-x", "OMP_NUM_THREADS"]
+
+    done = subprocess.run(
+        [*mpirun, *exported, *command.argv],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+    assert done.returncode == 0, done.stderr
+    reading = QUICK.read(command, CommandOutput(exit_code=0, stdout=done.stdout, stderr=done.stderr))
+    assert reading.measurements[0].wrong == 0
+
+
+def test_the_worker_runs_from_where_it_was_copied_to(tmp_path):
+    """Launchers bring its files to nodes that do not share them, wherever those then lie."""
+    (command,) = QUICK.commands([_message()], folder=None)
+    copies = {}
+    for number, file in enumerate(command.files):
+        copy = tmp_path / str(number) / f"{number}-{file.name}"
+        copy.parent.mkdir()
+        copies[str(file)] = str(shutil.copyfile(file, copy))
+
+    command, output = _measure(QUICK, [_message()], copies=copies)
+
+    assert QUICK.read(command, output).measurements[0].wrong == 0
+
+
+def test_the_slowest_rank_counts():
+    """The root of a broadcast is done at once; the job waits for the rank that sleeps 20 ms."""
+    command, output = _measure(QUICK, [_message("broadcast")], PYTHONPATH=str(FAULTS), TORCH_FAULT="slow:1:1")
+
+    (measurement,) = QUICK.read(command, output).measurements
+    assert min(measurement.samples_us) >= 20_000
+
+
+@pytest.mark.parametrize(("first", "wrong"), [(1, 2), (10, 1)])
+def test_wrong_data_are_counted(first, wrong):
+    """One element in one rank is found in the check before the timing and in the one after it."""
+    fault = f"wrong:1:{first}"
+    command, output = _measure(QUICK, [_message()], PYTHONPATH=str(FAULTS), TORCH_FAULT=fault)
+
+    reading = QUICK.read(command, output)
+    assert output.exit_code == 0
+    assert reading.is_wrong
+    assert [m.wrong for m in reading.measurements] == [wrong]
+
+
+def test_an_error_in_one_rank_is_the_reason():
+    """The other rank's lost connection is not what is told, and wrong data before it are worse than the error."""
+    both = [_message("all_gather"), _message("all_reduce")]
+    message = _refusal(QUICK, both, PYTHONPATH=str(FAULTS), TORCH_FAULT="raise:1:3")
+
+    assert "rank 1 on " in message
+    assert "all_reduce:float32:10000:2: RuntimeError: the cable is gone" in message
+
+
+def test_a_killed_rank_ends_the_other():
+    """SIGKILL leaves no word; the rank that is left notices, says so and ends by itself."""
+    message = _refusal(QUICK, [_message()], PYTHONPATH=str(FAULTS), TORCH_FAULT="kill:1:8")
+
+    assert "rank 0 on " in message
+    assert "all_reduce:float32:10000:2" in message
+
+
+def test_a_rank_killed_under_torchrun_is_named():
+    """torchrun's table says which rank had which signal."""
+    (command,) = QUICK.commands([_message()], folder=None)
+    launcher = LocalLauncher(environment=_environment(PYTHONPATH=str(FAULTS), TORCH_FAULT="kill:1:8"))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+    launch = launcher.run(launcher.plan((*torchrun, *command.argv), variables={}, timeout_s=PATIENCE_S))
+
+    assert launch.exit_code != 0
+    with pytest.raises(BenchmarkError, match="rank 1 was ended by SIGKILL"):
+        QUICK.read(command, CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=launch.stderr))
+
+
+def test_a_rank_that_hangs_is_waited_for_no_longer_than_asked():
+    """The rank that waits in a collective ends after the timeout, with a reason."""
+    patient = TorchCollectives(backend="gloo", budget_s=0.01, timeout_s=4)
+    message = _refusal(patient, [_message()], PYTHONPATH=str(FAULTS), TORCH_FAULT="hang:1:8")
+
+    assert "rank 0 on " in message
+
+
+def test_a_rank_that_never_comes_is_waited_for_no_longer_than_asked():
+    """One of two ranks was not started: the other does not wait for ever."""
+    patient = TorchCollectives(backend="gloo", budget_s=0.01, timeout_s=3)
+
+    assert "rank 0 on " in _refusal(patient, [_message()], started=1)
+
+
+def test_variables_that_differ_are_found_before_anything_is_sent():
+    """NCCL would hang; interfaces may differ."""
+    ranks = {0: {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_ALGO": "Ring"}, 1: {"NCCL_SOCKET_IFNAME": "eth1"}}
+
+    message = _refusal(QUICK, [_message()], of_rank=ranks)
+
+    assert "NCCL_ALGO is Ring on rank 0 and unset on rank 1" in message
+
+
+def test_groups_that_cannot_be_cut_are_refused_before_anything_is_measured():
+    """The worker alone knows the world."""
+    message = _refusal(QUICK, [_message(), _message(group_size=3)])
+
+    assert "2 ranks on 1 nodes cannot be cut into groups of 3 within nodes" in message
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU here")
+def test_nccl_without_gpus_is_refused():
+    """The reason is said, and not a trace of Python calls."""
+    message = _refusal(TorchCollectives(timeout_s=PATIENCE_S), [_message()])
+
+    assert "built without NCCL" in message or "PyTorch sees 0 GPUs" in message

@@ -1,0 +1,266 @@
+"""Measures one message with PyTorch: sends it, times it, and checks every element.
+
+Shipped beside `ncclt_torch_worker.py`, which starts it; like that it needs Python 3.9 and PyTorch 2.6 alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+WARMUP_CALLS = 5  # first calls connect ranks, allocate and load kernels
+ALIGN_CALLS = 2  # ranks leave an agreement some 100 µs apart; these calls absorb that
+FIRST_BATCH, MOST_SAMPLES = 8, 256
+PRECISION = 0.02  # both ends of the interval of the median lie so near to it
+PERIOD = 4093  # of the numbers that are sent: prime, so that data which land a power of two away are noticed
+POISON = 127  # what no element is expected to be
+
+
+class Message(NamedTuple):
+    """One message: `elements` of a torch dtype in each part of the buffer (all_gather has one part per rank, ...)."""
+
+    collective: str
+    dtype: str
+    elements: int
+    group_size: int
+    across: bool
+
+    @classmethod
+    def parse(cls, word: str) -> Message:
+        """Read `all_reduce:float32:4232978:8`, with `:across` behind it where the group spans nodes."""
+        collective, dtype, elements, group_size, *across = word.split(":")
+        if across not in ([], ["across"]):
+            raise ValueError(f"{word} is no message")
+        return cls(collective, dtype, int(elements), int(group_size), bool(across))
+
+
+class Group(NamedTuple):
+    """This rank's group of one kind; `ranks` are those of the world, `me` is this rank's place among them."""
+
+    handle: Any
+    ranks: list[int]
+    me: int
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033  as Python 3.9 has it
+def number_tables(ranks: int) -> tuple[list[int], list[int]]:
+    """Return numbers without order, and what comes out where `ranks` ranks add them up, rank r from the r-th on.
+
+    With 0 ranks nothing is added up. All sums and partial sums stay below 127, so they are exact in every dtype in
+    every order of adding (bfloat16 has 8 bits, int8 has 7): with many ranks most numbers are 0.
+    """
+    table, thinning = random.Random(PERIOD).choices(range(4 if ranks else POISON), k=PERIOD), 1
+    while True:
+        before = [0, *itertools.accumulate(table * (ranks // PERIOD + 2))]
+        sums = [before[i + ranks] - before[i] for i in range(PERIOD)]
+        if max(sums) < POISON:
+            return table, sums
+        thinning *= 2
+        table = [number if i % thinning == 0 else 0 for i, number in enumerate(table)]
+
+
+class Payload:
+    """The buffers of one message on this rank, how it is sent, and what has to come out."""
+
+    def __init__(self, message: Message, group: Group, device: torch.device) -> None:
+        import torch
+
+        me, ranks, self._part = group.me, range(len(group.ranks)), message.elements
+        everyone = [me * len(ranks) + rank for rank in ranks], [rank * len(ranks) + me for rank in ranks]
+        # Where in the table begins each part that is sent, and each that is expected.
+        begins, expected = {
+            "all_reduce": ([me], [0]),
+            "reduce": ([me], [] if me else [0]),
+            "broadcast": ([] if me else [0], [0]),
+            "all_gather": ([me], [*ranks]),
+            "reduce_scatter": ([me + rank * self._part for rank in ranks], [me * self._part]),
+            "all_to_all": everyone,
+            "send_recv": ([me], [(me - 1) % len(ranks)]),
+        }[message.collective]
+        self._begins, self._expected = begins, expected
+        sums_up, in_place = "reduce" in message.collective, message.collective in ("all_reduce", "reduce", "broadcast")
+        table, sums = number_tables(len(ranks) if sums_up else 0)
+        options: dict[str, Any] = {"dtype": getattr(torch, message.dtype), "device": device}
+        self._table, self._sums = torch.tensor(table, **options), torch.tensor(sums if sums_up else table, **options)
+        self._received = torch.empty(max(len(expected), 1) * self._part, **options)
+        self._sent = self._received if in_place else torch.empty(len(begins) * self._part, **options)
+        self.call = _call(message.collective, self._received, self._sent, group)
+
+    def fill(self) -> None:
+        """Write what is sent; what is received is something that is never expected."""
+        self._received.fill_(POISON)
+        for number, begin in enumerate(self._begins):
+            self._sent[number * self._part :][: self._part] = self._numbers(self._table, begin)
+
+    def wrong(self) -> int:
+        """Count the elements on this rank that are not as expected."""
+        parts = self._received.split(self._part)  # type: ignore[no-untyped-call]
+        return sum(int((parts[i] != self._numbers(self._sums, begin)).sum()) for i, begin in enumerate(self._expected))
+
+    def _numbers(self, table: torch.Tensor, begin: int) -> torch.Tensor:
+        return table.roll(-(begin % PERIOD)).repeat(-(-self._part // PERIOD))[: self._part]
+
+
+def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: Group) -> Callable[[], Any]:
+    import torch.distributed as dist
+
+    handle, root, me = group.handle, group.ranks[0], group.me
+    # torch 2.13 has renamed these two and warns of the old names.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def exchange() -> None:
+        # Around a ring, as sendrecv_perf does; in one batch, so that no order of ranks can lock up.
+        to, source = group.ranks[(me + 1) % len(group.ranks)], group.ranks[me - 1]
+        both = [dist.P2POp(dist.isend, sent, to, handle), dist.P2POp(dist.irecv, received, source, handle)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(received, group=handle),
+        "reduce": lambda: dist.reduce(received, root, group=handle),
+        "broadcast": lambda: dist.broadcast(received, root, group=handle),
+        "all_gather": lambda: gather(received, sent, group=handle),
+        "reduce_scatter": lambda: scatter(received, sent, group=handle),
+        "all_to_all": lambda: dist.all_to_all_single(received, sent, group=handle),
+        "send_recv": exchange,
+    }[collective]
+
+
+def is_settled(samples: Sequence[float]) -> bool:
+    """Tell whether both ends of the 95 % interval of the median lie within 2 % of it.
+
+    The ends are order statistics: the number of samples below the median is binomial, here taken as normal, so nothing
+    is assumed about how the times are spread. It takes 8 samples at least.
+    """
+    below = int(len(samples) / 2 - 0.98 * len(samples) ** 0.5)
+    if below < 1:
+        return False
+    ordered, median = sorted(samples), statistics.median(samples)
+    return max(median - ordered[below - 1], ordered[-below] - median) <= PRECISION * median
+
+
+def time_calls(call: Callable[[], Any], agreement: Any, device: torch.device, budget_s: float) -> list[float]:
+    """Return, on rank 0, the time of each call on the slowest rank, µs; batches grow until the median is settled."""
+    slowest: list[float] = []
+    deadline = time.monotonic() + budget_s
+
+    def decide(times_us: list[list[float]]) -> int:
+        slowest.extend(map(max, *times_us))
+        affordable = int((deadline - time.monotonic()) * 1e6 / max(1.0, statistics.median(slowest)))
+        return 0 if is_settled(slowest) else max(0, min(len(slowest), MOST_SAMPLES - len(slowest), affordable))
+
+    for _ in range(WARMUP_CALLS):
+        call()
+    count = FIRST_BATCH
+    while count:
+        batch = _times_on_gpu if device.type == "cuda" else _times_on_host
+        count = agreement.reach(batch(call, count), decide)
+    return slowest
+
+
+def _times_on_host(call: Callable[[], Any], count: int) -> list[float]:
+    for _ in range(ALIGN_CALLS):
+        call()
+    marks = [time.perf_counter()]
+    for _ in range(count):
+        call()
+        marks.append(time.perf_counter())
+    return [round((marks[i + 1] - marks[i]) * 1e6, 3) for i in range(count)]
+
+
+def _times_on_gpu(call: Callable[[], Any], count: int) -> list[float]:
+    import torch
+
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+    # The GPU waits (some 50 µs a call) until the host has queued all, so its own haste is measured and not the host's.
+    torch.cuda._sleep(100_000 * (count + ALIGN_CALLS))  # type: ignore[no-untyped-call]
+    for _ in range(ALIGN_CALLS):
+        call()
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    marks[-1].synchronize()
+    return [round(marks[i].elapsed_time(marks[i + 1]) * 1e3, 3) for i in range(count)]
+
+
+class Gemm:
+    """Multiplies matrices beside the messages, on a stream and a thread of its own, from entering until leaving."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.products = device, 0
+        self._began, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="gemm", daemon=True)
+
+    def __enter__(self) -> Gemm:
+        """Begin; returns when the first products are done, or could not be."""
+        self._thread.start()
+        self._began.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End, and wait until the last product is done."""
+        self._stop.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        import torch
+
+        on_gpu = self._device.type == "cuda"
+        size, dtype = (4096, torch.float16) if on_gpu else (256, torch.float32)
+        try:
+            stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                factor = torch.rand(size, size, dtype=dtype, device=self._device)
+                product = torch.empty_like(factor)
+                while not self._stop.is_set():
+                    for _ in range(8):
+                        torch.mm(factor, factor, out=product)
+                    if stream:
+                        stream.synchronize()
+                    self.products += 8
+                    self._began.set()
+        finally:
+            self._began.set()
+
+
+def measure(message: Message, group: Group, agreement: Any, device: torch.device, budget_s: float) -> dict[str, Any]:
+    """Measure one message; fresh data are checked before and after, so the times are those of a working call.
+
+    Args:
+        message: what is sent; every rank of the job measures it at the same time, each in its own group.
+        group: this rank's.
+        agreement: how the ranks come to one answer (`Agreement` of the worker).
+        device: where the data lie.
+        budget_s: for timing; a first batch of calls is timed in any case.
+
+    Returns:
+        samples of the slowest rank in µs (on rank 0 alone), whether their median is settled, and the number of
+        elements that came out wrong on all ranks.
+    """
+    problem = ""
+    try:
+        payload = Payload(message, group, device)
+    except RuntimeError as error:  # no memory: the others must not wait for this rank in a collective
+        problem = str(error)
+    agreement.require(problem)
+
+    def check() -> int:
+        payload.fill()
+        payload.call()
+        return int(agreement.reach(payload.wrong(), sum))
+
+    wrong = check()
+    samples_us = time_calls(payload.call, agreement, device, budget_s)
+    return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong + check()}

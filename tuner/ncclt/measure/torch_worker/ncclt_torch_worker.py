@@ -1,0 +1,336 @@
+"""Measures collectives with PyTorch, one process per rank, and reports what rank 0 found.
+
+This file and the one with the measuring stand alone, so that launchers can copy them to nodes without ncclt: Python
+3.9, PyTorch 2.6 and nothing else. Ranks agree over the rendezvous store and never over the backend, so nothing but the
+messages themselves passes NCCL. Not tried on a GPU: proven on gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 1  # of the result; the reader knows this one alone
+CHUNK_CHARACTERS = 512  # a line stays far below what pipes and launchers cut at
+
+# (rank, ranks, rank on its node, number of the node), the most specific first: torchrun and mpirun run inside of
+# Slurm's environment too. SLURM_STEP_NUM_TASKS and not SLURM_NTASKS, which stands in batch scripts as well.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", ""),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ""),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID"),
+)
+
+# What may differ between ranks: interfaces and files of one host, its name, and what is logged.
+FREE_VARIABLES = ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_", "NCCL_DEBUG")
+
+
+class RefusedError(Exception):
+    """The measurement cannot be done, and every rank knows why, so that rank 0 alone has to say it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands in the job; the name of its node is NCCL's own idea first, then the launcher's."""
+
+    rank: int
+    world: int
+    local_rank: int
+    node: str
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """Read the launcher's variables."""
+    for rank, world, local_rank, node in LAUNCHERS:
+        if all(name in environ for name in (rank, world, local_rank)):
+            if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
+                raise RefusedError("MASTER_ADDR and MASTER_PORT have to name the host of rank 0 and a free port there")
+            name = f"node {environ[node]}" if node in environ else socket.gethostname()
+            name = environ.get("NCCL_HOSTID", name)
+            return Place(int(environ[rank]), int(environ[world]), int(environ[local_rank]), name)
+    raise RefusedError("no launcher has given this process a rank: start it with torchrun, mpirun or srun")
+
+
+class Agreement:
+    """Lets all ranks come to one answer, over the rendezvous store alone."""
+
+    def __init__(self, store: Any, rank: int, world: int, timeout_s: float) -> None:
+        self._store, self._rank, self._others, self._timeout_s = store, rank, range(1, world), timeout_s
+        self._round = 0
+
+    def reach(self, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        """Return what rank 0 decides when it has heard every rank; all ranks have to ask in the same order."""
+        self._round += 1
+        if self._rank:
+            self._store.set(f"{self._round}/{self._rank}", json.dumps(mine))
+            return json.loads(self._hear(f"{self._round}/", [0])[0])
+        answer = decide([mine, *map(json.loads, self._hear(f"{self._round}/", self._others))])
+        self._store.set(f"{self._round}/0", json.dumps(answer))
+        return answer
+
+    def require(self, problem: str) -> None:
+        """Go on only if no rank has a problem; otherwise every rank raises RefusedError with the first."""
+        if first := self.reach(problem, lambda problems: next(filter(None, problems), "")):
+            raise RefusedError(first)
+
+    def leave(self) -> None:
+        """Keep rank 0, which may host the store, until everybody has read the last answer."""
+        if self._rank:
+            self._store.set(f"leave/{self._rank}", "")
+        else:
+            self._hear("leave/", self._others)
+
+    def _hear(self, prefix: str, ranks: Sequence[int]) -> list[bytes]:
+        keys = [f"{prefix}{rank}" for rank in ranks]
+        try:
+            self._store.wait(keys, timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            silent = [str(rank) for rank, key in zip(ranks, keys) if not self._store.check([key])]  # noqa: B905  3.9
+            raise TimeoutError(f"no word from rank {', '.join(silent[:8])} in {self._timeout_s:g} s") from error
+        return [bytes(value) for value in self._store.multi_get(keys)]
+
+
+def describe_self(place: Place, backend: str) -> dict[str, Any]:
+    """Return what the others have to know about this rank; `problem` says why it cannot take part."""
+    import torch
+    import torch.distributed as dist
+
+    equal = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    equal["version of PyTorch"] = torch.__version__
+    facts = {"host": socket.gethostname(), "node": place.node, "device": "cpu", "index": -1, "problem": ""}
+    if backend == "nccl":
+        count = torch.cuda.device_count()
+        # Where only one GPU is visible the launcher has dealt them out, or all ranks shall share it.
+        index = 0 if count == 1 else place.local_rank
+        if not dist.is_nccl_available():
+            facts["problem"] = f"PyTorch {torch.__version__} is built without NCCL"
+        elif index >= count:
+            facts["problem"] = f"it is number {index} on its node, where PyTorch sees {count} GPUs"
+        else:
+            version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            equal["version of NCCL"] = ".".join(map(str, version))
+            facts |= {"device": torch.cuda.get_device_name(index), "index": index}
+    return {**facts, "equal": equal}
+
+
+def examine(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare what the ranks said, in their order: why not to go on (or nothing), and where everything runs."""
+    nodes: dict[str, list[int]] = {}
+    for rank, fact in enumerate(facts):
+        nodes.setdefault(fact["node"], []).append(rank)
+    return {
+        "problem": next(_objections(facts), ""),
+        "nodes": list(nodes.values()),
+        "hosts": [fact["host"] for fact in facts],
+        "devices": sorted({fact["device"] for fact in facts}),
+        "equal": facts[0]["equal"],
+    }
+
+
+def _objections(facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    first = facts[0]["equal"]
+    for rank, fact in enumerate(facts):
+        if fact["problem"]:
+            yield f"rank {rank} on {fact['host']}: {fact['problem']}"
+    for rank, fact in enumerate(facts):
+        for name in sorted({*first, *fact["equal"]}):
+            ours, theirs = first.get(name, "unset"), fact["equal"].get(name, "unset")
+            if ours != theirs and not name.startswith(FREE_VARIABLES):
+                yield f"{name} is {ours} on rank 0 and {theirs} on rank {rank} on {fact['host']}: NCCL would hang"
+
+
+def plan_groups(nodes: Sequence[Sequence[int]], group_size: int, across: bool) -> list[list[int]]:
+    """Cut the world into groups of one kind, which all work at the same time, as in a training.
+
+    Groups within nodes are neighbours. Groups across nodes take every n-th rank, so they lie evenly over as many nodes
+    as they can: ranks of equal place on their nodes where there are as many as nodes (data parallelism).
+    """
+    order = [rank for node in nodes for rank in node]
+    refusal = f"{len(order)} ranks on {len(nodes)} nodes cannot be cut into groups of {group_size}"
+    if group_size == len(order):
+        return [sorted(order)]
+    if not across:
+        if any(len(node) % group_size for node in nodes):
+            raise RefusedError(f"{refusal} within nodes")
+        return [sorted(node[i : i + group_size]) for node in nodes for i in range(0, len(node), group_size)]
+    node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
+    stride = len(order) // group_size
+    groups = [sorted(order[i::stride]) for i in range(stride)]
+    if len(order) % group_size or any(len({node_of[rank] for rank in group}) == 1 for group in groups):
+        raise RefusedError(f"{refusal} across nodes")
+    return groups
+
+
+class Report:
+    """What this rank has found and how it ended; rank 0's is the result."""
+
+    def __init__(self, output: Path | None) -> None:
+        self._output = output
+        self._began_s = time.monotonic()
+        self.rank, self.doing = 0, ""
+        self.document: dict[str, Any] = {"version": VERSION, "environment": {}, "beside": {}, "measurements": []}
+
+    def begin(self) -> None:
+        """Count seconds from now, which is the same moment on every rank: the first failure is the cause of others."""
+        self._began_s = time.monotonic()
+
+    def fail(self, reason: str) -> None:
+        """Say in one line why this rank ends."""
+        after_s = time.monotonic() - self._began_s
+        rank, line = f"rank {self.rank} on {socket.gethostname()}", " ".join(f"{self.doing}{reason}".split())[:1000]
+        print(f"ncclt: {rank} failed after {after_s:.6f} s: {line}", file=sys.stderr)  # noqa: T201
+        self.document["error"] = line
+
+    def write(self) -> None:
+        """Write the result as a file, or in short lines that can be found between whatever else is printed."""
+        if self.rank:
+            return
+        text = json.dumps(self.document, separators=(",", ":"))
+        if self._output is not None and self._output.parent.is_dir():
+            part = self._output.with_name(self._output.name + ".part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(self._output)
+            return
+        packed = zlib.compress(text.encode())
+        letters = base64.b64encode(packed).decode()
+        chunks = [letters[i : i + CHUNK_CHARACTERS] for i in range(0, len(letters), CHUNK_CHARACTERS)]
+        for number, chunk in enumerate(chunks, start=1):
+            print(f"NCCLT-RESULT {number}/{len(chunks)} {zlib.crc32(packed):08x} {chunk}.")  # noqa: T201
+
+
+class Groups:
+    """The groups to which this rank belongs, one of each kind, opened when a message needs them.
+
+    Opened in the order of the messages, which is the same on all ranks, as making groups demands.
+    """
+
+    def __init__(self, nodes: Sequence[Sequence[int]], rank: int, timeout: timedelta) -> None:
+        self.nodes, self._rank, self._timeout = nodes, rank, timeout
+        self._open: dict[tuple[int, bool], tuple[Any, list[int]]] = {}
+
+    def of(self, message: Any) -> tuple[Any, list[int], int]:
+        """Return the handle of this rank's group, its ranks and this rank's place among them."""
+        import torch.distributed as dist
+
+        kind = message.group_size, message.across
+        if kind not in self._open:
+            layout = plan_groups(self.nodes, *kind)
+            whole = len(layout) == 1
+            handles = [dist.group.WORLD if whole else dist.new_group(ranks, self._timeout) for ranks in layout]
+            number = next(i for i, ranks in enumerate(layout) if self._rank in ranks)
+            self._open[kind] = handles[number], layout[number]
+        handle, ranks = self._open[kind]
+        return handle, ranks, ranks.index(self._rank)
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure all messages in their order; the report holds what was measured, whatever happens."""
+    place = find_place(os.environ)
+    report.rank = place.rank
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+    from torch.distributed.rendezvous import rendezvous
+
+    timeout = timedelta(seconds=options.timeout_s)
+    store = next(rendezvous("env://", place.rank, place.world, timeout=timeout))[0]
+    agreement = Agreement(PrefixStore("ncclt", store), place.rank, place.world, options.timeout_s)
+    try:
+        own = describe_self(place, options.backend)
+        job = agreement.reach(own, examine)
+        report.begin()
+        report.document["environment"] = {"backend": options.backend, **job}
+        if job["problem"]:
+            raise RefusedError(job["problem"])
+        device = torch.device("cuda", own["index"]) if own["index"] >= 0 else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        groups = PrefixStore("groups", store)
+        dist.init_process_group(options.backend, None, timeout, place.world, place.rank, groups)
+        measure_all(options, report, agreement, Groups(job["nodes"], place.rank, timeout), device)
+    except RefusedError:
+        agreement.leave()
+        raise
+    dist.destroy_process_group()
+    agreement.leave()
+
+
+def measure_all(
+    options: argparse.Namespace, report: Report, agreement: Agreement, groups: Groups, device: torch.device
+) -> None:
+    """Measure one message after another, all of them beside the same other work."""
+    sys.path.append(str(options.measuring.parent))
+    measuring = importlib.import_module(options.measuring.stem)
+    messages = [measuring.Message.parse(word) for word in options.messages]
+    for message in messages:
+        plan_groups(groups.nodes, message.group_size, message.across)  # refused before anything is measured
+    with measuring.Gemm(device) if options.beside else nullcontext() as gemm:
+        for word, message in zip(options.messages, messages):  # noqa: B905  Python 3.9 has no strict
+            report.doing = f"{word}: "
+            group = measuring.Group(*groups.of(message))
+            result = measuring.measure(message, group, agreement, device, options.budget_s)
+            report.document["measurements"].append({"message": word, **result})
+    report.doing = ""
+    if gemm is not None:
+        agreement.require("" if gemm.products else "the matrix product beside did not run")
+        report.document["beside"] = {options.beside: gemm.products}
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    parser.add_argument("--budget-s", type=float, default=0.5, help="for timing one message")
+    parser.add_argument("--timeout-s", type=float, default=90.0, help="to wait for other ranks, at the start and later")
+    parser.add_argument("--beside", choices=("gemm",), help="work that runs at the same time")
+    parser.add_argument("--output", type=Path, help="the result; left out, or without its folder: standard output")
+    parser.add_argument("--measuring", type=Path, default=Path(__file__).with_name("ncclt_torch_measuring.py"))
+    parser.add_argument(
+        "--messages", nargs="+", required=True, help="collective:dtype:elements:group size[:across] ..."
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and report; returns the exit code."""
+    gc.disable()  # its pauses would be measured, and importing PyTorch is faster by a tenth
+    options = parse(arguments)
+    report = Report(options.output)
+    code = 1
+    try:
+        run(options, report)
+        code = 0
+    except RefusedError as error:
+        # Said once, by rank 0: every rank knows it.
+        if report.rank == 0:
+            report.fail(str(error))
+    except Exception as error:  # noqa: BLE001  whatever it is, it has to be said in one line and end this rank
+        report.fail(f"{type(error).__name__}: {error}")
+    report.write()
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # PyTorch takes half a second to be taken down, and after a failure a backend may wait for its peers for ever.
+    os._exit(exit_code)
