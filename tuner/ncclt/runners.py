@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.compile import Compiled, variables_for_setting
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Message
 from ncclt.core.parameters import parameter, searchable
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
+from ncclt.launch import launcher_modules
 from ncclt.launched import LaunchedRunner
 
 if TYPE_CHECKING:
     from ncclt.search.space import SearchSpace
 
-LAUNCHER_CHOICES = ("simulate", "replay", "local")
-"""Words that `--launcher` takes; others come with the issue on real clusters."""
+NOT_LAUNCHED = ("simulate", "replay")
+"""Words of `--launcher` behind which nothing is launched; all others are launchers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +46,19 @@ def choose_launcher(
         gpus_visible: asked only when needed.
 
     Raises:
-        UsageError: an unknown word, or a place where this version cannot run trials.
+        UsageError: an unknown word, or one that contradicts the landscape.
     """
     if requested is not None:
-        if requested not in LAUNCHER_CHOICES:
-            raise UsageError(f"no launcher {requested!r}", hint=f"one of {', '.join(LAUNCHER_CHOICES)}")
+        known = (*NOT_LAUNCHED, *launcher_modules())
+        if requested not in known:
+            raise UsageError(f"no launcher {requested!r}", hint=f"one of {', '.join(known)}")
         if landscape and requested != "replay":
             raise UsageError(f"--landscape is replayed, it cannot go with --launcher {requested}")
         return LauncherChoice(name=requested, reason="as asked")
     if landscape:
         return LauncherChoice(name="replay", reason="a landscape was given")
     if job := environ.get("SLURM_JOB_ID"):
-        raise UsageError(
-            f"this is Slurm allocation {job}, and this version of ncclt cannot launch trials through Slurm yet",
-            hint="choose --launcher local (this node alone) or --launcher simulate",
-        )
+        return LauncherChoice(name="slurm", reason=f"this is Slurm allocation {job}")
     if gpus_visible():
         return LauncherChoice(name="local", reason="GPUs are visible here")
     return LauncherChoice(name="simulate", reason="no Slurm allocation and no GPU here")
@@ -83,6 +81,8 @@ class Ground:
         recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
         expressible: tells whether a setting can be forced there as a whole.
         notes: what the reader of the result must know.
+        inert: why no setting can change anything there, empty where one can; then nothing is proven and nothing but
+            the default published, whatever the noise looks like.
     """
 
     runner: Runner
@@ -92,6 +92,7 @@ class Ground:
     recorded: tuple[Setting, ...] | None = None
     expressible: Callable[[Setting], bool] = lambda _setting: True
     notes: tuple[str, ...] = ()
+    inert: str = ""
 
     def kill(self) -> None:
         """End at once what the runners are measuring; those that measure nothing real have nothing to end."""
@@ -165,12 +166,13 @@ def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
     return []
 
 
-def simulated_ground(cluster: Cluster, *, seed: int, reason: str) -> Ground:
-    """Return the simulated cluster as a place to measure."""
+def simulated_ground(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Ground:
+    """Return the simulated cluster as a place to measure, or several of them at once."""
     from ncclt.simulate import SimulatedRunner
 
     return Ground(
         runner=SimulatedRunner(cluster, seed=seed),
+        others=tuple(SimulatedRunner(cluster, seed=seed) for _ in range(parallel - 1)),
         reason=reason,
         covers=lambda _message: True,
         notes=("SIMULATED: the times come from a model of the cluster, nothing was measured",),
@@ -192,33 +194,6 @@ def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: 
             "as the recording has repeats, so the interval says little about noise",
             *landscape.notes,
         ),
-    )
-
-
-def local_ground(
-    cluster: Cluster, collectives: frozenset[Collective], *, benchmark_folder: Path | None, reason: str
-) -> Ground:
-    """Return the GPUs of this machine as a place to measure, with nccl-tests."""
-    if cluster.nodes != 1:
-        raise UsageError(
-            f"--launcher local measures this machine alone, not {cluster.nodes} nodes", hint="use --nodes 1"
-        )
-    from ncclt.launch.local import LocalLauncher
-    from ncclt.measure.nccl_tests import NcclTests
-
-    def compiled(setting: Setting) -> Compiled:
-        return variables_for_setting(setting, version=cluster.version, collectives=collectives)
-
-    return Ground(
-        runner=LaunchedRunner(
-            benchmark=NcclTests(folder=benchmark_folder),
-            launcher=LocalLauncher(),
-            cluster=cluster,
-            variables=lambda setting: dict(compiled(setting).variables),
-        ),
-        reason=reason,
-        covers=lambda _message: True,
-        expressible=lambda setting: compiled(setting).complete,
     )
 
 

@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, say
+from ncclt.cli.ground import (
+    Backend,
+    BenchmarkName,
+    Beside,
+    ClusterName,
+    Container,
+    GpusPerNode,
+    GroundOptions,
+    HostFile,
+    Hosts,
+    KeepEnv,
+    Landscape,
+    LauncherArg,
+    LauncherName,
+    MaxCommands,
+    Namespace,
+    NcclTestsFolder,
+    NcclVersionName,
+    Nodes,
+    Parallel,
+    Python,
+    Scratch,
+    Where,
+    ground_from_options,
+)
 from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.submit import NoWait, SbatchArg, TimeLimit, is_login_node, submit_study
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.workload import Workload
-    from ncclt.runners import Ground, LauncherChoice
-    from ncclt.store import Store
+    from ncclt.runners import Ground
     from ncclt.tune import TuneRequest
 
 app = typer.Typer()
-
-DEFAULT_CLUSTER = "leonardo"
-"""The cluster of the paper that ncclt grew from; meant only where trials are simulated."""
 
 
 @app.command()
 def tune(
     model: Annotated[str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.")] = None,
     profile: Annotated[str | None, typer.Option(help="The same as --model, for an imported one.")] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NCCLT_CLUSTER",
-            help="Name of the cluster, see `ncclt cluster list`. "
-            f"Simulated, {DEFAULT_CLUSTER} is meant when it is left out; a landscape brings its own.",
-        ),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the job.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the job.")] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL that the job loads, when not the cluster's.")] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NCCLT_LAUNCHER",
-            help="Where trials run: simulate, replay or local. Left out: local where "
-            "GPUs are visible, else simulate; it says which and why.",
-        ),
-    ] = None,
-    landscape: Annotated[
-        Path | None, typer.Option(help="CSV of recorded measurements to replay instead of launching.")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="Take only rows of the landscape with COLUMN=VALUE (patterns with * allowed); repeatable."),
-    ] = None,
-    nccl_tests: Annotated[
-        Path | None, typer.Option(help="Folder of the nccl-tests programs for --launcher local; left out: PATH.")
-    ] = None,
+    cluster: ClusterName = None,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    nccl_version: NcclVersionName = None,
+    launcher: LauncherName = None,
+    landscape: Landscape = None,
+    where: Where = None,
+    benchmark: BenchmarkName = None,
+    backend: Backend = "nccl",
+    nccl_tests: NcclTestsFolder = None,
+    max_commands: MaxCommands = None,
+    beside: Beside = None,
+    hosts: Hosts = None,
+    hostfile: HostFile = None,
+    parallel: Parallel = 1,
+    python: Python = sys.executable,
+    container: Container = None,
+    namespace: Namespace = None,
+    launcher_arg: LauncherArg = None,
+    scratch: Scratch = None,
+    keep_env: KeepEnv = False,
+    sbatch_arg: SbatchArg = None,
+    time_limit: TimeLimit = None,
+    no_wait: NoWait = False,
     trials: Annotated[
         int,
         typer.Option(
@@ -67,10 +84,20 @@ def tune(
         ),
     ] = 40,
     seconds: Annotated[float | None, typer.Option("--time", help="Seconds of search at most in this run.")] = None,
+    gpu_hours: Annotated[
+        float | None, typer.Option(help="GPU hours of the whole study after which the search stops.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Training steps that will run with the result; a launch must be expected to pay for itself."),
+    ] = None,
     patience: Annotated[
         int, typer.Option(help="Launches without a gain after which the search stops by itself; 0 = never.")
     ] = 16,
-    blocks: Annotated[int, typer.Option(help="A B B A blocks of the proof, four launches or more each.")] = 6,
+    blocks: Annotated[
+        int,
+        typer.Option(help="A B B A blocks of the proof at most, four launches or more each; it ends when decided."),
+    ] = 16,
     min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
     process_wide: Annotated[
         str, typer.Option(help="Process-wide NCCL parameters to search, with commas; none = leave them alone.")
@@ -79,6 +106,12 @@ def tune(
     study: Annotated[
         str | None, typer.Option(help="Name of the study; the same name resumes. Left out: made from what is tuned.")
     ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm/--no-warm", help="Try early what was best in the nearest stored studies.")
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Tune although `ncclt doctor` finds something broken here.")
+    ] = False,
     storage: Storage = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be tried and launched; run and store nothing.")
@@ -90,26 +123,29 @@ def tune(
 
     The default is measured first; then settings are tried, each launch measuring all messages; the best ones are
     launched again; and the resulting policy is measured in turn with the untouched default (A B B A ...). Ctrl-C
-    finishes the running trial and saves; the same command resumes.
+    finishes the running trial and saves; the same command resumes. Several processes may run the same command at
+    once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study as one job.
     """
-    from ncclt.runners import choose_launcher, gpus_visible, require_tune_extra
+    from ncclt.runners import require_tune_extra
 
     require_tune_extra()
-    import os
-
+    from ncclt.launched import LaunchedRunner
     from ncclt.search.loop import Budget
     from ncclt.store import open_store
     from ncclt.tune import TuneRequest
     from ncclt.tune import tune as run
 
     name = _workload_name(model, profile)
-    choice = choose_launcher(launcher, landscape=landscape is not None, environ=os.environ, gpus_visible=gpus_visible)
-    if choice.name == "replay" and landscape is None:
-        raise UsageError("--launcher replay needs --landscape FILE.csv")
-    if where and landscape is None:
-        raise UsageError("--where goes with --landscape")
+    options = GroundOptions(
+        cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
+        landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
+        max_commands=max_commands, beside=beside, hosts=hosts, hostfile=hostfile, parallel=parallel, python=python,
+        container=container, namespace=namespace, launcher_arg=tuple(launcher_arg or ()), scratch=scratch,
+        keep_env=keep_env,
+    )  # fmt: skip
+    choice = options.choice()
     # Whatever can be refused is refused here, before anything is created.
-    budget = Budget(trials=trials, seconds=seconds, patience=patience)
+    budget = Budget(trials=trials, seconds=seconds, gpu_hours=gpu_hours, patience=patience, steps=steps)
     with open_store(storage) as store:
         workload = store.workload(name)
         request = TuneRequest(
@@ -120,14 +156,21 @@ def tune(
             min_effect=min_effect,
             seed=seed,
             process_wide=_names(process_wide),
+            warm=warm,
         )
-        ground = _ground(
-            choice, store, workload, cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node,
-            nccl_version=nccl_version, landscape=landscape, where=where or [], nccl_tests=nccl_tests, seed=seed,
-        )  # fmt: skip
+        if is_login_node(choice):
+            chosen = options.chosen_cluster(choice, store)
+            code = submit_study(
+                chosen, store, parallel=parallel, sbatch_args=tuple(sbatch_arg or ()), time_limit=time_limit,
+                wait=not no_wait, dry_run=dry_run,
+            )  # fmt: skip
+            raise typer.Exit(code)
+        ground = ground_from_options(options, choice, store, workload, seed=seed)
         if dry_run:
             _print_plan(request, ground, as_json=as_json)
             return
+        if isinstance(ground.runner, LaunchedRunner):
+            _examine(ground.runner.cluster, force=force)
         from ncclt.cli.tune_view import TuneView, print_result, result_document
 
         with StopWish() as stop, TuneView(ground, hidden=quiet or as_json) as view:
@@ -149,8 +192,26 @@ def tune(
         else:
             option = storage_option(storage, store.shown)
             print_result(result, ground, store, storage_option=option, quiet=quiet)
-        if result.recommendation is None:
+        if result.recommendation is None and not result.left:
             raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _examine(cluster: Cluster, *, force: bool) -> None:
+    """Look at this machine before anything is measured on it, and stop where something is broken.
+
+    Raises:
+        UsageError: there is a finding of severity error.
+    """
+    from ncclt.doctor import quick_examination
+
+    diagnosis = quick_examination(os.environ, cluster)
+    for finding in diagnosis.blocking:
+        say(f"ncclt: doctor: {finding.id}: {finding.what}")
+    if diagnosis.blocking and not force:
+        raise UsageError(
+            f"{len(diagnosis.blocking)} findings of `ncclt doctor` make every measurement here worthless",
+            hint="`ncclt doctor` says why and how to repair it; --force tunes all the same",
+        )
 
 
 def _workload_name(model: str | None, profile: str | None) -> str:
@@ -162,49 +223,6 @@ def _workload_name(model: str | None, profile: str | None) -> str:
 def _names(process_wide: str) -> tuple[str, ...]:
     names = [n.strip().upper().removeprefix("NCCL_") for n in process_wide.split(",") if n.strip()]
     return () if names == ["NONE"] else tuple(sorted(set(names)))
-
-
-def _ground(
-    choice: LauncherChoice,
-    store: Store,
-    workload: Workload,
-    *,
-    cluster: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    nccl_version: str | None,
-    landscape: Path | None,
-    where: list[str],
-    nccl_tests: Path | None,
-    seed: int,
-) -> Ground:
-    from ncclt.runners import local_ground, replayed_ground, simulated_ground
-
-    if landscape is not None:
-        if cluster or nodes or gpus_per_node or nccl_version:
-            raise UsageError(
-                "a landscape brings its own cluster: --cluster, --nodes, --gpus-per-node and --nccl-version do not fit",
-                hint="choose its rows by --where COLUMN=VALUE",
-            )
-        return replayed_ground(landscape, _conditions(where), seed=seed, reason=choice.reason)
-    if cluster is None and choice.name != "simulate":
-        raise UsageError("--cluster is needed to say what is measured", hint="see `ncclt cluster list`")
-    chosen: Cluster = store.cluster(cluster or DEFAULT_CLUSTER).sized(
-        nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version
-    )
-    if choice.name == "simulate":
-        return simulated_ground(chosen, seed=seed, reason=choice.reason)
-    return local_ground(chosen, workload.collectives, benchmark_folder=nccl_tests, reason=choice.reason)
-
-
-def _conditions(where: list[str]) -> dict[str, str]:
-    conditions: dict[str, str] = {}
-    for text in where:
-        column, equals, value = text.partition("=")
-        if not equals or not column.strip():
-            raise UsageError(f"--where {text!r} is no COLUMN=VALUE", hint="for example --where gpus=4")
-        conditions[column.strip()] = value.strip()
-    return conditions
 
 
 def _print_plan(request: TuneRequest, ground: Ground, *, as_json: bool) -> None:

@@ -1,0 +1,222 @@
+"""The options that say where trials run, for every command that launches some."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
+    from ncclt.core.workload import Workload
+    from ncclt.grounds import Place
+    from ncclt.runners import Ground, LauncherChoice
+    from ncclt.store import Store
+
+DEFAULT_CLUSTER = "leonardo"
+"""The cluster of the paper that ncclt grew from; meant only where trials are simulated."""
+
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        envvar="NCCLT_CLUSTER",
+        help="Name of the cluster, see `ncclt cluster list`. "
+        f"Simulated, {DEFAULT_CLUSTER} is meant when it is left out; a landscape brings its own.",
+    ),
+]
+Nodes = Annotated[int | None, typer.Option(help="Nodes of the job.")]
+GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the job.")]
+NcclVersionName = Annotated[str | None, typer.Option(help="NCCL that the job loads, when not the cluster's.")]
+LauncherName = Annotated[
+    str | None,
+    typer.Option(
+        envvar="NCCLT_LAUNCHER",
+        help="Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Left out: slurm in "
+        "an allocation, local where GPUs are visible, else simulate; it says which and why.",
+    ),
+]
+Landscape = Annotated[Path | None, typer.Option(help="CSV of recorded measurements to replay instead of launching.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(help="Take only rows of the landscape with COLUMN=VALUE (patterns with * allowed); repeatable."),
+]
+BenchmarkName = Annotated[
+    str | None,
+    typer.Option(
+        help="What runs: nccl_tests, or torch_collectives where there is PyTorch and no nccl-tests. "
+        "Left out: torch_collectives under torchrun and ssh, else nccl_tests."
+    ),
+]
+Backend = Annotated[str, typer.Option(help="Backend of torch_collectives: nccl or gloo.")]
+NcclTestsFolder = Annotated[
+    Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; left out: PATH.")
+]
+MaxCommands = Annotated[
+    int | None,
+    typer.Option(
+        help="Commands of nccl-tests per launch at most; sizes that then have no row of their own are interpolated "
+        "log-log between measured ones, and marked. Left out: every size is measured."
+    ),
+]
+Beside = Annotated[
+    str | None, typer.Option(help="gemm: a matrix product runs beside the collectives (torch_collectives).")
+]
+Hosts = Annotated[str | None, typer.Option(help="Nodes to use, with commas (mpirun, ssh, slurm).")]
+HostFile = Annotated[Path | None, typer.Option("--hostfile", help="File with one node per line (mpirun, ssh).")]
+Parallel = Annotated[
+    int,
+    typer.Option(
+        help="Trials of the search at once, each on nodes of its own; the finalists are measured again alone."
+    ),
+]
+Python = Annotated[str, typer.Option(help="Python of the nodes, with PyTorch (torch_collectives).")]
+Container = Annotated[str | None, typer.Option(help="Container image of the trials (slurm with pyxis, kubernetes).")]
+Namespace = Annotated[str | None, typer.Option(help="Namespace of the jobs (kubernetes).")]
+LauncherArg = Annotated[
+    list[str] | None,
+    typer.Option("--launcher-arg", help="Argument given to mpirun, srun, torchrun or ssh as it is; repeatable."),
+]
+Scratch = Annotated[
+    Path | None,
+    typer.Option(help="Folder that this machine and all nodes share; results are then read from files there."),
+]
+KeepEnv = Annotated[
+    bool, typer.Option("--keep-env", help="Let NCCL_* variables of this shell reach the trials, the default's too.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroundOptions:
+    """What a command was told about where trials run; the fields are the options of the same names."""
+
+    cluster: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    nccl_version: str | None = None
+    launcher: str | None = None
+    landscape: Path | None = None
+    where: tuple[str, ...] = ()
+    benchmark: str | None = None
+    backend: str = "nccl"
+    nccl_tests: Path | None = None
+    max_commands: int | None = None
+    beside: str | None = None
+    hosts: str | None = None
+    hostfile: Path | None = None
+    parallel: int = 1
+    python: str = sys.executable
+    container: str | None = None
+    namespace: str | None = None
+    launcher_arg: tuple[str, ...] = ()
+    scratch: Path | None = None
+    keep_env: bool = False
+
+    def choice(self) -> LauncherChoice:
+        """Return where trials run and why there.
+
+        Raises:
+            UsageError: the options contradict each other.
+        """
+        from ncclt.runners import choose_launcher, gpus_visible
+
+        choice = choose_launcher(
+            self.launcher, landscape=self.landscape is not None, environ=os.environ, gpus_visible=gpus_visible
+        )
+        if choice.name == "replay" and self.landscape is None:
+            raise UsageError("--launcher replay needs --landscape FILE.csv")
+        if self.where and self.landscape is None:
+            raise UsageError("--where goes with --landscape")
+        if self.hosts and self.hostfile:
+            raise UsageError("give --hosts or --hostfile, not both")
+        if self.parallel < 1:
+            raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
+        return choice
+
+    def place(self, choice: LauncherChoice) -> Place:
+        """Return how commands are launched on real nodes."""
+        from ncclt.grounds import Place
+        from ncclt.launch.hostfile import read_hostfile
+
+        hosts = tuple(name.strip() for name in (self.hosts or "").split(",") if name.strip())
+        if self.hostfile:
+            hosts = tuple(host.label for host in read_hostfile(self.hostfile))
+        return Place(
+            launcher=choice.name,
+            reason=choice.reason,
+            benchmark=self.benchmark,
+            backend=self.backend,
+            nccl_tests=self.nccl_tests,
+            max_commands=self.max_commands,
+            beside=self.beside,
+            hosts=hosts,
+            parallel=self.parallel,
+            python=self.python,
+            container=self.container,
+            namespace=self.namespace,
+            extra=self.launcher_arg,
+            scratch=self.scratch,
+            keep_env=self.keep_env,
+        )
+
+    def chosen_cluster(self, choice: LauncherChoice, store: Store) -> Cluster:
+        """Return the cluster that is measured, sized to the job.
+
+        Raises:
+            UsageError: none was named, and what is here cannot be known.
+        """
+        if self.cluster is None and choice.name != "simulate":
+            from ncclt.grounds import cluster_here
+
+            return cluster_here(
+                nodes=self.nodes or 1,
+                gpus_per_node=self.gpus_per_node,
+                nccl_version=self.nccl_version,
+                backend=self.backend,
+            )
+        return store.cluster(self.cluster or DEFAULT_CLUSTER).sized(
+            nodes=self.nodes, gpus_per_node=self.gpus_per_node, nccl_version=self.nccl_version
+        )
+
+
+def ground_from_options(
+    options: GroundOptions, choice: LauncherChoice, store: Store, workload: Workload, *, seed: int
+) -> Ground:
+    """Return the place to measure that a command was told.
+
+    Args:
+        options: of the command.
+        choice: of these options.
+        store: knows the clusters.
+        workload: what will be measured.
+        seed: of simulated noise.
+    """
+    from ncclt.grounds import launched_ground
+    from ncclt.runners import replayed_ground, simulated_ground
+
+    if options.landscape is not None:
+        if options.cluster or options.nodes or options.gpus_per_node or options.nccl_version:
+            raise UsageError(
+                "a landscape brings its own cluster: --cluster, --nodes, --gpus-per-node and --nccl-version do not fit",
+                hint="choose its rows by --where COLUMN=VALUE",
+            )
+        return replayed_ground(options.landscape, _conditions(options.where), seed=seed, reason=choice.reason)
+    cluster = options.chosen_cluster(choice, store)
+    if choice.name == "simulate":
+        return simulated_ground(cluster, seed=seed, reason=choice.reason, parallel=options.parallel)
+    return launched_ground(cluster, workload.collectives, options.place(choice), environ=os.environ)
+
+
+def _conditions(where: tuple[str, ...]) -> dict[str, str]:
+    conditions: dict[str, str] = {}
+    for text in where:
+        column, equals, value = text.partition("=")
+        if not equals or not column.strip():
+            raise UsageError(f"--where {text!r} is no COLUMN=VALUE", hint="for example --where gpus=4")
+        conditions[column.strip()] = value.strip()
+    return conditions

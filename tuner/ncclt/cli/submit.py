@@ -1,0 +1,87 @@
+"""From a login node: the whole study as one batch job of Slurm, which runs the same command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.edge import say
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
+    from ncclt.runners import LauncherChoice
+    from ncclt.store import Store
+
+SbatchArg = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch-arg", help="Option for sbatch as it is, such as --partition=gpu; repeatable."),
+]
+TimeLimit = Annotated[
+    str | None, typer.Option(help="Time limit of the submitted job, in Slurm's form; left out: the partition's.")
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Submit the job and leave; do not follow it.")]
+
+
+def is_login_node(choice: LauncherChoice) -> bool:
+    """Tell whether trials are to run under Slurm, and this is not in an allocation."""
+    return choice.name == "slurm" and not os.environ.get("SLURM_JOB_ID")
+
+
+def submit_study(
+    cluster: Cluster,
+    store: Store,
+    *,
+    parallel: int,
+    sbatch_args: tuple[str, ...],
+    time_limit: str | None,
+    wait: bool,
+    dry_run: bool,
+) -> int:
+    """Submit this very command line as one job and follow it; return the job's exit code.
+
+    Args:
+        cluster: sized to one trial.
+        store: the job must see it too.
+        parallel: trials at once; the job gets so many times the nodes.
+        sbatch_args: for sbatch.
+        time_limit: of the job.
+        wait: follow the job until it ends.
+        dry_run: print the script instead.
+
+    Raises:
+        UsageError: sbatch is not here or refuses, or the nodes would not see the store.
+    """
+    from ncclt.launch.launcher import JobShape
+    from ncclt.launch.sbatch import BatchRequest, plan_batch, submit_and_follow
+    from ncclt.launch.slurm_storage import node_local_folder
+
+    if store.path is not None and (why := node_local_folder(store.path)):
+        if not dry_run and "NCCLT_STORE_IS_SHARED" not in os.environ:
+            raise UsageError(
+                f"the job would keep its trials where they cannot be found again: {why}",
+                hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
+            )
+        say(f"ncclt: note: {why}")
+    request = BatchRequest(
+        command=(sys.executable, "-m", "ncclt", *sys.argv[1:]),
+        shape=JobShape(nodes=cluster.nodes * parallel, processes_per_node=cluster.gpus_per_node),
+        gpus_per_node=None if any(arg.startswith(("--gpus", "--gres")) for arg in sbatch_args) else _gpus(cluster),
+        time_limit=time_limit,
+        job_name="ncclt-tune",
+        folder=Path.cwd(),
+        extra=sbatch_args,
+    )
+    if dry_run:
+        plan = plan_batch(request)
+        print(f"# {' '.join(plan.argv)}\n{plan.script}", end="")
+        return 0
+    return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
+
+
+def _gpus(cluster: Cluster) -> int | None:
+    return None if cluster.gpu.startswith("none") else cluster.gpus_per_node

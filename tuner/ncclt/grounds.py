@@ -1,0 +1,298 @@
+"""Real places to measure: joins a launcher, a benchmark and a cluster."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.compile import Compiled, variables_for_setting
+from ncclt.core.message import Collective
+from ncclt.core.setting import Setting
+from ncclt.errors import UsageError
+from ncclt.launch import launcher_module
+from ncclt.launch.launcher import JobShape, Launcher
+from ncclt.launched import LaunchedRunner
+from ncclt.launched.runner import asking
+from ncclt.launched.timeouts import Timeouts
+from ncclt.measure import benchmark_module
+from ncclt.measure.benchmark import Benchmark
+from ncclt.runners import Ground
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How commands are launched on real nodes.
+
+    Attributes:
+        launcher, reason: which one, and why.
+        benchmark: what runs; None = what fits the launcher.
+        backend: of torch_collectives.
+        nccl_tests: folder of the programs; None = PATH.
+        max_commands: of nccl-tests per launch; None = as many as exact sizes need.
+        beside: `gemm` = a matrix product runs beside the collectives.
+        hosts: nodes to use; empty = whichever the launcher is given.
+        parallel: trials at once, each on nodes of its own.
+        python: interpreter of the nodes, with PyTorch.
+        container: image of the trials.
+        namespace: of Kubernetes.
+        extra: arguments for the launcher's own program.
+        scratch: folder that all nodes share with this machine.
+        keep_env: let NCCL_* variables of this shell reach the trials.
+    """
+
+    launcher: str
+    reason: str
+    benchmark: str | None = None
+    backend: str = "nccl"
+    nccl_tests: Path | None = None
+    max_commands: int | None = None
+    beside: str | None = None
+    hosts: tuple[str, ...] = ()
+    parallel: int = 1
+    python: str = sys.executable
+    container: str | None = None
+    namespace: str | None = None
+    extra: tuple[str, ...] = ()
+    scratch: Path | None = None
+    keep_env: bool = False
+
+    @property
+    def benchmark_name(self) -> str:
+        """Return what runs: as asked, else what the launcher can start."""
+        fitting = "torch_collectives" if self.launcher in _TORCH_ALONE else "nccl_tests"
+        return self.benchmark or fitting
+
+
+_GLOO_IS_INERT = "backend gloo: NCCL takes no part, so none of its variables can change anything here"
+
+_BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
+"""Time that torch_collectives spends on one message at most; what gloo measures decides nothing."""
+
+_TORCH_ALONE = ("torchrun", "ssh")
+"""Launchers that start PyTorch's own processes: nccl-tests across them would need MPI."""
+
+SHARES_FILES = ("local", "torchrun")
+"""Launchers that run on this machine alone, so that its temporary files are there too."""
+
+
+def launched_ground(
+    cluster: Cluster, collectives: frozenset[Collective], place: Place, *, environ: Mapping[str, str]
+) -> Ground:
+    """Return real nodes as a place to measure.
+
+    Args:
+        cluster: sized to the job.
+        collectives: of the workload.
+        place: how commands are launched there.
+        environ: the process environment.
+
+    Raises:
+        UsageError: launcher, benchmark, cluster and nodes do not fit together.
+    """
+    check_place(cluster, place)
+
+    def compiled(setting: Setting) -> Compiled:
+        return variables_for_setting(setting, version=cluster.version, collectives=collectives)
+
+    host_sets = _host_sets(cluster, place, environ)
+    launchers = [launcher_of(cluster, place, hosts, environ=environ) for hosts in host_sets]
+    benchmark, said = benchmark_of(cluster, place, launchers[0], collectives)
+    timeouts = Timeouts()
+    runners = [
+        LaunchedRunner(
+            benchmark=benchmark,
+            launcher=launcher,
+            cluster=cluster,
+            variables=lambda setting: dict(compiled(setting).variables),
+            timeouts=timeouts,
+            scratch=place.scratch,
+            scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
+            place=",".join(hosts),
+        )
+        for launcher, hosts in zip(launchers, host_sets, strict=True)
+    ]
+    return Ground(
+        runner=runners[0],
+        others=tuple(runners[1:]),
+        reason=place.reason,
+        covers=lambda _message: True,
+        expressible=lambda setting: compiled(setting).complete,
+        notes=(*said, *_notes(place, environ)),
+        inert=_GLOO_IS_INERT if _is_gloo(place) else "",
+    )
+
+
+def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, environ: Mapping[str, str]) -> Launcher:
+    """Return the launcher of one set of nodes; empty = whichever it is given.
+
+    Raises:
+        UsageError: it cannot start such a job.
+    """
+    per_node = 1 if place.launcher == "local" else cluster.gpus_per_node
+    shape = JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts)
+    options: dict[str, Any] = {"shape": shape, "keep_env": place.keep_env, "extra": place.extra, "environment": environ}
+    if place.launcher in _TORCH_ALONE:
+        options["python"] = place.python
+    if place.launcher == "slurm":
+        options["container"] = place.container
+    if place.launcher == "kubernetes":
+        options |= {
+            "kind": "trainjob" if place.benchmark_name == "torch_collectives" else "mpijob",
+            "image": place.container,
+            "namespace": place.namespace or "default",
+        }
+    launcher: Launcher = launcher_module(place.launcher).create(**options)
+    return launcher
+
+
+def check_place(cluster: Cluster, place: Place) -> None:
+    """Refuse what cannot run, before anything is asked of the nodes."""
+    name, benchmark = place.launcher, place.benchmark_name
+    if cluster.nodes > 1 and name in SHARES_FILES:
+        raise UsageError(
+            f"--launcher {name} measures this machine alone, not {cluster.nodes} nodes",
+            hint="use --nodes 1, or --launcher slurm, mpirun, ssh or kubernetes",
+        )
+    if name in _TORCH_ALONE and benchmark == "nccl_tests":
+        raise UsageError(
+            f"--launcher {name} starts processes of PyTorch, nccl-tests across them needs MPI",
+            hint="use --benchmark torch_collectives, or --launcher mpirun or slurm",
+        )
+    if name == "local" and benchmark == "torch_collectives":
+        raise UsageError(
+            "--launcher local starts one process, torch_collectives needs one for each GPU",
+            hint="use --launcher torchrun",
+        )
+    if place.beside is not None and benchmark != "torch_collectives":
+        raise UsageError("--beside goes with --benchmark torch_collectives")
+    if place.container is not None and name not in ("slurm", "kubernetes"):
+        raise UsageError(f"--container does not go with --launcher {name}", hint="use slurm (pyxis) or kubernetes")
+    if place.hosts and name in (*SHARES_FILES, "kubernetes"):
+        raise UsageError(f"--hosts does not go with --launcher {name}", hint="use mpirun, ssh or slurm")
+
+
+def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the nodes of each of the launches that run at once, disjoint.
+
+    Raises:
+        UsageError: there are fewer nodes than that takes.
+    """
+    hosts = place.hosts
+    if not hosts and place.parallel > 1 and place.launcher == "slurm":
+        from ncclt.launch.slurm_allocation import allocation_of
+
+        allocation = allocation_of(environ)
+        hosts = allocation.hosts if allocation is not None else ()
+    wanted = cluster.nodes * place.parallel
+    if not hosts and place.parallel == 1:
+        return [()]
+    if len(hosts) < wanted:
+        raise UsageError(
+            f"{place.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
+            f"{len(hosts) or 'none'} are named",
+            hint="name them with --hosts or --hostfile; in a Slurm allocation they are known",
+        )
+    return [hosts[first : first + cluster.nodes] for first in range(0, wanted, cluster.nodes)]
+
+
+def benchmark_of(
+    cluster: Cluster, place: Place, launcher: Launcher, collectives: frozenset[Collective]
+) -> tuple[Benchmark, tuple[str, ...]]:
+    """Return what runs, and what is to be said of it.
+
+    Args:
+        cluster: sized to the job.
+        place: how commands are launched.
+        launcher: where the programs are asked what they can do.
+        collectives: that will be measured.
+
+    Raises:
+        UsageError: its programs are not there, or cannot measure such a job.
+    """
+    name = place.benchmark_name
+    if name == "torch_collectives":
+        torch: Benchmark = benchmark_module(name).create(
+            backend=place.backend,
+            python=place.python,
+            beside=place.beside,
+            budget_s=_GLOO_BUDGET_S if _is_gloo(place) else _BUDGET_S,
+        )
+        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if _is_gloo(place) else ()
+    if name != "nccl_tests":
+        # One of a third party: it knows by itself what it needs.
+        other: Benchmark = benchmark_module(name).create()
+        return other, ()
+    from ncclt.measure.nccl_tests_features import detect
+
+    features = detect(place.nccl_tests, collectives=collectives, run=asking(launcher))
+    if place.launcher != "local" and features.mpi is False:
+        raise UsageError(
+            f"these nccl-tests were built without MPI: under --launcher {place.launcher} each process would run alone",
+            hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
+        )
+    local = place.launcher == "local"
+    tests: Benchmark = benchmark_module(name).create(
+        folder=place.nccl_tests,
+        features=features,
+        processes=1 if local else cluster.world,
+        gpus_per_process=cluster.gpus_per_node if local else 1,
+        max_commands=place.max_commands,
+    )
+    return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
+
+
+def _is_gloo(place: Place) -> bool:
+    return place.benchmark_name == "torch_collectives" and place.backend == "gloo"
+
+
+def _notes(place: Place, environ: Mapping[str, str]) -> tuple[str, ...]:
+    inherited = sorted(name for name in environ if name.startswith("NCCL_"))
+    notes = []
+    if inherited and place.keep_env:
+        notes.append(f"kept in every trial, the default's too: {', '.join(inherited)}")
+    elif inherited:
+        notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
+    if place.parallel > 1:
+        notes.append(
+            f"the search ran {place.parallel} trials at once on nodes of their own; finalists and proof ran alone"
+        )
+    return tuple(notes)
+
+
+def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | None, backend: str) -> Cluster:
+    """Return what is measured where nobody named a cluster: processes of gloo on the CPUs of this machine.
+
+    Raises:
+        UsageError: GPUs are to be measured: what they are linked by must be known to judge and to serve the result.
+    """
+    if backend != "gloo":
+        raise UsageError(
+            "--cluster is needed to say what is measured",
+            hint="`ncclt cluster list` shows those that are known; `ncclt doctor --as-cluster NAME` makes one of this "
+            "machine",
+        )
+    if nodes > 1:
+        raise UsageError("several nodes need a --cluster, which names their network", hint="see `ncclt cluster add`")
+    host = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-") or "machine"
+    return Cluster(
+        name=f"cpus-of-{host}",
+        nodes=1,
+        gpus_per_node=gpus_per_node or 2,
+        gpu="none (CPU, gloo)",
+        compute_capability=80,
+        link_class="shm",
+        link_gbps=10.0,
+        nccl_version=nccl_version or _ANY_NCCL,
+        description="processes of gloo on the CPUs of one machine; no GPU and no NCCL takes part",
+        sources=("made by ncclt because no --cluster was named",),
+    )
+
+
+_ANY_NCCL = "2.28.9"
+"""Only says which variables are tried; gloo reads none of them."""
