@@ -1,11 +1,20 @@
-"""Every launcher that can be tried without a cluster keeps the contract."""
+"""Every launcher that can be tried without a cluster keeps the contract; ssh and Slurm do so in tests/integration."""
 
+import importlib.util
 import os
+import shutil
+
+import pytest
 
 from ncclt.launch import LAUNCHERS, launcher_module
-from ncclt.launch.launcher import Launcher
+from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.launch.local import LocalLauncher
+from ncclt.launch.mpi_flavour import ask_mpi_flavour
+from ncclt.launch.mpirun import MpirunLauncher
+from ncclt.launch.torchrun import TorchrunLauncher
 from ncclt.testing.launcher_contract import LauncherContract
+
+TWO = JobShape(processes_per_node=2)
 
 
 class TestLocalLauncher(LauncherContract):
@@ -15,7 +24,29 @@ class TestLocalLauncher(LauncherContract):
         return LocalLauncher(environment=os.environ, grace_s=0.3)
 
 
-def test_every_launcher_of_the_table_is_named_as_it_calls_itself():
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+class TestTorchrunLauncher(LauncherContract):
+    """Two ranks on this machine, by torchrun."""
+
+    def launcher(self) -> Launcher:
+        return TorchrunLauncher(shape=TWO, grace_s=0.3)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+class TestMpirunLauncher(LauncherContract):
+    """Two ranks on this machine, by the mpirun that is here."""
+
+    def launcher(self) -> Launcher:
+        flavour = ask_mpi_flavour("mpirun", environ=os.environ)
+        return MpirunLauncher(flavour=flavour, shape=TWO, as_root=os.geteuid() == 0, grace_s=0.3)
+
+
+def test_every_launcher_of_the_table_is_named_as_it_calls_itself(tmp_path, monkeypatch):
     """The table's word, the module's launcher and its own name are the same."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    needed = {"ssh": {"shape": JobShape(hosts=("n1",))}}
     for name in LAUNCHERS:
-        assert launcher_module(name).create().name == name
+        assert launcher_module(name).create(**needed.get(name, {})).name == name

@@ -13,19 +13,21 @@ from pathlib import Path
 from ncclt.core.compile import compile_policy
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.core.remark import headline
-from ncclt.core.verdict import MIN_BLOCKS, MIN_EFFECT, judge
+from ncclt.core.verdict import MIN_BLOCKS, MIN_EFFECT, Pairs, decide, judge
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.core.version import NcclVersion
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.recording.launchers import forwarded
-from ncclt.recording.leftovers import end_leftovers
 from ncclt.recording.plan import Method, RecordPlan, plan_recording
 from ncclt.recording.session import make_folder
 from ncclt.recording.times import StepTimes, read_step_times
 
 _BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)
 """A drift that is linear in time over a block reaches both sides alike (core.verdict)."""
+
+MAX_BLOCKS = 12
+"""Blocks at most; each one costs four launches of a training."""
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
@@ -45,14 +47,13 @@ class VerifyRequest:
         cluster, model, recommendation: of what is verified; empty where two environments of the user are compared.
         removed_env: names of inherited variables that the launcher keeps from both sides.
         notes: what the reader must know beforehand.
-        blocks: A B B A blocks.
+        blocks: A B B A blocks at most; the comparison ends when it is decided.
         steps, warmup: measured steps of a launch, and those before them.
         min_effect: smallest gain worth a change, as a share.
         timeout_s: time after which a launch has failed.
         stop_after: end each launch behind its measured steps.
         directory: a folder that all ranks share.
         open_mpi: the command is Open MPI's launcher.
-        seed: of the bootstrap.
     """
 
     argv: tuple[str, ...]
@@ -63,7 +64,7 @@ class VerifyRequest:
     recommendation: str = ""
     removed_env: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    blocks: int = MIN_BLOCKS
+    blocks: int = MAX_BLOCKS
     steps: int = 30
     warmup: int = 10
     min_effect: float = MIN_EFFECT
@@ -71,7 +72,6 @@ class VerifyRequest:
     stop_after: bool = True
     directory: Path = field(default_factory=Path)
     open_mpi: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.blocks < MIN_BLOCKS:
@@ -88,7 +88,7 @@ class VerifyRequest:
 
     @property
     def order(self) -> tuple[Side, ...]:
-        """Return the side of every launch."""
+        """Return the side of every launch, if nothing is decided earlier."""
         return _BLOCK * self.blocks
 
 
@@ -154,6 +154,9 @@ def verify(
         if launch.failure:
             break
         seen = times
+        whole = len(launches) % len(_BLOCK) == 0
+        if whole and decide(_pairs(launches), min_effect=request.min_effect) is not Decision.UNDECIDED:
+            break
     verdict = _verdict(request, launches)
     notes = (*request.notes, *_notes(launches, seen))
     content = json.dumps([request.argv, request.base_env, request.tuned_env, [x.step_us for x in launches], now()])
@@ -182,17 +185,12 @@ def _launch(
 ) -> tuple[LaunchResult, StepTimes]:
     """Run the training once; nothing of it is left afterwards, neither processes nor files."""
     folder = make_folder(request.directory, keep=None)
-    survivors: tuple[int, ...] = ()
     try:
         recording, plan = _plan(request, side, launcher, environ, folder)
         for path, content in recording.files:
             (folder / path).write_text(content, encoding="utf-8")
-        try:
-            result = launcher.run(plan)
-        finally:
-            survivors = end_leftovers(folder)
-        times = read_step_times(folder, steps=request.steps)
-        return replace(result, survivors=tuple(sorted({*result.survivors, *survivors}))), times
+        result = launcher.run(plan)
+        return result, read_step_times(folder, steps=request.steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -237,21 +235,20 @@ def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> 
     return "\n".join([reason, *lines])[-_TAIL_CHARACTERS:] if lines else reason
 
 
-def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
+def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
+    """Return the launches of all whole blocks, side by side."""
     times_us = {
         side: [launch.time_us for launch in launches if launch.side is side and launch.time_us is not None]
         for side in Side
     }
     complete = min(map(len, times_us.values())) // 2 * 2
+    return Pairs(default_us=tuple(times_us[Side.BASE][:complete]), policy_us=tuple(times_us[Side.TUNED][:complete]))
+
+
+def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     failure = next((launch.failure for launch in launches if launch.failure), "")
-    verdict = judge(
-        times_us[Side.BASE][:complete],
-        times_us[Side.TUNED][:complete],
-        seed=request.seed,
-        failure=failure.partition("\n")[0],
-        min_effect=request.min_effect,
-    )
-    if verdict.decision is Decision.KEEP_DEFAULT:
+    verdict = judge(_pairs(launches), min_effect=request.min_effect, failure=failure.partition("\n")[0])
+    if verdict.decision is not Decision.TUNED:
         return verdict
     # The verdict's own sentence speaks of communication; here whole steps were timed.
     low, high = ((end - 1) * 100 for end in verdict.interval)

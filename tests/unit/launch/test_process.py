@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.launch.launcher import LaunchPlan
+from ncclt.launch.members import members
 from ncclt.launch.process import ProcessSession
-from ncclt.launch.session import session_members
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
@@ -118,7 +118,7 @@ def test_an_exception_of_the_callers_own_handler_ends_the_command():
             session(DEAF, grace_s=60.0).run()
     finally:
         signal.signal(signal.SIGALRM, previous)
-    assert not [child for child in children() if session_members(child)]
+    assert not [child for child in children() if members("no mark at all", session_id=child)]
 
 
 def children():

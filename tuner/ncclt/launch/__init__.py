@@ -13,6 +13,11 @@ from ncclt.errors import NotFoundError
 
 LAUNCHERS: dict[str, str] = {
     "local": "ncclt.launch.local",
+    "torchrun": "ncclt.launch.torchrun",
+    "mpirun": "ncclt.launch.mpirun",
+    "ssh": "ncclt.launch.ssh",
+    "kubernetes": "ncclt.launch.kubernetes",
+    "slurm": "ncclt.launch.slurm",
 }
 """Our launchers: name -> module."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections import deque
 from typing import IO
 
 _CHUNK_BYTES = 65536
@@ -17,22 +16,20 @@ class Tail:
 
     def __init__(self, *, keep_bytes: int) -> None:
         self._keep_bytes = keep_bytes
-        self._chunks: deque[bytes] = deque()
-        self._held = 0
+        self._kept = bytearray()
         self.dropped_bytes = 0
 
     def add(self, chunk: bytes) -> None:
-        """Append a chunk and forget the oldest ones that are not needed any more."""
-        self._chunks.append(chunk)
-        self._held += len(chunk)
-        while self._held - len(self._chunks[0]) >= self._keep_bytes:
-            oldest = self._chunks.popleft()
-            self._held -= len(oldest)
-            self.dropped_bytes += len(oldest)
+        """Append a chunk and forget the oldest bytes that are not needed any more."""
+        self._kept += chunk
+        excess = len(self._kept) - self._keep_bytes
+        if excess > 0:
+            del self._kept[:excess]  # moves the beginning of a bytearray, not its content
+            self.dropped_bytes += excess
 
     def text(self) -> str:
         """Decode what is kept; broken characters are replaced."""
-        return b"".join(self._chunks).decode("utf-8", errors="replace")
+        return self._kept.decode("utf-8", errors="replace")
 
 
 class Capture:

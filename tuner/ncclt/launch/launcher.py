@@ -19,7 +19,10 @@ class LaunchPlan:
         set_env: variables added to the environment of the launch, sorted.
         unset_env: names of variables removed from it, sorted.
         files: (name, text) of what the launch reads besides its arguments, for example a manifest or a script; `run`
-            writes them into a private folder, whose path takes the place of `FILES` in `argv`.
+            writes them into a private folder, whose path takes the place of `FILES` in `argv` and `clean_up`.
+        clean_up: commands that end what the launch may have left on other machines, run one after another whenever it
+            did not end by itself with success, also after the death of ncclt; each says by exit code 0 that nothing
+            runs there any more, and otherwise on its last line what does.
         cwd: working folder; None = the present one.
         timeout_s: after this everything that was started is ended.
     """
@@ -28,12 +31,20 @@ class LaunchPlan:
     set_env: tuple[tuple[str, str], ...] = ()
     unset_env: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    clean_up: tuple[tuple[str, ...], ...] = ()
     cwd: Path | None = None
     timeout_s: float
 
 
 FILES = "{files}"
 """Stands in the arguments of a plan for the folder of its files, which is made when the plan is run."""
+
+MARK = "{ncclt-mark}"
+"""Stands in arguments and files of a plan for the mark of the launch, which is new every time the plan is run.
+
+It has letters, digits and `-` only, so it can be part of a job's name; everything the launch starts carries it in the
+variable NCCLT_LAUNCH.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,7 @@ class LaunchResult:
         wall_s: from the start until nothing of it was left.
         failure: why it could not be started; empty where it was.
         survivors: process ids that even SIGKILL did not end, for example while a driver hangs; almost always empty.
+        left_elsewhere: what the clean-up could not do on other machines, one sentence each; almost always empty.
     """
 
     exit_code: int | None
@@ -86,6 +98,7 @@ class LaunchResult:
     wall_s: float = 0.0
     failure: str = ""
     survivors: tuple[int, ...] = ()
+    left_elsewhere: tuple[str, ...] = ()
 
 
 class Launcher(Port):
@@ -93,9 +106,9 @@ class Launcher(Port):
 
     Contract: `plan` is pure, its plan can be shown, kept and compared. `run` is the only side effect; it returns for
     every command, whatever that does (crash, hang, print without end, cannot be found), and when it returns or raises,
-    nothing that it started still runs, except for the `survivors` it names. The variables of a plan reach the command.
-    Variables named NCCL_* of the caller's own environment reach it only if the launcher was told to keep them, and
-    every process of a launch sees the same values.
+    nothing that it started still runs, except for what it names as `survivors` and `left_elsewhere`. The variables of
+    a plan reach the command. Variables named NCCL_* of the caller's own environment reach it only if the launcher was
+    told to keep them, and every process of a launch sees the same values. Several threads may be in `run` at once.
     """
 
     @property
@@ -122,5 +135,5 @@ class Launcher(Port):
         ...
 
     def kill(self) -> None:
-        """End what `run` is waiting for, at once; may be called from a signal handler or from another thread."""
+        """End what every `run` is waiting for, at once; may be called from a signal handler or another thread."""
         ...

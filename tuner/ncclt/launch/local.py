@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ncclt.launch.launcher import LaunchPlan, LaunchResult
-from ncclt.launch.process import GRACE_S, KEEP_BYTES, ProcessSession
-
-_DEBUG = "NCCL_DEBUG"
-"""Log lines of NCCL go to standard output and break the rows of nccl-tests (nccl.md 7.3); they also cost time."""
+from ncclt.errors import UsageError
+from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.process import GRACE_S, KEEP_BYTES
+from ncclt.launch.starter import Starter
 
 
 class LocalLauncher:
-    """Starts commands on this machine, each in a session of its own.
+    """Starts commands on this machine, one process each, in a session of its own.
 
     Args:
         environment: what commands inherit, copied now, for plans must not change later; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command. Left out, every trial starts from NCCL's own
-            choice, whatever the shell has exported; NCCL_DEBUG is removed in any case.
+        keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG.
+        extra: words before the command, for example `numactl --interleave=all`.
         grace_s: time between SIGTERM and SIGKILL.
         keep_bytes: how much of each output is kept.
     """
@@ -29,14 +27,12 @@ class LocalLauncher:
         *,
         environment: Mapping[str, str] | None = None,
         keep_env: bool = False,
+        extra: Sequence[str] = (),
         grace_s: float = GRACE_S,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
-        self._environment = dict(os.environ if environment is None else environment)
-        self._keep_env = keep_env
-        self._grace_s = grace_s
-        self._keep_bytes = keep_bytes
-        self._running: ProcessSession | None = None
+        self._extra = tuple(extra)
+        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s, keep_bytes=keep_bytes)
 
     @property
     def name(self) -> str:
@@ -46,7 +42,7 @@ class LocalLauncher:
     @property
     def inherited(self) -> tuple[str, ...]:
         """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
-        return tuple(sorted(name for name in self._environment if name.startswith("NCCL_")))
+        return self._starter.inherited
 
     def plan(
         self,
@@ -57,33 +53,36 @@ class LocalLauncher:
         files: Sequence[Path] = (),  # noqa: ARG002  they are here already
     ) -> LaunchPlan:
         """Decide how a command would be started: the plan names every inherited variable that it removes."""
-        removed = [name for name in self.inherited if not self._keep_env or name == _DEBUG]
         return LaunchPlan(
-            argv=tuple(argv),
+            argv=(*self._extra, *argv),
             set_env=tuple(sorted(variables.items())),
-            unset_env=tuple(name for name in removed if name not in variables),
+            unset_env=self._starter.removed(variables),
             timeout_s=timeout_s,
         )
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Start it and wait for its end."""
-        kept = {name: value for name, value in self._environment.items() if name not in plan.unset_env}
-        session = ProcessSession(
-            plan, environment=kept | dict(plan.set_env), grace_s=self._grace_s, keep_bytes=self._keep_bytes
-        )
-        self._running = session
-        try:
-            return session.run()
-        finally:
-            self._running = None
+        return self._starter.run(plan)
 
     def kill(self) -> None:
-        """End what `run` is waiting for, at once."""
-        running = self._running
-        if running is not None:
-            running.kill()
+        """End what every `run` is waiting for, at once."""
+        self._starter.kill()
 
 
-def create(*, keep_env: bool = False) -> LocalLauncher:
-    """Return the launcher for this machine with the present environment."""
-    return LocalLauncher(keep_env=keep_env)
+def create(
+    *,
+    shape: JobShape | None = None,
+    keep_env: bool = False,
+    extra: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> LocalLauncher:
+    """Return the launcher for one process on this machine.
+
+    Raises:
+        UsageError: more than one process is wanted.
+    """
+    if shape is not None and shape.world != 1:
+        raise UsageError(
+            f"--launcher local starts 1 process, not {shape.world}", hint="use --launcher torchrun, mpirun or slurm"
+        )
+    return LocalLauncher(environment=environment, keep_env=keep_env, extra=extra)

@@ -1,4 +1,4 @@
-"""The one subprocess wrapper: a command in a session of its own, ended as a whole, with bounded memory."""
+"""The one way to start a launch: a command in a session of its own, ended as a whole, with bounded memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import IO
 
 from ncclt.launch.capture import Capture, Tail
+from ncclt.launch.clean_up import clean_up
+from ncclt.launch.filled import FilledPlan, filled
+from ncclt.launch.guard import guard
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
-from ncclt.launch.session import session_members, signal_session
+from ncclt.launch.members import MARK_VARIABLE, end_members, new_mark
 
 KEEP_BYTES = 8 * 1024 * 1024
 """Kept of each output: thousands of result rows, while a log gone wild costs no more memory than this."""
@@ -25,8 +28,8 @@ GRACE_S = 5.0
 _TICK_S = 0.02
 """How often the end of the process and the wish to stop are looked at; far below any launch of NCCL."""
 
-_KILL_WAIT_S = 5.0
-"""How long SIGKILL may take; a process inside a hung driver call ignores even that."""
+_DRAIN_S = 0.5
+"""For what the pipes still hold when all their writers have ended: 64 KiB each."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -35,7 +38,14 @@ class ProcessSession:
     """One command, from its start until nothing of it is left.
 
     The command leads its own session, so Ctrl-C in the terminal does not reach it: the caller decides. The leader is
-    not reaped before the session is empty: as long as its zombie is there, no other process can be given its id.
+    not reaped before all of the launch has ended: as long as its zombie is there, no other process can be given its id.
+
+    Args:
+        plan: what to run.
+        environment: of the command, complete; the mark is added to it.
+        grace_s: between SIGTERM and SIGKILL.
+        kill_grace_s: the same after `kill`; more than 0 for commands that have ranks on other machines to end.
+        keep_bytes: how much of each output is kept.
     """
 
     def __init__(
@@ -44,63 +54,105 @@ class ProcessSession:
         *,
         environment: Mapping[str, str],
         grace_s: float = GRACE_S,
+        kill_grace_s: float = 0.0,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
+        self.mark = new_mark()
         self._plan = plan
-        self._environment = dict(environment)
+        outer = environment.get(MARK_VARIABLE)
+        self._environment = {**environment, MARK_VARIABLE: f"{outer}/{self.mark}" if outer else self.mark}
         self._grace_s = grace_s
+        self._kill_grace_s = kill_grace_s
         self._stdout = Tail(keep_bytes=keep_bytes)
         self._stderr = Tail(keep_bytes=keep_bytes)
-        self._kill_wanted = threading.Event()
+        self._killed_at_s: float | None = None
+        self._left_elsewhere: tuple[str, ...] = ()
+        self._is_over = False
 
     def kill(self) -> None:
         """End everything at once; may be called from a signal handler or another thread, and before `run`."""
-        self._kill_wanted.set()
+        if self._killed_at_s is None:
+            self._killed_at_s = time.monotonic()
 
     def run(self) -> LaunchResult:
         """Start the command and wait until it and everything it started has ended.
 
         SIGINT, SIGTERM and SIGHUP, where they would end this program, end the command first and then take effect.
         """
-        started = time.monotonic()
-        with _stop_signals_deferred(self._kill_wanted.set):
+        with ExitStack() as stack:
+            stack.enter_context(_stop_signals_deferred(self.kill))
             try:
-                process = subprocess.Popen(
-                    self._plan.argv,
-                    env=self._environment,
-                    cwd=self._plan.cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
+                plan = stack.enter_context(filled(self._plan, self.mark))
+                self._begin(plan)
             except OSError as error:
-                # The reason may name the working folder instead of the program: both are said.
-                place = f" in {self._plan.cwd}" if self._plan.cwd else ""
-                return LaunchResult(
-                    exit_code=None, failure=f"cannot start {self._plan.argv[0]}{place}: {error.strerror or error}"
-                )
-            return self._watch(process, started=started)
+                return LaunchResult(exit_code=None, failure=f"cannot prepare the launch: {error}")
+            try:
+                return self._start_and_watch(plan)
+            finally:
+                # Where an exception of a handler has broken off the end of the launch, its guardian keeps it in mind.
+                if self._is_over:
+                    guard().end(self.mark)
 
-    def _watch(self, process: subprocess.Popen[bytes], *, started: float) -> LaunchResult:
-        deadline = started + self._plan.timeout_s
+    def _begin(self, plan: FilledPlan) -> None:
+        guard().begin(
+            self.mark,
+            grace_s=self._grace_s,
+            environment=self._environment,
+            clean_up=plan.clean_up,
+            folder=plan.folder,
+        )
+
+    def _start_and_watch(self, plan: FilledPlan) -> LaunchResult:
+        started_s = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                plan.argv,
+                env=self._environment,
+                cwd=self._plan.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._is_over = True
+            # The reason may name the working folder instead of the program: both are said.
+            place = f" in {self._plan.cwd}" if self._plan.cwd else ""
+            return LaunchResult(
+                exit_code=None, failure=f"cannot start {plan.argv[0]}{place}: {error.strerror or error}"
+            )
+        return self._watch(process, plan, started_s=started_s)
+
+    def _watch(self, process: subprocess.Popen[bytes], plan: FilledPlan, *, started_s: float) -> LaunchResult:
+        deadline_s = started_s + self._plan.timeout_s
         capture = Capture({_pipe(process.stdout): self._stdout, _pipe(process.stderr): self._stderr})
         timed_out = killed = False
-        grace_s = 0.0  # an exception on the way out leaves no time for manners
+        grace_s = self._kill_grace_s  # an exception on the way out leaves no more time than a kill
+        succeeded = False
         try:
             while not _has_ended(process):
-                killed = self._kill_wanted.is_set()
-                timed_out = not killed and time.monotonic() >= deadline
+                killed = self._killed_at_s is not None
+                timed_out = not killed and time.monotonic() >= deadline_s
                 if killed or timed_out:
                     break
                 capture.read_for(_TICK_S)
-            grace_s = 0.0 if killed else self._grace_s
+            else:
+                succeeded = _exit_code(process) == 0
+            grace_s = self._kill_grace_s if killed else self._grace_s
         finally:
-            survivors = self._end_session(process.pid, capture, grace_s=grace_s)
-            # What the pipes still hold. Whoever left the session may keep them open: no waiting for that.
-            _until(lambda: not capture.is_open, capture, within_s=_TICK_S * 10)
+            survivors = end_members(
+                self.mark,
+                session_id=process.pid,
+                grace_s=grace_s,
+                hurried=self._is_hurried,
+                pause=capture.read_for,
+            )
+            _drain(capture)
             capture.close()
             exit_code = None if process.pid in survivors else process.wait()
+            if not succeeded:
+                self._left_elsewhere = clean_up(plan.clean_up, environment=self._environment)
+            self._is_over = True
         return LaunchResult(
             exit_code=exit_code,
             timed_out=timed_out,
@@ -108,21 +160,13 @@ class ProcessSession:
             stdout=self._stdout.text(),
             stderr=self._stderr.text(),
             dropped_bytes=self._stdout.dropped_bytes + self._stderr.dropped_bytes,
-            wall_s=time.monotonic() - started,
+            wall_s=time.monotonic() - started_s,
             survivors=survivors,
+            left_elsewhere=self._left_elsewhere,
         )
 
-    def _end_session(self, session_id: int, capture: Capture, *, grace_s: float) -> tuple[int, ...]:
-        """End every member, first kindly, and return those that could not be ended."""
-
-        def is_empty() -> bool:
-            return not session_members(session_id)
-
-        if grace_s > 0 and signal_session(session_id, signal.SIGTERM):
-            _until(lambda: self._kill_wanted.is_set() or is_empty(), capture, within_s=grace_s)
-        # Members may start others while they are being killed, so this goes on until none is left.
-        _until(lambda: not signal_session(session_id, signal.SIGKILL), capture, within_s=_KILL_WAIT_S)
-        return session_members(session_id)
+    def _is_hurried(self) -> bool:
+        return self._killed_at_s is not None and time.monotonic() - self._killed_at_s >= self._kill_grace_s
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
@@ -135,10 +179,16 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _until(done: Callable[[], bool], capture: Capture, *, within_s: float) -> None:
-    """Read outputs until something is so or the time is over; a member that waits for its reader cannot end."""
-    deadline = time.monotonic() + within_s
-    while not done() and time.monotonic() < deadline:
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Return how the leader has ended, without reaping it; None = by a signal."""
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return ended.si_status if ended is not None and ended.si_code == os.CLD_EXITED else None
+
+
+def _drain(capture: Capture) -> None:
+    """Read what the pipes still hold. A process that could not be ended may keep them open: no waiting for that."""
+    deadline_s = time.monotonic() + _DRAIN_S
+    while capture.is_open and time.monotonic() < deadline_s:
         capture.read_for(_TICK_S)
 
 

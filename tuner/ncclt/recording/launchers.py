@@ -7,12 +7,13 @@ both `-x` and the parameter `mca_base_env_list` (seen with 4.1.4).
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from ncclt.errors import UsageError
+from ncclt.launch.mpi_flavour import MpiFlavour, ask_mpi_flavour
+
 _MPI_LAUNCHERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
-_VERSION_S = 20.0
 
 _LIST = "mca_base_env_list"
 _LIST_VARIABLE = f"OMPI_MCA_{_LIST}"
@@ -23,13 +24,9 @@ def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
     if PurePath(program).name not in _MPI_LAUNCHERS:
         return False
     try:
-        told = subprocess.run(
-            [program, "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=_VERSION_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        return ask_mpi_flavour(program, environ=environ) is MpiFlavour.OPEN_MPI
+    except UsageError:
         return False  # whether it starts at all is seen when the command does
-    return b"Open MPI" in told.stdout or b"OpenRTE" in told.stdout
 
 
 def forwarded(

@@ -1,0 +1,94 @@
+"""What only real processes show of every launcher that can run here; Slurm has tests of its own."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ncclt.launch.members import members, new_mark
+
+PATIENT_S = 120.0
+WORD = "NCCLT_TEST_WORD"
+
+OWNER = """
+import sys
+from ncclt.launch import launcher_module
+from ncclt.launch.launcher import JobShape
+name, hosts, options, code, word = eval(sys.argv[1])
+shape = JobShape(nodes=len(hosts), hosts=hosts) if hosts else JobShape(processes_per_node=2)
+launcher = launcher_module(name).create(shape=shape, **options)
+command = (sys.executable, "-I", "-S", "-c", code)
+launcher.run(launcher.plan(command, variables={"NCCLT_TEST_WORD": word}, timeout_s=600.0))
+"""
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    open(os.path.join({folder!r}, str(os.getpid())), "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["torchrun", "mpirun", "ssh"])
+def ways(request):
+    """A launcher's name, its hosts and the options of its `create`; each starts two ranks."""
+    name = request.param
+    if name in ("torchrun", "ssh") and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    if name == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    if name == "ssh":
+        sshd = request.getfixturevalue("sshd")
+        return name, sshd.hosts, {"options": sshd.options}
+    return name, (), {}
+
+
+def soon(done):
+    deadline = time.monotonic() + PATIENT_S
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return done()
+
+
+def test_kill_9_of_ncclt_leaves_nothing(ways, tmp_path):
+    """Ranks that ignore SIGTERM, their children in other sessions, helpers, and the guardian itself."""
+    word = new_mark()
+    code = STUBBORN.format(folder=str(tmp_path))
+    owner = subprocess.Popen((sys.executable, "-c", OWNER, repr((*ways, code, word))), env=os.environ | {WORD: word})
+    try:
+        assert soon(lambda: owner.poll() is not None or len(list(tmp_path.iterdir())) == 2)
+        assert owner.poll() is None
+        assert len(members(word)) >= 6, "ranks, their children, the owner and its guardian"
+        owner.kill()
+        owner.wait()
+        assert soon(lambda: not members(word))
+    finally:
+        owner.kill()
+        owner.wait()
+        for left in members(word):
+            os.kill(left, signal.SIGKILL)
+
+
+def test_100_mb_of_output_cost_little_memory():
+    """Only its end is kept; measured in a process of its own."""
+    code = (
+        "import os, resource\n"
+        "from ncclt.launch.launcher import LaunchPlan\n"
+        "from ncclt.launch.process import KEEP_BYTES, ProcessSession\n"
+        "plan = LaunchPlan(argv=('sh', '-c', 'head -c 100000000 /dev/zero; echo end'), timeout_s=600)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "result = ProcessSession(plan, environment=os.environ).run()\n"
+        "assert result.stdout.endswith('end\\n') and len(result.stdout) == KEEP_BYTES\n"
+        "assert result.dropped_bytes == 100_000_004 - KEEP_BYTES\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=PATIENT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 40_000, "KiB; 8 MiB are kept, once as bytes and once as text"

@@ -1,0 +1,98 @@
+"""Launches through a real sshd on the loopback interface: two hosts that are this machine under two names."""
+
+import os
+import sys
+import threading
+
+import pytest
+
+from ncclt.launch.hostfile import parse_host
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.members import members, new_mark
+from ncclt.launch.ssh import SshLauncher, create
+from ncclt.testing.launcher_contract import LauncherContract
+
+pytest.importorskip("torch.distributed")
+PATIENT_S = 120.0
+
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(4)
+dist.all_reduce(ones)
+said = [None, None]
+names = ["NCCL_ALGO", "NCCL_OF_HERE", "NCCL_IB_HCA"]
+dist.all_gather_object(said, [os.environ.get(name) for name in names])
+if dist.get_rank() == 0:
+    print(ones.tolist(), said[0] == said[1], said[0])
+dist.destroy_process_group()
+"""
+
+
+def over_ssh(sshd, *hosts):
+    environment = os.environ | {"NCCL_OF_HERE": "1"}
+    return SshLauncher(hosts=tuple(map(parse_host, hosts)), options=sshd.options, environment=environment, grace_s=0.5)
+
+
+class TestSshLauncher(LauncherContract):
+    """One rank on one host."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, sshd):
+        self._sshd = sshd
+
+    def launcher(self):
+        return over_ssh(self._sshd, self._sshd.hosts[0])
+
+
+def test_two_hosts_compute_together_with_a_file_that_they_are_sent(sshd, tmp_path):
+    """Every rank has the variables of the trial and none that this shell has exported."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(ALL_REDUCE)
+    launcher = over_ssh(sshd, *sshd.hosts)
+    variables = {"NCCL_ALGO": "allreduce:ring;broadcast:tree", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
+    command = (sys.executable, str(worker))
+    result = launcher.run(launcher.plan(command, variables=variables, timeout_s=PATIENT_S, files=(worker,)))
+    assert result.exit_code == 0, result
+    assert result.stdout == f"[2.0, 2.0, 2.0, 2.0] True {[variables['NCCL_ALGO'], None, variables['NCCL_IB_HCA']]}\n"
+
+
+def test_one_host_that_crashes_ends_the_other_at_once(sshd):
+    """The signal of its rank comes back, and nothing waits for a timeout."""
+    word = new_mark()
+    code = "import os, time; os.kill(os.getpid(), 11) if os.environ['RANK'] == '1' else time.sleep(600)"
+    launcher = over_ssh(sshd, *sshd.hosts)
+    plan = launcher.plan((sys.executable, "-c", code), variables={"WORD": word}, timeout_s=600.0)
+    result = launcher.run(plan)
+    assert (result.exit_code, result.timed_out, result.left_elsewhere) == (-11, False, ())
+    assert "rank 1 on localhost failed first" in result.stderr
+    assert members(word) == ()
+
+
+def test_kill_ends_the_hosts_too(sshd, tmp_path):
+    """A second Ctrl-C does not wait for them, but leaves nothing there."""
+    word, begun = new_mark(), tmp_path / "begun"
+    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(begun)!r}, 'w'); time.sleep(600)"
+    launcher = over_ssh(sshd, *sshd.hosts)
+    results = []
+    plan = launcher.plan((sys.executable, "-c", code), variables={"WORD": word}, timeout_s=600.0)
+    running = threading.Thread(target=lambda: results.append(launcher.run(plan)))
+    running.start()
+    while running.is_alive():
+        running.join(0.1)
+        if begun.exists():
+            launcher.kill()
+    assert (results[0].killed, results[0].survivors, results[0].left_elsewhere) == (True, (), ())
+    assert members(word) == ()
+
+
+@pytest.mark.parametrize("wrong", ["host key", "port"])
+def test_a_host_that_is_not_to_be_trusted_or_reached_is_a_result(sshd, tmp_path, wrong):
+    """An unknown host key is never accepted; ssh's own words come back, and that nobody knows what runs there."""
+    host = "127.0.0.1:1" if wrong == "port" else sshd.hosts[0]
+    unknown = ("-o", f"UserKnownHostsFile={tmp_path / 'empty'}") if wrong == "host key" else ()
+    launcher = create(shape=JobShape(hosts=(host,)), options=(*unknown, *sshd.options))
+    result = launcher.run(launcher.plan(("true",), variables={}, timeout_s=PATIENT_S))
+    assert result.exit_code == 255
+    assert ("Host key verification failed" if wrong == "host key" else "Connection refused") in result.stderr
+    assert "exit code 255" in result.left_elsewhere[0]

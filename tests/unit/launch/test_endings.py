@@ -1,0 +1,109 @@
+"""How ranks ended, from the outputs of torchrun and mpirun; the texts are those of real launches."""
+
+import pytest
+
+from ncclt.launch.launcher import LaunchResult
+from ncclt.launch.mpi_ending import ending_of_mpi
+from ncclt.launch.torchrun_ending import ending_of_ranks
+
+RULE = "=" * 60
+
+
+def banner(*, rank, code, host="n1", time="2026-11-21_14:13:29"):
+    return f"""\
+Traceback (most recent call last):
+  File "/venv/torch/distributed/run.py", line 1032, in <module>
+    main()
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+{RULE}
+env FAILED
+{"-" * 60}
+Failures:
+[1]:
+  time      : 2026-11-21_14:13:20
+  host      : {host}
+  rank      : 9 (local_rank: 1)
+  exitcode  : -15 (pid: 20997) 
+  error_file: <N/A>
+{"-" * 60}
+Root Cause (first observed failure):
+[0]:
+  time      : {time}
+  host      : {host}
+  rank      : {rank} (local_rank: 0)
+  exitcode  : {code} (pid: 20996) 
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 20996
+{RULE}
+"""  # noqa: W291  torchrun writes those blanks
+
+
+OWN = 'Traceback (most recent call last):\n  File "train.py", line 3\nRuntimeError: NCCL error: unhandled cuda error\n'
+STOPPED = """\
+Traceback (most recent call last):
+  File "/venv/torch/distributed/elastic/multiprocessing/api.py", line 86, in _terminate_process_handler
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 32297 got signal: 15
+"""
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("-11", -11), ("7", 7)])
+def test_the_exit_code_is_the_ranks(code, exit_code):
+    """And the last lines are the rank's own, not torchrun's."""
+    result = ending_of_ranks(LaunchResult(exit_code=1, stderr=OWN + banner(rank=3, code=code)))
+    assert result.exit_code == exit_code
+    assert result.stderr == f"{OWN}torchrun: rank 3 on n1 failed first, with exit code {code}\n"
+
+
+def test_the_cause_among_several_nodes():
+    """A rank that was ended because of another one is not the cause, though it may have ended before."""
+    stderr = (
+        banner(rank=0, code=-15, host="n1", time="2026-11-21_14:00:00")
+        + STOPPED
+        + banner(rank=9, code=1, host="n2", time="2026-11-21_14:00:05")
+        + banner(rank=5, code=-9, host="n3", time="2026-11-21_14:00:01")
+    )
+    result = ending_of_ranks(LaunchResult(exit_code=1, stderr=stderr))
+    assert (result.exit_code, result.stderr) == (-9, "torchrun: rank 5 on n3 failed first, with exit code -9\n")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        LaunchResult(exit_code=0, stderr="fine"),
+        LaunchResult(exit_code=-9, stderr=OWN),
+        LaunchResult(exit_code=None, failure="cannot start python"),
+        LaunchResult(exit_code=2, stderr="torchrun: error: unrecognized arguments\n"),
+        LaunchResult(exit_code=1, stderr=banner(rank=1, code="many").partition("Root")[0]),
+    ],
+)
+def test_what_is_not_understood_stays(result):
+    """Text and exit code."""
+    assert ending_of_ranks(result) == result
+
+
+def test_a_launch_that_was_ended_keeps_its_own_exit_code():
+    """Its ranks ended because it was."""
+    result = ending_of_ranks(LaunchResult(exit_code=1, timed_out=True, stderr=f"last words\n{STOPPED}"))
+    assert (result.exit_code, result.stderr) == (1, "last words\n")
+
+
+OPEN_MPI_MISSING = "mpirun was unable to launch the specified application as it could not access\nor execute an exec"
+HYDRA_MISSING = "[proxy:0:0@vm] HYDU_create_process: execvp error on file /nowhere (No such file or directory)"
+HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "exit_code"),
+    [
+        (LaunchResult(exit_code=132, stderr=OPEN_MPI_MISSING), 127),
+        (LaunchResult(exit_code=255, stderr=HYDRA_MISSING), 127),
+        (LaunchResult(exit_code=11, stdout=HYDRA_SIGNAL), -11),
+        (LaunchResult(exit_code=11, stdout="a rank that exits with 11"), 11),
+        (LaunchResult(exit_code=139), 139),
+        (LaunchResult(exit_code=0, stdout=HYDRA_SIGNAL), 0),
+        (LaunchResult(exit_code=None, failure="cannot start mpirun"), None),
+    ],
+)
+def test_exit_codes_of_mpirun(result, exit_code):
+    """A program that is not there, and signals where only the text tells them."""
+    assert ending_of_mpi(result).exit_code == exit_code

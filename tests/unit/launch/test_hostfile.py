@@ -1,0 +1,63 @@
+"""Host files as people write them."""
+
+import pytest
+
+from ncclt.errors import InputError, NccltError, UsageError
+from ncclt.launch.hostfile import Host, parse_host, read_hostfile
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("gpu01", Host(name="gpu01")),
+        ("me@gpu-01.cluster.example:2222", Host(name="gpu-01.cluster.example", user="me", port=2222)),
+        ("10.0.0.7", Host(name="10.0.0.7")),
+        ("root@[fe80::1]:22", Host(name="fe80::1", user="root", port=22)),
+    ],
+)
+def test_hosts(text, host):
+    """User and port are ssh's business where they are left out."""
+    assert parse_host(text) == host
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=x", "a b", "a:0", "a:99999", "a:b", "me@", "-l@x", "fe80::1", "a;b"]
+)
+def test_what_is_no_host(text):
+    """Above all nothing that ssh would take for an option."""
+    with pytest.raises(UsageError, match="is no host"):
+        parse_host(text)
+
+
+def test_a_file(tmp_path):
+    """Comments, blank lines and slots."""
+    (tmp_path / "hosts").write_text("# rack 1\ngpu01 slots=8\n\n  me@gpu02:2222   slots=4 # new\ngpu03\n")
+    assert read_hostfile(tmp_path / "hosts") == (
+        Host(name="gpu01", slots=8),
+        Host(name="gpu02", user="me", port=2222, slots=4),
+        Host(name="gpu03"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"# nothing\n", InputError),
+        (b"a\nb\na\n", InputError),
+        (b"\xff\xfe", InputError),
+        (b"a max_slots=8\n", UsageError),
+        (b"a slots=0\n", UsageError),
+    ],
+)
+def test_files_that_are_refused(tmp_path, content, error):
+    """Each with a hint."""
+    (tmp_path / "hosts").write_bytes(content)
+    with pytest.raises(error) as caught:
+        read_hostfile(tmp_path / "hosts")
+    assert caught.value.hint
+
+
+def test_no_file(tmp_path):
+    """It says which."""
+    with pytest.raises(NccltError, match="nowhere"):
+        read_hostfile(tmp_path / "nowhere")

@@ -1,0 +1,158 @@
+"""Launches as steps of Slurm: the plans; a real Slurm runs them in tests/integration/test_slurm.py."""
+
+import json
+import os
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.slurm import SlurmLauncher, create
+from ncclt.launch.slurm_allocation import Allocation, NodeGroup
+from ncclt.launch.slurm_step import file_variables, ship
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
+PLAIN = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2", "n3")),), cpus_per_task=12)
+HETEROGENEOUS = Allocation(
+    groups=(NodeGroup(job_id="5", hosts=("a1",)), NodeGroup(job_id="6", hosts=("b07", "b08"))),
+    addresses=(("a1", "10.0.0.1"),),
+)
+VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
+COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "NCCL_BUFFSIZE": "1", "NCCL_DEBUG": "INFO"}
+
+
+def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
+    return SlurmLauncher(
+        shape=JobShape(nodes=nodes, processes_per_node=8, hosts=hosts),
+        allocation=allocation,
+        **{"environment": ENVIRONMENT, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("plain", launcher()),
+        ("chosen_hosts", launcher(hosts=("n3", "n2"), extra=("--mpi=pmix",), keep_env=True)),
+        ("container", launcher(container="nvcr.io#nvidia/pytorch:26.10-py3")),
+        ("heterogeneous", launcher(HETEROGENEOUS, nodes=3)),
+        ("heterogeneous_one_component", launcher(HETEROGENEOUS, hosts=("b07", "b08"))),
+    ],
+)
+def test_golden_plan(name, made):
+    """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(asdict(made.plan(COMMAND, variables=VARIABLES, timeout_s=120.0)), indent=2) + "\n"
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        path.write_text(text)
+
+    assert text == path.read_text()
+
+
+def test_files_travel_in_variables(tmp_path):
+    """The worker is read from a descriptor, and its variable wins over the container's environment as well."""
+    worker = tmp_path / "worker.py"
+    worker.write_text("print('µ')\n")
+    plan = launcher(container="image").plan(("python", str(worker), "-x"), variables={}, timeout_s=1.0, files=(worker,))
+    assert plan.files == (("worker.py", "print('µ')\n"),)
+    assert plan.argv[-4:] == ("sh", "python", "/dev/fd/3", "-x")
+    assert str(tmp_path) not in " ".join(plan.argv)
+    assert "NCCLT_FILE_0" in next(word for word in plan.argv if word.startswith("--container-env="))
+
+
+def test_shipped_files_are_read_and_leave_nothing(tmp_path):
+    """The very shell words of a task, run here."""
+    files = [tmp_path / name for name in ("one.sh", "two 'quoted'.txt")]
+    files[0].write_text('echo "$1 $(cat "$2")"; ls "$TMPDIR"; env | grep -c ^NCCLT_FILE_\n')
+    files[1].write_text("µ\n\n")
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    shipped = ship(("sh", str(files[0]), "word with blanks", str(files[1])), files)
+    done = subprocess.run(
+        shipped.argv,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(folder), **file_variables(shipped.texts)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "word with blanks µ\n0\n"
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    long = tmp_path / "long.py"
+    long.write_text("x" * 100_000)
+    with pytest.raises(UsageError, match=r"long\.py is too long"):
+        ship(("python", str(long)), [long])
+    with pytest.raises(UsageError, match="8 files are too many"):
+        ship(("python",), [tmp_path / str(number) for number in range(8)])
+
+
+def test_without_an_allocation_nothing_can_be_planned():
+    made = create(environment={})
+    assert made.name == "slurm"
+    with pytest.raises(UsageError, match="no Slurm allocation"):
+        made.plan(COMMAND, variables={}, timeout_s=1.0)
+
+
+def test_an_allocation_that_is_too_small_is_refused_at_once():
+    environment = {"PATH": "", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    with pytest.raises(UsageError, match="allocation 7 has 2"):
+        create(shape=JobShape(nodes=4), environment=environment)
+    assert create(shape=JobShape(nodes=2), environment=environment).plan(COMMAND, variables={}, timeout_s=1.0)
+
+
+def test_launches_on_other_nodes_meet_elsewhere():
+    """Two trials at once must not share a port where two node names are one machine."""
+    plans = [
+        launcher(nodes=1, hosts=(host,)).plan(COMMAND, variables=VARIABLES, timeout_s=1.0) for host in ("n1", "n2")
+    ]
+    assert len({dict(plan.set_env)["MASTER_PORT"] for plan in plans}) == 2
+
+
+STAND_IN = """\
+#!/bin/sh
+# A Slurm whose steps need some persuasion: each scancel takes one of the names in the file.
+case $(basename "$0") in
+  squeue) [ -s "$STEPS" ] && { cat "$STEPS"; exit 0; }; [ -z "$GONE" ] || { echo "error: Invalid job id" >&2; exit 1; } ;;
+  scancel) echo "$@" >>"$STEPS.asked"; sed -i 1d "$STEPS" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "gone", "exit_code", "asked"),
+    [
+        ("", "", 0, []),
+        ("", "yes", 0, []),
+        ("7.0 other\n7.1 ncclt-{ncclt-mark}-not\n", "", 0, []),
+        (
+            "7.3 ncclt-{ncclt-mark}\n8.3 ncclt-{ncclt-mark}\n",
+            "",
+            0,
+            ["--quiet 7.3 8.3", "--quiet --signal=KILL 8.3"],
+        ),
+        ("7.3 ncclt-{ncclt-mark}\n" * 9, "", 1, ["--quiet 7.3 7.3 7.3 7.3 7.3 7.3 7.3 7.3 7.3"]),
+    ],
+)
+def test_the_clean_up_cancels_its_own_steps_until_they_are_gone(tmp_path, steps, gone, exit_code, asked):
+    """A step that stays is reported by the last line of output."""
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).write_text(STAND_IN)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "steps").write_text(steps)
+    (command,) = launcher().plan(COMMAND, variables={}, timeout_s=1.0).clean_up
+    done = subprocess.run(
+        (*command[:-1], "3"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "STEPS": str(tmp_path / "steps"), "GONE": gone},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = tmp_path / "steps.asked"
+    assert done.returncode == exit_code
+    assert (said.read_text().splitlines() if said.exists() else [])[: len(asked)] == asked
+    assert ("Slurm step 7.3" in done.stdout) == bool(exit_code)

@@ -1,0 +1,159 @@
+"""Everything that one launch has started on this machine, found through /proc and ended as a whole.
+
+Neither a process group nor a session is enough: shells and MPI launchers put their children into groups of their own,
+and torchrun opens a session for every rank (torch/distributed/elastic/multiprocessing/subprocess_handler, seen with
+2.13), so its ranks outlive a torchrun that was killed. All of them still carry in their environment what the launch
+was started with. Whoever cleans his environment and leaves the session is found as long as his parent is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK_VARIABLE = "NCCLT_LAUNCH"
+"""Carries the mark of a launch; a launch within a launch adds its own behind the outer one."""
+
+KILL_WAIT_S = 5.0
+"""How long SIGKILL may take; a process inside a hung driver call ignores even that."""
+
+_TICK_S = 0.05
+"""Between two looks at /proc; one look costs milliseconds on a busy node."""
+
+_ENDED = ("Z", "X", "x")
+"""States of a process that runs no more (proc_pid_stat(5)); a zombie only waits for its parent."""
+
+
+_numbers = itertools.count(1)
+
+
+def new_mark() -> str:
+    """Return a mark that no other launch of any machine has; the number counts the launches of this process."""
+    return f"{secrets.token_hex(6)}-{next(_numbers):06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """One line of /proc; an id may be used again, an id together with its time of start is not."""
+
+    id: int
+    parent: int
+    session: int
+    started: int
+
+
+def members(mark: str, *, session_id: int | None = None) -> tuple[int, ...]:
+    """Return the ids of all running processes that belong to a launch.
+
+    Args:
+        mark: stands in the environment of the launch's processes and of no others.
+        session_id: the session that was opened for the launch.
+    """
+    return tuple(process.id for process in _members(os.fsencode(mark), session_id))
+
+
+def signal_members(mark: str, number: signal.Signals, *, session_id: int | None = None) -> tuple[int, ...]:
+    """Send a signal to every process of a launch and return whom it was sent to."""
+    found = _members(os.fsencode(mark), session_id)
+    for process in found:
+        # Ended meanwhile, or it has become somebody else's: whoever cannot be ended is seen by who is left.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            _send(process, number)
+    return tuple(process.id for process in found)
+
+
+def end_members(
+    mark: str,
+    *,
+    session_id: int | None = None,
+    grace_s: float = 0.0,
+    hurried: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[int, ...]:
+    """End every process of a launch, first kindly.
+
+    Args:
+        mark: stands in the environment of the launch's processes and of no others.
+        session_id: the session that was opened for the launch.
+        grace_s: between SIGTERM and SIGKILL, s; 0 = SIGKILL at once.
+        hurried: ends the grace as soon as it is true.
+        pause: how to wait; somebody may have to read meanwhile what the processes write before they can end.
+
+    Returns:
+        the ids of those that could not be ended; almost always none.
+    """
+
+    def until(done: Callable[[], bool], within_s: float) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not done() and time.monotonic() < deadline_s:
+            pause(_TICK_S)
+
+    if grace_s > 0 and signal_members(mark, signal.SIGTERM, session_id=session_id):
+        until(lambda: hurried() or not members(mark, session_id=session_id), grace_s)
+    # Members may start others while they are being killed, so this goes on until none is left.
+    until(lambda: not signal_members(mark, signal.SIGKILL, session_id=session_id), KILL_WAIT_S)
+    return members(mark, session_id=session_id)
+
+
+def _members(mark: bytes, session_id: int | None) -> list[_Process]:
+    """Return those of the session, those with the mark, and the descendants of both; never this process itself."""
+    running = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and (process := _read(int(folder.name))):
+            running[process.id] = process
+    ours = {p.id for p in running.values() if p.session == session_id or _carries(p.id, mark)}
+    children: dict[int, list[int]] = {}
+    for process in running.values():
+        children.setdefault(process.parent, []).append(process.id)
+    ours.discard(os.getpid())
+    unseen = list(ours)
+    while unseen:
+        found = [child for child in children.get(unseen.pop(), ()) if child not in ours and child != os.getpid()]
+        ours.update(found)
+        unseen += found
+    return [running[process_id] for process_id in sorted(ours)]
+
+
+def _read(process_id: int) -> _Process | None:
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+    except OSError:
+        return None  # it has ended between the listing and the reading
+    # pid (name) state ppid pgrp session ...; the name may hold blanks and brackets itself.
+    words = text.rpartition(")")[2].split()
+    if len(words) < 20 or words[0] in _ENDED:
+        return None
+    return _Process(id=process_id, parent=int(words[1]), session=int(words[3]), started=int(words[19]))
+
+
+def _carries(process_id: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{process_id}/environ").read_bytes()
+    except OSError:
+        return False  # ended meanwhile, or somebody else's
+
+
+def _send(process: _Process, number: signal.Signals) -> None:
+    try:
+        descriptor = os.pidfd_open(process.id)
+    except ProcessLookupError:
+        return
+    except OSError:
+        # Kernels before 5.3 (RHEL 8 among them): between looking and sending, microseconds are left to chance.
+        if _read(process.id) == process:
+            os.kill(process.id, number)
+        return
+    try:
+        # From here on the number cannot go to another process; that it has not already is asked once more.
+        now = _read(process.id)
+        if now is not None and now.started == process.started:
+            signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)

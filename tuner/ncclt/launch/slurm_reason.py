@@ -1,0 +1,89 @@
+"""Why a step of Slurm failed, read from what srun and slurmstepd printed.
+
+srun's own exit code is the highest of all tasks, and the tasks that it ended itself count too: a rank that exits with 7
+beside one that is then terminated gives 143. The first complaint about a task tells the truth.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+_MAX_LINE = 300
+"""Characters of a line that is quoted."""
+
+_NOT_STARTED = re.compile(
+    r"(?m)^srun: (?:fatal|error: (?:Unable to (?:create step|allocate|confirm)|Only allocated|Invalid |Slurm job)).*"
+)
+_NO_PROGRAM = re.compile(r"(?m)^slurmstepd.*? error: .*?execve\(\): (?P<program>.*): (?P<reason>[^:\n]+)$")
+_TASK = re.compile(r"(?m)^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<ending>.+?)\s*$")
+_CANCELLED = re.compile(r"(?m)^slurmstepd.* error: \*\*\* (?:STEP|JOB) .* CANCELLED AT .*")
+_EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+
+# Slurm's own lines alone: what the program prints may hold the same words. What names the cause itself goes before
+# what only reports that something ended.
+_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(rf"(?mi)^(?:srun|slurmstepd|salloc)\b.*(?:{words}).*"), meaning)
+    for words, meaning in (
+        (r"oom[-_ ]kill|out[-_ ]of[-_ ]memory", "a node ran out of memory"),
+        (r"node failure|node_fail", "a node failed"),
+        (r"due to preemption", "Slurm took the nodes for another job"),
+        (r"due to time limit", "the time of the Slurm job is over"),
+        (r"due to job requeue|job \S+ has expired|invalid job", "the Slurm allocation is gone"),
+        (r"unable to contact slurm|communication connection failure|socket timed out", "Slurm does not answer"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailure:
+    """How a step of Slurm failed.
+
+    Attributes:
+        reason: a sentence for people; empty where Slurm said nothing.
+        exit_code: of the task that failed first, negative = ended by that signal; None = not said.
+        started: whether any task ran at all.
+    """
+
+    reason: str = ""
+    exit_code: int | None = None
+    started: bool = True
+
+
+def step_failure(text: str) -> StepFailure:
+    """Read the standard error of an srun that failed."""
+    if missing := _NO_PROGRAM.search(text):
+        # A shell's words for `not found` and `cannot be executed` (POSIX sh, 2.8.2).
+        not_started = 127 if "No such file" in missing["reason"] else 126
+        complaint = f"{missing['program']}: {missing['reason']} on the compute node"
+        return StepFailure(reason=complaint, exit_code=not_started)
+    task = _TASK.search(text)
+    exit_code = _exit_code(task["ending"]) if task else None
+    refused = _NOT_STARTED.search(text)
+    for pattern, meaning in _CAUSES:
+        if said := pattern.search(text):
+            started = task is not None or refused is None
+            return StepFailure(reason=f"{meaning} ({_short(said[0])})", exit_code=exit_code, started=started)
+    if refused and task is None:
+        return StepFailure(reason=f"Slurm refused the step ({_short(refused[0])})", started=False)
+    cancelled = _CANCELLED.search(text)
+    if cancelled and (task is None or cancelled.start() < task.start()):
+        # srun complains about a task first where that task is why the others were cancelled.
+        return StepFailure(reason=f"somebody cancelled the step ({_short(cancelled[0])})", exit_code=exit_code)
+    if task is None:
+        return StepFailure()
+    return StepFailure(reason=f"task {task['tasks']} on {task['node']}: {task['ending']}", exit_code=exit_code)
+
+
+def _exit_code(ending: str) -> int | None:
+    """Return what `Exited with exit code 7` or `Segmentation fault (core dumped)` means."""
+    if exited := _EXIT_CODE.search(ending):
+        return int(exited[1])
+    words = ending.removesuffix("(core dumped)").strip()
+    return next((-number for number in signal.valid_signals() if signal.strsignal(number) == words), None)
+
+
+def _short(line: str) -> str:
+    printable = "".join(c if c.isprintable() else "?" for c in line.strip())
+    return printable if len(printable) <= _MAX_LINE else printable[: _MAX_LINE - 1] + "…"

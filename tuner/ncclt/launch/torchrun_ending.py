@@ -1,0 +1,70 @@
+"""How the ranks below torchrun ended: it exits with 1 whatever happened and buries the reason under its own traceback.
+
+The words are those of torch/distributed/elastic/multiprocessing/errors (ChildFailedError), seen with 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ncclt.launch.launcher import LaunchResult
+
+_TRACEBACK = "Traceback (most recent call last):"
+_BANNER = re.compile(r"^torch\.distributed\.elastic\.\S*ChildFailedError:.*\n=+\n(?P<text>(?:(?!=+$).*\n)*)=+\n?", re.M)
+_STOPPED = re.compile(r"^torch\.distributed\.elastic\.\S*SignalException:.*\n?", re.M)
+_ROOT = re.compile(r"^Root Cause .*\n(?P<text>(?:.*\n)*)", re.M)
+_FIELD = re.compile(r"^ +(?P<name>time|host|rank|exitcode) +: +(?P<value>[^ \n]+)", re.M)
+_SIGTERM_CODE = -15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FailedRank:
+    time: str
+    host: str
+    rank: str
+    exit_code: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} failed first, with exit code {self.exit_code}"
+
+
+def ending_of_ranks(result: LaunchResult) -> LaunchResult:
+    """Return a result with the exit code of the rank that failed first, and without torchrun's own tracebacks.
+
+    Args:
+        result: of one torchrun, or of one on each node, whose outputs came together.
+    """
+    stderr, ranks = result.stderr, []
+    while banner := _BANNER.search(stderr):
+        ranks += _failed_ranks(banner["text"])
+        stderr = _without_traceback(stderr, banner)
+    while stopped := _STOPPED.search(stderr):
+        stderr = _without_traceback(stderr, stopped)
+    result = replace(result, stderr=stderr)
+    if result.timed_out or result.killed or not result.exit_code or result.exit_code < 0:
+        return result
+    if ranks:
+        # A rank that was ended because another one had failed is not the cause.
+        first = min(ranks, key=lambda rank: (rank.exit_code == _SIGTERM_CODE, rank.time))
+        return replace(result, exit_code=first.exit_code, stderr=f"{stderr.rstrip()}\ntorchrun: {first}\n".lstrip())
+    return result
+
+
+def _without_traceback(stderr: str, last: re.Match[str]) -> str:
+    """Cut out what is torchrun's own: from its traceback's first line to the end of its last one."""
+    start = stderr.rfind(_TRACEBACK, 0, last.start())
+    return stderr[: last.start() if start < 0 else start] + stderr[last.end() :]
+
+
+def _failed_ranks(banner: str) -> list[_FailedRank]:
+    root = _ROOT.search(banner)
+    fields = {match["name"]: match["value"] for match in _FIELD.finditer(root["text"] if root else "")}
+    try:
+        return [
+            _FailedRank(
+                time=fields["time"], host=fields["host"], rank=fields["rank"], exit_code=int(fields["exitcode"])
+            )
+        ]
+    except (KeyError, ValueError):
+        return []
