@@ -1,0 +1,114 @@
+"""`ncclt doctor` as a user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ncclt.cli.doctor import doctor
+from ncclt.errors import UsageError
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "doctor"
+
+
+@pytest.fixture
+def call(command):
+    """Return a caller of the command that gives exit code and output."""
+
+    def run(*words):
+        app = typer.Typer()
+        app.command()(doctor)
+        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        code = done.return_value if isinstance(done.return_value, int) else done.exit_code
+        return code, done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "verdict"),
+    [("healthy_h100", 0, "healthy"), ("old_pcie_box", 4, "degraded"), ("sockets_a100", 1, "broken")],
+)
+def test_exit_code_and_document(call, case, code, verdict):
+    """0 = nothing found, 4 = warnings, 1 = nothing should be measured here."""
+    ended, printed = call("--from", str(GOLDEN / case), "--json")
+
+    assert ended == code
+    document = json.loads(printed)
+    assert (document["schema"], document["verdict"]) == (1, verdict)
+    assert [f["id"] for f in document["findings"]] == [
+        f["id"] for f in json.loads((GOLDEN / f"{case}.json").read_text())["findings"]
+    ]
+
+
+def test_people_see_matrix_evidence_and_advice(call):
+    _, printed = call("--from", str(GOLDEN / "sockets_a100"))
+
+    assert "GPU0  X     NV4   NV4   NV4   PXB     SYS     0-31" in printed
+    assert "transports  NET/Socket x1, SHM x1" in printed
+    assert "error NET001: ranks talk over TCP sockets although there is a faster network" in printed
+    assert "seen node1.log:18: node1:902:912 [1] NCCL INFO Channel 00/0" in printed
+    assert printed.index("error RNK001") < printed.index("warning TOP003")
+    assert printed.endswith("verdict: broken (5 errors, 5 warnings)\n")
+
+
+def test_this_machine_is_examined_without_from(call, monkeypatch):
+    """Whatever machine the test runs on: a variable of the environment is found."""
+    monkeypatch.setenv("NCCL_PROTO", "LL128")
+    ended, printed = call("--json")
+
+    assert ended == 1
+    assert "ENV001" in {finding["id"] for finding in json.loads(printed)["findings"]}
+
+
+def test_rules_are_listed(call):
+    _, printed = call("--rules")
+    _, document = call("--rules", "--json")
+
+    rules = json.loads(document)["rules"]
+    assert len(rules) > 40
+    assert all(f"{rule['id']} {rule['severity']}: {rule['title']}" in printed for rule in rules)
+
+
+def test_what_was_seen_becomes_a_cluster(call, command):
+    case = str(GOLDEN / "healthy_h100")
+    ended, printed = call("--from", case, "--as-cluster", "mine", "--dry-run", "--json")
+    assert (ended, json.loads(printed)["link_class"]) == (0, "nvswitch")
+    assert "mine" not in {entry.item.name for entry in command.store.clusters()}
+
+    call("--from", case, "--as-cluster", "mine", "--set", "description=rack 7")
+    assert command.store.cluster("mine").description == "rack 7"
+    ended, _ = call("--from", case, "--cluster", "mine", "--json")
+    assert ended == 0
+
+
+def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
+    """A line of nccl.conf that sets otherwise what was proven."""
+    command.store.add_cluster(sample_cluster())
+    command.store.publish(sample_recommendation("1"))
+    (tmp_path / "nccl.conf").write_text("NCCL_ALGO=Ring\n")
+
+    _, printed = call("--from", str(tmp_path), "--cluster", "pair", "--model", "toy", "--json")
+    (finding,) = [found for found in json.loads(printed)["findings"] if found["id"] == "CNF003"]
+    assert finding["what"] == "nccl.conf sets NCCL_ALGO=Ring, which overrules the recommended tuner table"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--set", "cpu=amd"),
+        ("--model", "bert"),
+        ("--launcher", "local"),
+        ("--from", str(GOLDEN), "--launcher", "local"),
+        ("--from", str(GOLDEN / "healthy_h100"), "--as-cluster", "mine", "--set", "cpu"),
+        ("--nccl-version", "new"),
+    ],
+)
+def test_options_that_make_no_sense(call, words):
+    with pytest.raises(UsageError):
+        call(*words)

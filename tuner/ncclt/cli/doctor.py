@@ -1,0 +1,214 @@
+"""`ncclt doctor`: what is wrong with a set-up, before anything is measured on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.edge import print_json, say
+from ncclt.cli.options import AsJson, Storage
+from ncclt.errors import NoRecommendationError, UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
+    from ncclt.diagnosis import Diagnosis
+    from ncclt.diagnosis.log_facts import LogFacts
+
+app = typer.Typer()
+
+EXIT_CODES = {"healthy": 0, "broken": 1, "degraded": 4, "incomplete": 4}
+"""Verdict -> exit code: 1 = nothing should be measured here, 4 = it runs, with less than it could or not fully seen."""
+
+
+@app.command(
+    epilog="Exit codes: 0 = nothing found but notes, 1 = a finding of severity error, 4 = warnings, or something could "
+    "not be examined."
+)
+def doctor(
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="File or folder saved on the cluster, told by its content: `nvidia-smi topo -m`, `nvidia-smi -q -x`, "
+            "NCCL's log of a start (all files together are one job), nccl.conf; repeatable. This machine is then not "
+            "looked at.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster that this should be.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Workload whose recommendation on --cluster the files must not contradict.")
+    ] = None,
+    nccl_version: Annotated[str | None, typer.Option(help="NCCL that the job loads, where no log tells it.")] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            help="Also start one small all_reduce there with NCCL's log on: local, torchrun, mpirun, slurm, ssh."
+        ),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of that all_reduce.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of that all_reduce.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="Nodes of that all_reduce by name, with commas.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(help="What runs it: nccl_tests or torch_collectives; left out: what fits.")
+    ] = None,
+    nccl_tests: Annotated[
+        Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; left out: PATH.")
+    ] = None,
+    as_cluster: Annotated[
+        str | None, typer.Option(help="Store what was seen as a cluster of this name, for --cluster.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="FIELD=VALUE of that cluster, for what cannot be seen; repeatable."),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cluster, store nothing.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List every rule and leave.")] = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine topology, transports, variables, files and GPU states, and say what is wrong, why, and how to fix it.
+
+    Without --from this machine is examined: NCCL_* variables, nccl.conf, RDMA devices, and GPUs by nvidia-smi.
+    """
+    from ncclt.cli.doctor_view import print_diagnosis, print_rules, rules_document
+
+    if rules:
+        print_json(rules_document()) if as_json else print_rules()
+        return
+    if (set_ or replace or dry_run) and not as_cluster:
+        raise UsageError("--set, --replace and --dry-run go with --as-cluster NAME")
+    if from_ and launcher:
+        raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
+    from ncclt.core.version import NcclVersion
+
+    version = NcclVersion.parse(nccl_version) if nccl_version else None
+    meant = _cluster(cluster, storage, nodes=nodes, gpus_per_node=gpus_per_node)
+    recommended = _recommended(model, cluster, storage)
+    if from_:
+        from ncclt.doctor import examine_files
+
+        diagnosis = examine_files(from_, cluster=meant, version=version, recommended=recommended)
+    else:
+        from ncclt.doctor import examine_here
+
+        log: LogFacts | None = None
+        missing: tuple[str, ...] = ()
+        if launcher:
+            log, missing = _start(
+                launcher, meant, nodes=nodes, gpus_per_node=gpus_per_node, hosts=hosts, benchmark=benchmark,
+                nccl_tests=nccl_tests,
+            )  # fmt: skip
+        diagnosis = examine_here(
+            os.environ, cluster=meant, version=version, recommended=recommended, log=log, missing=missing
+        )
+    if as_cluster:
+        _store_cluster(as_cluster, diagnosis, set_ or [], storage, replace=replace, dry_run=dry_run, as_json=as_json)
+    if as_json and not (as_cluster and dry_run):
+        print_json(diagnosis.to_document())
+    elif not as_json:
+        print_diagnosis(diagnosis)
+    raise typer.Exit(EXIT_CODES[diagnosis.verdict])
+
+
+def _cluster(name: str | None, storage: str | None, *, nodes: int | None, gpus_per_node: int | None) -> Cluster | None:
+    if name is None:
+        return None
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        return store.cluster(name).sized(nodes=nodes, gpus_per_node=gpus_per_node)
+
+
+def _recommended(model: str | None, cluster: str | None, storage: str | None) -> Mapping[str, str]:
+    """Return what the published recommendation sets; nothing where it says keep-default."""
+    if model is None:
+        return {}
+    if cluster is None:
+        raise UsageError("--model goes with --cluster NAME")
+    from ncclt.core.recommendation import Decision, Request, select
+    from ncclt.store import published
+    from ncclt.verify import recommended_variables
+
+    request = Request(cluster=cluster, model=model, nodes=None, gpus_per_node=None, nccl_version=None)
+    found = select(published(storage, cluster=cluster, model=model), request)
+    table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
+    try:
+        return {**table, **dict(recommended_variables(found))}
+    except NoRecommendationError:
+        return table
+
+
+def _start(
+    launcher: str,
+    cluster: Cluster | None,
+    *,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    hosts: str | None,
+    benchmark: str | None,
+    nccl_tests: Path | None,
+) -> tuple[LogFacts, tuple[str, ...]]:
+    from ncclt.core.message import Collective
+    from ncclt.doctor import start_log
+    from ncclt.grounds import Place, benchmark_of, launcher_of
+
+    job = cluster or _job_of_unknown_gpus(nodes, gpus_per_node)
+    names = tuple(name.strip() for name in (hosts or "").split(",") if name.strip())
+    place = Place(
+        launcher=launcher, reason="as asked", benchmark=benchmark, nccl_tests=nccl_tests, hosts=names, keep_env=True
+    )
+    say(f"ncclt: starting one all_reduce of {job.world} ranks by {launcher}")
+    starter = launcher_of(job, place, names, environ=os.environ)
+    runs, _ = benchmark_of(job, place, starter, frozenset({Collective.ALL_REDUCE}))
+    return start_log(starter, runs, job)
+
+
+def _job_of_unknown_gpus(nodes: int | None, gpus_per_node: int | None) -> Cluster:
+    """Return a cluster that says nothing but how many ranks to start, for machines that nobody has described yet."""
+    if gpus_per_node is None:
+        raise UsageError(
+            "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
+            hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
+        )
+    from ncclt.core.cluster import Cluster
+
+    return Cluster(
+        name="not-named", nodes=nodes or 1, gpus_per_node=gpus_per_node, gpu="unknown", compute_capability=80,
+        link_class="pcie", link_gbps=1.0, fabric="ethernet", nics_per_node=1, nic_gbps=1.0, nccl_version="2.28.9",
+    )  # fmt: skip
+
+
+def _store_cluster(
+    name: str,
+    diagnosis: Diagnosis,
+    texts: list[str],
+    storage: str | None,
+    *,
+    replace: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from ncclt.diagnosis.cluster_draft import draft_cluster
+
+    given: dict[str, str] = {}
+    for text in texts:
+        field, equals, value = text.partition("=")
+        if not equals or not field.strip():
+            raise UsageError(f"--set {text!r} is no FIELD=VALUE", hint="for example --set nic_gbps=25")
+        given[field.strip()] = value.strip()
+    drafted = draft_cluster(name, diagnosis.facts, given)
+    if dry_run:
+        print_json({"schema": 1, **drafted.to_document()})
+        return
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        store.add_cluster(drafted, replace=replace)
+        say(f"ncclt: stored cluster {name} in {store.shown}; `ncclt cluster show {name}` shows it")

@@ -1,0 +1,102 @@
+"""What `ncclt doctor` shows to people."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import Any
+
+from ncclt.cli.tables import print_table
+from ncclt.diagnosis import RULES, Diagnosis, Finding
+from ncclt.diagnosis.matrix import TopologyMatrix
+from ncclt.diagnosis.rules import SCHEMA
+
+_WIDTH = 110
+_MOST_NICS = 16
+"""Columns of NICs shown; virtual functions make dozens of them."""
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Write the matrix, what is in use, and the findings, the worst first."""
+    for matrix in diagnosis.facts.matrices:
+        _print_matrix(matrix)
+    _print_use(diagnosis)
+    for finding in diagnosis.findings:
+        _print_finding(finding)
+    for line in diagnosis.facts.missing:
+        print(f"missing: {line}")
+    counts = [(sum(f.severity == word for f in diagnosis.findings), word) for word in ("error", "warning", "info")]
+    told = ", ".join(f"{count} {word}{'s' if count != 1 and word != 'info' else ''}" for count, word in counts if count)
+    print(f"verdict: {diagnosis.verdict}" + (f" ({told})" if told else ": nothing found"))
+
+
+def print_rules() -> None:
+    """Write every rule with its reason."""
+    for rule in RULES:
+        print(f"{rule.id} {rule.severity.value}: {rule.title}")
+        _indented("why", rule.why)
+        _indented("fix", rule.fix)
+        _indented("from", rule.source)
+
+
+def rules_document() -> dict[str, Any]:
+    """Return every rule as a JSON object."""
+    return {"schema": SCHEMA, "rules": [rule.to_document() for rule in RULES]}
+
+
+def _print_matrix(matrix: TopologyMatrix) -> None:
+    nics = matrix.nics[:_MOST_NICS]
+    names = [f"GPU{gpu}" for gpu in matrix.gpus]
+    rows = []
+    for gpu, affinity in zip(matrix.gpus, matrix.cpu_affinity, strict=True):
+        others: tuple[int | str, ...] = (*matrix.gpus, *nics)
+        words = [_word(matrix, gpu, other) for other in others]
+        rows.append((f"GPU{gpu}", *words, affinity))
+    left = len(matrix.nics) - len(nics)
+    more = f"; {left} more NICs are not shown" if left else ""
+    print(f"topology of {matrix.source}, hash {matrix.topology_hash()}{more}")
+    print_table((" ", *names, *nics, "CPUs"), rows)
+    print()
+
+
+def _word(matrix: TopologyMatrix, gpu: int, other: int | str) -> str:
+    link = matrix.link(gpu, other)
+    return link.word if link else "?"
+
+
+def _print_use(diagnosis: Diagnosis) -> None:
+    document = diagnosis.facts.to_document()
+    log = document["log"]
+    rows = [("NCCL", document["nccl_version"] or "not known")]
+    if log:
+        transports = ", ".join(f"{kind} x{count}" for kind, count in log["transports"].items())
+        channels = ", ".join(f"{count} {word}" for word, count in log["channels"].items())
+        disabled = "; ".join(
+            f"{name}: {', '.join(words)}" for name, words in log["disabled_algorithms"].items() if words
+        )
+        rows += [
+            ("ranks", f"{log['ranks'] or '?'} on {log['nodes'] or '?'} nodes, {log['processes']} processes in the log"),
+            ("transports", transports or "none in the log"),
+            ("channels", channels or "none in the log"),
+            ("network", ", ".join(log["networks"]) or "none in the log"),
+            ("not used", disabled or "no table in the log"),
+        ]
+    print_table(("what", "is"), rows)
+    print()
+
+
+def _print_finding(finding: Finding) -> None:
+    print(f"{finding.severity.value} {finding.id}: {finding.what}")
+    for line in finding.evidence:
+        _indented("seen", str(line))
+    _indented("why", finding.why)
+    _indented("fix", finding.fix)
+    print()
+
+
+def _indented(word: str, text: str) -> None:
+    """Write a labelled paragraph, folded at words only: paths and commands stay whole."""
+    lines = textwrap.wrap(text, width=_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    sys.stdout.write(f"  {word:<5}{lines[0]}\n")
+    for line in lines[1:]:
+        sys.stdout.write(f"       {line}\n")

@@ -1,0 +1,33 @@
+"""Where a fact was seen, so that every finding can show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One line of one source.
+
+    Attributes:
+        source: file name, or the command that printed it.
+        line: counted from 1; 0 = the source has no lines.
+        text: what stands there, shortened where it is long.
+    """
+
+    source: str
+    line: int = 0
+    text: str
+
+    def __str__(self) -> str:
+        """Write it as compilers do: `node7.log:12: text`."""
+        place = f"{self.source}:{self.line}" if self.line else self.source
+        return f"{place}: {self.text}"
+
+
+def shortened(text: str) -> str:
+    """Return a line without its end, cut where it is too long to be shown, without what a terminal would obey."""
+    clean = "".join(c if c.isprintable() else " " for c in text.rstrip())
+    return clean if len(clean) <= _MOST_CHARACTERS else f"{clean[: _MOST_CHARACTERS - 3]}..."

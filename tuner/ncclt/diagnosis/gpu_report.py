@@ -1,0 +1,187 @@
+"""The state of each GPU, from `nvidia-smi -q -x`.
+
+Element names: nvsmi_device_v10 to v12 (drivers 450 to 580). What a driver does not print stays None or empty.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from ncclt.errors import InputError
+
+MOST_BYTES = 64 * 1024 * 1024
+"""A GPU takes about 60 KB, most of it its supported clocks: this is a thousand of them."""
+
+_CHUNK_BYTES = 256 * 1024
+_SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+"""What makes a GPU slower than it is asked to be; reaching its power limit is part of normal work."""
+_UNCORRECTED = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable",
+                "double_bit/total")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One GPU.
+
+    Attributes:
+        index: position in the report, which is how nvidia-smi counts.
+        bus_id: PCI address.
+        model: for example `NVIDIA A100-SXM4-80GB`.
+        idle: it does nothing now, so that its clocks and links may rest.
+        link_gen, max_link_gen: PCIe generation now and at best.
+        link_width, max_link_width: PCIe lanes now and at best.
+        slowdowns: active reasons for a lower clock, without `power limit reached`.
+        uncorrected_errors: memory errors since the driver was loaded that ECC could not correct.
+        remap_failed, remap_pending: rows of memory that could not be, or at the next reset will be, replaced.
+        recovery: what the driver recommends, empty where nothing.
+        mig: MIG splits it.
+        persistence: its driver stays loaded; None = not said.
+        fabric_state: registration with NVSwitch, `Completed` when done; empty where there is none.
+    """
+
+    index: int
+    bus_id: str
+    model: str
+    idle: bool = False
+    link_gen: int | None = None
+    max_link_gen: int | None = None
+    link_width: int | None = None
+    max_link_width: int | None = None
+    slowdowns: tuple[str, ...] = ()
+    uncorrected_errors: int = 0
+    remap_failed: bool = False
+    remap_pending: bool = False
+    recovery: str = ""
+    mig: bool = False
+    persistence: bool | None = None
+    fabric_state: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return what people call it."""
+        return f"GPU{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReport:
+    """The GPUs of one node.
+
+    Attributes:
+        source: where it was read.
+        driver, cuda: versions.
+        gpus: in nvidia-smi's order.
+    """
+
+    source: str
+    driver: str = ""
+    cuda: str = ""
+    gpus: tuple[GpuState, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "source": self.source,
+            "driver": self.driver,
+            "cuda": self.cuda,
+            "gpus": [{"index": gpu.index, "bus_id": gpu.bus_id, "model": gpu.model} for gpu in self.gpus],
+        }
+
+
+def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
+    """Read what `nvidia-smi -q -x` printed.
+
+    Args:
+        stream: of the file.
+        source: its name, for people.
+
+    Raises:
+        InputError: it is no such file, is cut off, too long, or tries to expand entities.
+    """
+    parser: Any = ET.XMLPullParser(events=("end",))  # typeshed does not tell what its events hold
+    gpus: list[GpuState] = []
+    driver = cuda = ""
+    try:
+        for chunk in _chunks(stream, source):
+            parser.feed(chunk)
+            for _, element in parser.read_events():
+                if element.tag == "gpu":
+                    gpus.append(_gpu(element, len(gpus)))
+                    element.clear()  # thousands of supported clocks need not be kept
+                elif element.tag == "driver_version":
+                    driver = driver or (element.text or "").strip()
+                elif element.tag == "cuda_version":
+                    cuda = cuda or (element.text or "").strip()
+        parser.close()
+    except ET.ParseError as error:
+        raise InputError(
+            f"{source} is cut off or no XML: {error}", hint="write it again with `nvidia-smi -q -x > FILE`"
+        ) from error
+    if not gpus:
+        raise InputError(f"{source} tells of no GPU", hint="give the output of `nvidia-smi -q -x`")
+    return GpuReport(source=source, driver=driver, cuda=cuda, gpus=tuple(gpus))
+
+
+def _chunks(stream: IO[bytes], source: str) -> Iterator[bytes]:
+    """Yield the file, refusing what nvidia-smi never writes: entities, which can blow a small file up to any size."""
+    size, tail = 0, b""
+    while chunk := stream.read(_CHUNK_BYTES):
+        size += len(chunk)
+        if size > MOST_BYTES:
+            raise InputError(
+                f"{source} is longer than any report of GPUs", hint="give the output of `nvidia-smi -q -x`"
+            )
+        if b"<!ENTITY" in tail + chunk:
+            raise InputError(f"{source} defines XML entities, which nvidia-smi never does", hint="where is it from?")
+        tail = (tail + chunk)[-8:]
+        yield chunk
+
+
+def _gpu(element: ET.Element, index: int) -> GpuState:
+    reasons = element.find("clocks_event_reasons")
+    if reasons is None:  # the name until driver 530
+        reasons = element.find("clocks_throttle_reasons")
+    active = _active(reasons)
+    state = _text(element, "performance_state")
+    recovery = _text(element, "gpu_recovery_action")
+    persistence = _text(element, "persistence_mode")
+    return GpuState(
+        index=index,
+        bus_id=_text(element, "pci/pci_bus_id") or element.get("id", ""),
+        model=_text(element, "product_name"),
+        # P0 and P1 are for work; what rests lowers its link on many boards.
+        idle="gpu_idle" in active or state not in ("P0", "P1", ""),
+        link_gen=_number(element, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
+        max_link_gen=_number(element, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
+        link_width=_number(element, "pci/pci_gpu_link_info/link_widths/current_link_width"),
+        max_link_width=_number(element, "pci/pci_gpu_link_info/link_widths/max_link_width"),
+        slowdowns=tuple(reason for reason in _SLOWDOWNS if reason in active),
+        uncorrected_errors=sum(_number(element, f"ecc_errors/volatile/{name}") or 0 for name in _UNCORRECTED),
+        remap_failed=_text(element, "remapped_rows/remapped_row_failure") == "Yes",
+        remap_pending=_text(element, "remapped_rows/remapped_row_pending") == "Yes",
+        recovery="" if recovery in ("None", "N/A") else recovery,
+        mig=_text(element, "mig_mode/current_mig") == "Enabled",
+        persistence=persistence == "Enabled" if persistence in ("Enabled", "Disabled") else None,
+        fabric_state="" if _text(element, "fabric/state") == "N/A" else _text(element, "fabric/state"),
+    )
+
+
+def _active(reasons: ET.Element | None) -> set[str]:
+    """Return the active reasons without the prefix that drivers changed over time."""
+    if reasons is None:
+        return set()
+    found = [child.tag for child in reasons if (child.text or "").strip() == "Active"]
+    return {re.sub(r"^clocks_(event|throttle)_reason_", "", tag) for tag in found}
+
+
+def _text(element: ET.Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
+
+
+def _number(element: ET.Element, path: str) -> int | None:
+    """Return the number at the beginning of a text such as `16x`; None for `N/A` and the like."""
+    match = re.match(r"\d{1,9}", _text(element, path))
+    return int(match[0]) if match else None

@@ -1,0 +1,85 @@
+"""The sentences of NCCL's log that tell how it starts, and where in a line they stand.
+
+Formats: NCCL 2.4 to 2.32 (src/init.cc, src/transport, src/graph) and logs quoted in NCCL's issues. mpirun, srun, Ray
+and others put words before a line; several processes glue theirs together; both are found here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_PREFIX = re.compile(
+    r"(?:(?P<host>[^\s:\[\]()<>]+):(?P<pid>\d+):(?P<tid>\d+) )?\[(?P<device>-?\d+)\] "
+    r"(?:[\w./+-]+:\d+ (?:\([^)]*\) )?)?(?:\d+ )?NCCL (?P<level>INFO|WARN|ERROR|ABORT) "
+)
+_LONGEST_LINE = 16 * 1024
+"""Trees of 64 channels take some 3000 characters; a longer line is no line of NCCL."""
+
+VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+DRIVER = re.compile(r"cudaDriverVersion (\d+)")
+VARIABLE = re.compile(r"(NCCL_[A-Z0-9_]+) set (?:by environment )?to (.*)")
+NETWORK = re.compile(r"Using network (\S.*)")
+ADAPTERS = re.compile(r"NET/(?:IB|[\w. ]*RDMA[\w. ]*) : Using (.*)")
+ADAPTER = re.compile(r"\[\d+\]([\w.+-]+):\d+/(\w+)")
+PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]+)")
+PLUGIN = re.compile(r"(TUNER/Plugin|NET/Plugin|PROFILER/Plugin|ENV/Plugin)\s?: (.*)")
+INIT = re.compile(
+    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+) cudaDev (?P<device>\d+)"
+    r"(?: nvmlDev (?P<nvml>\d+))?(?: busId (?P<bus>[0-9a-f]+))?(?: commId (?P<id>0x[0-9a-f]+))?.* - Init (?P<state>\w+)"
+)
+SHAPE = re.compile(r"comm 0x[0-9a-f]+ rank (\d+) nRanks (\d+) nNodes (\d+) localRanks \d+ localRank \d+ MNNVL (\d)")
+CONNECTION = re.compile(
+    r"(?:Channel|Ring|Tree) (\d+)(?:/(\d+))? : (\d+)(?:\[([0-9a-f]+)\])? -> (\d+)(?:\[([0-9a-f]+)\])? "
+    r"(?:\[(?:send|receive)\] )?via (\S.*)"
+)
+CHANNELS = re.compile(r"(\d+) (coll|collnet|nvls|p2p) channels(?! per peer)")
+GRAPH = re.compile(
+    r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), (?:nvlink \d+, )?type (\w+)/(\w+)"
+)
+FALLBACK = re.compile(r"Could not find a path for pattern \d+, falling back to simple order")
+UNREADABLE = re.compile(r"Topology detection ?: could not read (\S+),? ")
+P2P_PROBLEM = re.compile(
+    r"P2P is disabled between connected GPUs|Could not enable P2P between|peer access .*not supported"
+)
+GPUDIRECT = re.compile(r"GPU Direct RDMA (?:\(\w+\) )?(Enabled|enabled|Disabled|disabled) for (?:HCA|GPU)")
+MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+")
+NET_DEVICE = re.compile(r"\+ NET\[([\d.]+)\] - NET/")
+CPU = re.compile(r"CPU/[\w-]+ \((\d+)/(\d+)/-?\d+\)")
+ANNOUNCED = re.compile(r"NCCL version (\d+\.\d+\.\d+)|# nccl-tests version .*nccl-library=(\d+)")
+TEST_DEVICE = re.compile(r"#\s+Rank\s+\d+ .*\bdevice\s+\d+ \[[0-9a-fA-Fx:.]+\] (\S.*)")
+
+CPU_ARM = 3
+"""NCCL_TOPO_CPU_ARCH_ARM; 1 is x86 (graph/topo.h)."""
+CPU_VENDORS = {1: "intel", 2: "amd"}
+"""NCCL_TOPO_CPU_VENDOR_* of x86 (graph/topo.h)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One sentence of NCCL with who said it."""
+
+    host: str
+    pid: int
+    tid: int
+    device: int
+    level: str
+    text: str
+
+
+def log_lines(line: str) -> Iterator[LogLine]:
+    """Yield every sentence of NCCL in one line of a file; most lines hold none, some hold several."""
+    if "NCCL " not in line or len(line) > _LONGEST_LINE:
+        return
+    matches = list(_PREFIX.finditer(line))
+    ends = [match.start() for match in matches[1:]] + [len(line)][: len(matches)]
+    for match, end in zip(matches, ends, strict=True):
+        yield LogLine(
+            host=match["host"] or "",
+            pid=int(match["pid"] or 0),
+            tid=int(match["tid"] or 0),
+            device=int(match["device"]),
+            level=match["level"],
+            text=line[match.end() : end].strip(),
+        )
