@@ -1,5 +1,7 @@
 """Fixtures that every room uses."""
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,3 +15,17 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the public data are not beside this checkout")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster():
+    """A real Slurm of two nodes, started for this session (integration/slurm/cluster.py)."""
+    path = Path(__file__).parent / "integration" / "slurm" / "cluster.py"
+    spec = importlib.util.spec_from_file_location("slurm_cluster", path)
+    cluster = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = cluster
+    spec.loader.exec_module(cluster)
+    if missing := cluster.missing_programs():
+        pytest.skip(f"no Slurm here: {', '.join(missing)} missing (apt-get install slurm-wlm munge)")
+    with cluster.started_cluster() as running:
+        yield running

@@ -6,7 +6,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Place:
         python: interpreter of the nodes, with PyTorch.
         container: image of the trials.
         namespace: of Kubernetes.
+        ssh_options: for ssh itself.
         extra: arguments for the launcher's own program.
         scratch: folder that all nodes share with this machine.
         keep_env: let NCCL_* variables of this shell reach the trials.
@@ -58,6 +59,7 @@ class Place:
     python: str = sys.executable
     container: str | None = None
     namespace: str | None = None
+    ssh_options: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     scratch: Path | None = None
     keep_env: bool = False
@@ -96,6 +98,8 @@ def launched_ground(
         UsageError: launcher, benchmark, cluster and nodes do not fit together.
     """
     check_place(cluster, place)
+    if _is_gloo(place):
+        cluster = on_cpus(cluster)
 
     def compiled(setting: Setting) -> Compiled:
         return variables_for_setting(setting, version=cluster.version, collectives=collectives)
@@ -139,6 +143,8 @@ def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, envir
     options: dict[str, Any] = {"shape": shape, "keep_env": place.keep_env, "extra": place.extra, "environment": environ}
     if place.launcher in _TORCH_ALONE:
         options["python"] = place.python
+    if place.launcher == "ssh":
+        options["options"] = place.ssh_options
     if place.launcher == "slurm":
         options["container"] = place.container
     if place.launcher == "kubernetes":
@@ -284,7 +290,7 @@ def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | N
         name=f"cpus-of-{host}",
         nodes=1,
         gpus_per_node=gpus_per_node or 2,
-        gpu="none (CPU, gloo)",
+        gpu=_NO_GPU,
         compute_capability=80,
         link_class="shm",
         link_gbps=10.0,
@@ -293,6 +299,15 @@ def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | N
         sources=("made by ncclt because no --cluster was named",),
     )
 
+
+def on_cpus(cluster: Cluster) -> Cluster:
+    """Return a cluster under a name and fingerprint of its own: what gloo measures must never stand for its GPUs."""
+    if cluster.gpu == _NO_GPU:
+        return cluster
+    return replace(cluster, name=f"{cluster.name}-cpus", gpu=_NO_GPU)
+
+
+_NO_GPU = "none (CPU, gloo)"
 
 _ANY_NCCL = "2.28.9"
 """Only says which variables are tried; gloo reads none of them."""

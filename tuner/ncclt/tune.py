@@ -14,6 +14,7 @@ from ncclt.core.collapse import collapse
 from ncclt.core.compile import compile_policy
 from ncclt.core.evidence import collect_evidence
 from ncclt.core.policy import Policy
+from ncclt.core.proof import verdict_of
 from ncclt.core.recommendation import Delivery, Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, StudyState, Trial
@@ -26,9 +27,13 @@ from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm
 from ncclt.search.launching import measure_default
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
-from ncclt.search.prove import DEFAULT_BLOCKS, plan, prove, verdict_of
+from ncclt.search.prove import MAX_BLOCKS, prove
 from ncclt.search.space import SearchSpace
+from ncclt.search.warm import WarmSetting, warm_start
 from ncclt.store.store import Store
+
+_WARM_STUDIES = 50
+"""How many of the newest studies are looked at for a warm start."""
 
 _POLL_S = 0.5
 """How often the worker that ends a study looks whether the others' last trials are in."""
@@ -42,19 +47,21 @@ class TuneRequest:
         workload: as it is kept; `tune` places it on the cluster.
         name: of the study, None = made from what is tuned, so that the same request resumes.
         budget: of the search; confirmation and proof come on top.
-        blocks: A B B A blocks of the proof.
+        blocks: A B B A blocks of the proof at most.
         min_effect: smallest gain worth a change, as a share.
-        seed: of sampler and bootstrap.
+        seed: of the sampler.
         process_wide: names of the process-wide parameters that are searched.
+        warm: try early what was best in the nearest stored studies.
     """
 
     workload: Workload
     name: str | None = None
     budget: Budget
-    blocks: int = DEFAULT_BLOCKS
+    blocks: int = MAX_BLOCKS
     min_effect: float = MIN_EFFECT
     seed: int = 0
     process_wide: tuple[str, ...] = ()
+    warm: bool = True
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -214,7 +221,11 @@ def _tune(
     resumed = len(journal.trials())
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
-    with Proposer(space, workload, name=study.name, seed=request.seed, storage_url=store.optuna_url) as proposer:
+    warm = _warm_settings(store, study) if request.warm else ()
+    with Proposer(
+        space, workload, study.cluster,
+        name=study.name, seed=request.seed, storage_url=store.optuna_url, prior_trials=warm,
+    ) as proposer:  # fmt: skip
         end = search(
             (ground.runner, *ground.others),
             workload,
@@ -233,9 +244,11 @@ def _tune(
             recommendation=None, messages=(), notes=notes, left=True,
         )  # fmt: skip
     times = confirm(ground.runner, workload, journal, interrupted=interrupted, watch=watcher.confirmed)
-    policies = _policies(times, workload, ground.runner.cluster)
-    steps = plan(policies, workload, blocks=request.blocks) if len(policies) > 1 else ()
-    complete = prove(ground.runner, workload, journal, steps, interrupted=interrupted, watch=watcher.proved)
+    policies = {Arm.DEFAULT: Policy()} if ground.inert else _policies(times, workload, ground.runner.cluster)
+    complete = prove(
+        ground.runner, workload, journal, policies,
+        blocks=request.blocks, min_effect=request.min_effect, interrupted=interrupted, watch=watcher.proved,
+    )  # fmt: skip
     trials = tuple(journal.trials())
     if not complete or end.interrupted or interrupted():
         store.set_state(study.id, StudyState.INTERRUPTED, end.reason)
@@ -248,16 +261,16 @@ def _tune(
     deliveries = {
         arm: Delivery(
             policy=policy,
-            verdict=verdict_of(arm, policy, trials, workload, seed=request.seed, min_effect=request.min_effect),
+            verdict=verdict_of(arm, policy, trials, workload, min_effect=request.min_effect),
         )
         for arm, policy in policies.items()
         if arm is not Arm.DEFAULT
     }
     launched = len({t.setting for t in trials})
-    why = f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
+    why = ground.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
     nothing = Delivery(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
     recommendation = _publish(
-        store, study, workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now()
+        store, study, request.workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now()
     )
     store.set_state(study.id, StudyState.DONE, end.reason)
     return TuneResult(
@@ -269,6 +282,16 @@ def _tune(
         messages=message_rows(recommendation.table.policy, trials, workload, times),
         notes=notes,
     )
+
+
+def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:
+    """Return what the nearest stored studies found best; invented times say nothing to measured ones, nor back."""
+    others = [
+        summary.study
+        for summary in store.studies(limit=_WARM_STUDIES).items
+        if summary.study.id != study.id and summary.study.simulated == study.simulated
+    ]
+    return warm_start([(other, store.trials(other.id)) for other in others], study.cluster, study.workload)
 
 
 def _may_end(journal: StudyJournal) -> bool:
@@ -302,11 +325,11 @@ def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, P
 
 
 def _publish(
-    store: Store, study: Study, workload: Workload, table: Delivery, variables: Delivery | None, now: str
+    store: Store, study: Study, source: Workload, table: Delivery, variables: Delivery | None, now: str
 ) -> Recommendation:
     """Publish the result, unless the study's newest recommendation says just that already."""
-    cluster = study.cluster
-    content = f"{study.id}{table}{variables}"
+    cluster, workload = study.cluster, study.workload
+    content = f"{study.id}{table}{variables}{source.digest()}"
     recommendation = Recommendation(
         id=hashlib.sha256(content.encode()).hexdigest()[:12],
         revision=0,
@@ -321,9 +344,11 @@ def _publish(
         simulated=study.simulated,
         launcher=study.launcher,
         created=now,
+        source_digest=source.digest(),
     )
     published = store.recommendations(study=study.id)
-    same = [r for r in published if replace(r, revision=0, created=now) == recommendation]
+    # A stale one stays what it was: the same trials prove nothing new.
+    same = [r for r in published if replace(r, revision=0, created=now, stale="") == recommendation]
     return same[0] if same else store.publish(recommendation)
 
 

@@ -80,7 +80,10 @@ Container = Annotated[str | None, typer.Option(help="Container image of the tria
 Namespace = Annotated[str | None, typer.Option(help="Namespace of the jobs (kubernetes).")]
 LauncherArg = Annotated[
     list[str] | None,
-    typer.Option("--launcher-arg", help="Argument given to mpirun, srun, torchrun or ssh as it is; repeatable."),
+    typer.Option("--launcher-arg", help="Argument given to mpirun, srun, kubectl or torchrun as it is; repeatable."),
+]
+SshOption = Annotated[
+    list[str] | None, typer.Option("--ssh-option", help="Argument given to ssh itself as it is; repeatable.")
 ]
 Scratch = Annotated[
     Path | None,
@@ -114,6 +117,7 @@ class GroundOptions:
     container: str | None = None
     namespace: str | None = None
     launcher_arg: tuple[str, ...] = ()
+    ssh_option: tuple[str, ...] = ()
     scratch: Path | None = None
     keep_env: bool = False
 
@@ -160,6 +164,7 @@ class GroundOptions:
             container=self.container,
             namespace=self.namespace,
             extra=self.launcher_arg,
+            ssh_options=self.ssh_option,
             scratch=self.scratch,
             keep_env=self.keep_env,
         )

@@ -36,6 +36,7 @@ def submit_study(
     cluster: Cluster,
     store: Store,
     *,
+    on_gpus: bool,
     parallel: int,
     sbatch_args: tuple[str, ...],
     time_limit: str | None,
@@ -47,6 +48,7 @@ def submit_study(
     Args:
         cluster: sized to one trial.
         store: the job must see it too.
+        on_gpus: ask Slurm for GPUs.
         parallel: trials at once; the job gets so many times the nodes.
         sbatch_args: for sbatch.
         time_limit: of the job.
@@ -70,7 +72,7 @@ def submit_study(
     request = BatchRequest(
         command=(sys.executable, "-m", "ncclt", *sys.argv[1:]),
         shape=JobShape(nodes=cluster.nodes * parallel, processes_per_node=cluster.gpus_per_node),
-        gpus_per_node=None if any(arg.startswith(("--gpus", "--gres")) for arg in sbatch_args) else _gpus(cluster),
+        gpus_per_node=cluster.gpus_per_node if on_gpus and not _asks_for_gpus(sbatch_args) else None,
         time_limit=time_limit,
         job_name="ncclt-tune",
         folder=Path.cwd(),
@@ -83,5 +85,5 @@ def submit_study(
     return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
 
 
-def _gpus(cluster: Cluster) -> int | None:
-    return None if cluster.gpu.startswith("none") else cluster.gpus_per_node
+def _asks_for_gpus(sbatch_args: tuple[str, ...]) -> bool:
+    return any(argument.startswith(("--gpus", "--gres")) for argument in sbatch_args)

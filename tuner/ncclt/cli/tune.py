@@ -33,6 +33,7 @@ from ncclt.cli.ground import (
     Parallel,
     Python,
     Scratch,
+    SshOption,
     Where,
     ground_from_options,
 )
@@ -71,6 +72,7 @@ def tune(
     container: Container = None,
     namespace: Namespace = None,
     launcher_arg: LauncherArg = None,
+    ssh_option: SshOption = None,
     scratch: Scratch = None,
     keep_env: KeepEnv = False,
     sbatch_arg: SbatchArg = None,
@@ -140,8 +142,8 @@ def tune(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
         max_commands=max_commands, beside=beside, hosts=hosts, hostfile=hostfile, parallel=parallel, python=python,
-        container=container, namespace=namespace, launcher_arg=tuple(launcher_arg or ()), scratch=scratch,
-        keep_env=keep_env,
+        container=container, namespace=namespace, launcher_arg=tuple(launcher_arg or ()),
+        ssh_option=tuple(ssh_option or ()), scratch=scratch, keep_env=keep_env,
     )  # fmt: skip
     choice = options.choice()
     # Whatever can be refused is refused here, before anything is created.
@@ -161,8 +163,8 @@ def tune(
         if is_login_node(choice):
             chosen = options.chosen_cluster(choice, store)
             code = submit_study(
-                chosen, store, parallel=parallel, sbatch_args=tuple(sbatch_arg or ()), time_limit=time_limit,
-                wait=not no_wait, dry_run=dry_run,
+                chosen, store, on_gpus=backend != "gloo", parallel=parallel, time_limit=time_limit, wait=not no_wait,
+                sbatch_args=tuple(sbatch_arg or ()), dry_run=dry_run,
             )  # fmt: skip
             raise typer.Exit(code)
         ground = ground_from_options(options, choice, store, workload, seed=seed)

@@ -15,10 +15,13 @@ from ncclt.cli.studies import trial_row
 from ncclt.core.compile import variables_for_setting
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.study import Phase
+from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ncclt.core.cluster import Cluster
     from ncclt.core.study import Study, Trial
     from ncclt.runners import Ground
     from ncclt.search.loop import Progress as SearchProgress
@@ -122,6 +125,11 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
         for note in result.notes:
             say(f"ncclt: note: {note}")
     found = result.recommendation
+    if not quiet:
+        say(f"ncclt: the launches of this study took {gpu_time(result.trials, result.study.cluster)}")
+    if result.left:
+        say("ncclt: another worker of this study confirms and proves what was found; this one is done")
+        return
     if found is None:
         say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; the same command goes on")
         return
@@ -134,6 +142,12 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
     print(use_lines(found, storage_option))
 
 
+def gpu_time(trials: Sequence[Trial], cluster: Cluster) -> str:
+    """Return what launches cost, for people."""
+    seconds = gpu_seconds(trials, cluster)
+    return f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
+
+
 def verdict_words(found: Recommendation) -> str:
     """Return the verdict as a sentence."""
     verdict = found.table.verdict
@@ -143,7 +157,7 @@ def verdict_words(found: Recommendation) -> str:
             f"choice (95 % interval {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}, {verdict.blocks} A B B A "
             f"blocks): {verdict.default_us / 1e3:.3f} -> {verdict.policy_us / 1e3:.3f} ms per step"
         )
-    return f"keep-default: NCCL's own choice stays for {found.model} on {found.cluster}: {verdict.reason}"
+    return f"{verdict.decision}: NCCL's own choice stays for {found.model} on {found.cluster}: {verdict.reason}"
 
 
 def use_lines(found: Recommendation, storage_option: str) -> str:
@@ -229,6 +243,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "recommendation": {"id": found.id, "revision": found.revision} if found else None,
         "messages": [_message_row(row) for row in result.messages],
         "trials": [trial_row(t) for t in result.trials if t.phase is Phase.SEARCH],
+        "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         "notes": list(result.notes),
     }

@@ -11,14 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ncclt.core.canary import Check
 from ncclt.core.cluster import Cluster
+from ncclt.core.fabric import Preflight
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.store import leases, recommendations, studies, summaries, trials, verifications
+from ncclt.store import checks, leases, preflights, recommendations, studies, summaries, trials, verifications
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.location import Location
@@ -26,6 +28,7 @@ from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.migrate import migration
 from ncclt.store.records import CatalogueEntry, Migration, StudyPage
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
+from ncclt.store.staleness import page_with_staleness, with_staleness
 
 
 def utc_now() -> str:
@@ -42,6 +45,7 @@ class Store:
         url: the database URL; may hold a password, unlike `shown`.
         optuna_url: where Optuna keeps its tables for this store; may hold a password.
         shown: the store for people.
+        path: of the SQLite file, None on PostgreSQL.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Store:
         self.url = location.url
         self.optuna_url = self._database.optuna_url
         self.shown = self._database.shown
+        self.path = location.path
         try:
             if migrate:
                 migrate_tables(self._database)
@@ -186,7 +191,8 @@ class Store:
             UsageError: a limit out of range, or a cursor that no page gave.
         """
         with self._database.reading() as connection:
-            return summaries.study_page(connection, limit=limit, cursor=cursor, cluster=cluster, model=model)
+            page = summaries.study_page(connection, limit=limit, cursor=cursor, cluster=cluster, model=model)
+            return page_with_staleness(connection, page, self._shipped_workloads)
 
     def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:
         """Keep a trial with its measurements, all or nothing; when this returns it survives kill -9.
@@ -303,7 +309,8 @@ class Store:
             study: id of a study; None = any.
         """
         with self._database.reading() as connection:
-            return recommendations.find_recommendations(connection, cluster=cluster, model=model, study=study)
+            found = recommendations.find_recommendations(connection, cluster=cluster, model=model, study=study)
+            return with_staleness(connection, found, self._shipped_workloads)
 
     def recommendation(self, id: str) -> Recommendation:
         """Return one published revision.
@@ -312,7 +319,38 @@ class Store:
             NotFoundError: there is none of this id.
         """
         with self._database.reading() as connection:
-            return recommendations.get_recommendation(connection, id)
+            found = recommendations.get_recommendation(connection, id)
+            return with_staleness(connection, (found,), self._shipped_workloads)[0]
+
+    # --- checks ---
+
+    def add_check(self, check: Check) -> None:
+        """Keep what a check of a recommendation found; it decides from now on whether it is served.
+
+        Raises:
+            NotFoundError: there is no such recommendation.
+            StoreError: a check of this id is already stored.
+        """
+        with self._database.writing(conflict=f"the check {check.id} is already stored") as connection:
+            recommendations.get_recommendation(connection, check.recommendation)
+            checks.add_check(connection, check)
+
+    def checks(self, recommendation: str) -> tuple[Check, ...]:
+        """Return the checks of a recommendation by its id, newest first."""
+        with self._database.reading() as connection:
+            return checks.find_checks(connection, recommendation=recommendation)
+
+    # --- preflights ---
+
+    def add_preflight(self, preflight: Preflight) -> None:
+        """Keep what a preflight found; StoreError if one of this id is already stored."""
+        with self._database.writing(conflict=f"the preflight {preflight.id} is already stored") as connection:
+            preflights.add_preflight(connection, preflight)
+
+    def preflights(self, *, cluster: str | None = None, limit: int = 20) -> tuple[Preflight, ...]:
+        """Return the newest preflights, the newest first, of one cluster or of all."""
+        with self._database.reading() as connection:
+            return preflights.find_preflights(connection, cluster=cluster, limit=limit)
 
     # --- verifications ---
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import base64
 import gc
-import importlib
 import json
 import os
 import socket
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,8 +278,13 @@ def measure_all(
     options: argparse.Namespace, report: Report, agreement: Agreement, groups: Groups, device: torch.device
 ) -> None:
     """Measure one message after another, all of them beside the same other work."""
-    sys.path.append(str(options.measuring.parent))
-    measuring = importlib.import_module(options.measuring.stem)
+    # By its contents: where launchers bring it, it may have any name, even that of an open file (/dev/fd/4).
+    loader = SourceFileLoader("ncclt_torch_measuring", str(options.measuring))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None, "a loader of source always gives one"
+    measuring = module_from_spec(spec)
+    sys.modules[loader.name] = measuring  # dataclasses look their module up
+    loader.exec_module(measuring)
     messages = [measuring.Message.parse(word) for word in options.messages]
     for message in messages:
         plan_groups(groups.nodes, message.group_size, message.across)  # refused before anything is measured

@@ -1,0 +1,48 @@
+"""Whole studies under real launchers, on CPUs: PyTorch's gloo in the place of NCCL."""
+
+import importlib.util
+import json
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+GLOO = ("--benchmark", "torch_collectives", "--backend", "gloo")
+STORE = ("--storage", "sqlite:///ncclt.db")
+
+
+def test_torchrun_study_keeps_the_default_because_nccl_takes_no_part_in_gloo(ncclt):
+    words = ("--model", "nasnetmobile", "--nodes", 1, "--gpus-per-node", 2, "--launcher", "torchrun", *GLOO)
+    study = json.loads(ncclt("tune", *words, "--trials", 4, "--json", *STORE).stdout)
+
+    assert (study["verdict"], study["simulated"], study["launcher"]) == ("keep-default", False, "torchrun")
+    assert "NCCL takes no part" in study["reason"]
+    assert study["policy"] == {"rules": [], "parameters": {}}
+    assert [trial["outcome"] for trial in study["trials"]] == ["ok"] * 4
+    assert study["gpu_hours"] > 0
+    assert all(row["default_us"] > 0 for row in study["messages"])
+    # The same command goes on with what is stored: nothing is launched again.
+    again = json.loads(ncclt("tune", *words, "--trials", 4, "--json", *STORE).stdout)
+    assert again == study
+
+
+def test_slurm_study_from_a_login_node_keeps_the_default_because_nccl_takes_no_part_in_gloo(ncclt, slurm_cluster):
+    words = (
+        *("--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", 2, "--gpus-per-node", 1),
+        *("--launcher", "slurm", *GLOO, "--trials", 2, "--json", *STORE),
+    )
+    ncclt.variables |= slurm_cluster.environment
+    script = ncclt("tune", *words, "--dry-run").stdout
+    assert "#SBATCH --nodes=2" in script
+
+    ncclt.variables["NCCLT_STORE_IS_SHARED"] = "1"
+    done = ncclt("tune", *words)
+
+    study = json.loads(done.stdout)
+    assert (study["verdict"], study["launcher"], study["cluster"]) == ("keep-default", "slurm", "leonardo-cpus")
+    assert (study["nodes"], study["gpus_per_node"]) == (2, 1)
+    assert {trial["outcome"] for trial in study["trials"]} == {"ok"}
+    assert "submitted job" in done.stderr
+    # What gloo measured stands for no GPU of that cluster.
+    ncclt("env", "--cluster", "leonardo", "--model", "nasnetmobile", *STORE, rc=3)
+    slurm_cluster.wait_until_empty()
