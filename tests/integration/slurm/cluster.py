@@ -52,7 +52,7 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0
-KillWait=2
+KillWait=1
 InactiveLimit=0
 UnkillableStepTimeout=10
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={n1_port} CPUs={cpus} RealMemory=1000 State=UNKNOWN
@@ -71,28 +71,22 @@ class SlurmCluster:
 
     def ask(self, *argv: str) -> str:
         """Run one of Slurm's commands and return what it printed."""
-        done = subprocess.run(
-            argv, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENT_S
-        )
+        done = self._run(*argv)
         assert done.returncode == 0, f"{argv} failed: {done.stderr}\n{self.logs()}"
         return done.stdout
 
     @contextlib.contextmanager
     def allocation(self, *, nodes: int = 2) -> Iterator[dict[str, str]]:
         """Hold an allocation and give the environment of a program that runs in it."""
-        # `Granted job allocation 7` goes to standard error.
-        granted = subprocess.run(
-            ("salloc", "--no-shell", "--nodes", str(nodes), "--exclusive", "--job-name", "held"),
-            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENT_S,
-        )  # fmt: skip
+        # Where the nodes are still busy with the job before, this waits. `Granted job allocation 7` goes to stderr.
+        granted = self._run("salloc", "--no-shell", f"--nodes={nodes}", "--exclusive", "--job-name=held")
         assert granted.returncode == 0, granted.stderr + self.logs()
         job_id = granted.stderr.rpartition("job allocation")[2].split()[0]
         try:
             node_list = self.ask("squeue", "--noheader", "--job", job_id, "--format", "%N").strip()
             yield self.environment | {"SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": node_list}
         finally:
-            self.ask("scancel", job_id)
-            self.wait_until_empty()
+            self._run("scancel", job_id)  # it may be gone already, with one of its nodes
 
     def steps(self) -> list[str]:
         """Return the names of all running steps, without those that hold an allocation."""
@@ -154,19 +148,24 @@ class SlurmCluster:
 
     def _start(self, *argv: str) -> None:
         with (self.folder / f"{argv[0]}-{len(self.daemons)}.log").open("wb") as log:
-            self.daemons.append(
-                subprocess.Popen(
-                    (*_dying_with_us(), *argv), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                    start_new_session=True,
-                )
-            )  # fmt: skip
+            daemon = subprocess.Popen(
+                (*_dying_with_us(), *argv),
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.daemons.append(daemon)
+
+    def _run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENT_S
+        )
 
     def _states(self) -> list[str]:
-        said = subprocess.run(
-            ("sinfo", "--noheader", "--Node", "--format", "%T"),
-            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENT_S,
-        )  # fmt: skip
-        return said.stdout.split()
+        return self._run("sinfo", "--noheader", "--Node", "--format", "%T").stdout.split()
 
     def _wait(self, done, what: str) -> None:
         deadline = time.monotonic() + _PATIENT_S

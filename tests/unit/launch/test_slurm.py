@@ -117,7 +117,9 @@ STAND_IN = """\
 #!/bin/sh
 # A Slurm whose steps need some persuasion: each scancel takes one of the names in the file.
 case $(basename "$0") in
-  squeue) [ -s "$STEPS" ] && { cat "$STEPS"; exit 0; }; [ -z "$GONE" ] || { echo "error: Invalid job id" >&2; exit 1; } ;;
+  squeue)
+    [ -s "$STEPS" ] && { cat "$STEPS"; exit 0; }
+    [ -z "$GONE" ] || { echo "error: Invalid job id" >&2; exit 1; } ;;
   scancel) echo "$@" >>"$STEPS.asked"; sed -i 1d "$STEPS" ;;
 esac
 """

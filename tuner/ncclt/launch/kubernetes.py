@@ -17,8 +17,10 @@ from ncclt.launch.kubernetes_driver import NOT_STARTED, TIMED_OUT
 from ncclt.launch.kubernetes_manifests import FILES_PATH, LAUNCH_LABEL, Job, Site, label_value, manifests
 from ncclt.launch.kubernetes_yaml import to_yaml
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.mpi_ending import ending_of_mpi
 from ncclt.launch.process import GRACE_S, KEEP_BYTES
 from ncclt.launch.starter import Starter
+from ncclt.launch.torchrun_ending import ending_of_ranks
 
 PENDING_S = 600.0
 """For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""
@@ -97,7 +99,7 @@ class KubernetesLauncher:
             UsageError: no image was said.
         """
         if self._site is None:
-            raise UsageError("Kubernetes needs the image of the containers", hint="use --image REGISTRY/NAME:TAG")
+            raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
         job = Job(
             name=_NAME,
@@ -141,7 +143,10 @@ class KubernetesLauncher:
             )
         # The driver counts the time of the command from its start in the containers; this is for the driver itself.
         patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
-        return _told_by_driver(self._starter.run(patient))
+        result = _told_by_driver(self._starter.run(patient))
+        # A container's log holds both outputs; what mpirun or torchrun says of its ranks is in it.
+        ending = ending_of_mpi if self._kind == "mpijob" else ending_of_ranks
+        return replace(result, exit_code=ending(replace(result, stderr=result.stdout)).exit_code)
 
     def kill(self) -> None:
         """End what `run` is waiting for, at once."""

@@ -110,7 +110,9 @@ def _failures(pod: Any) -> Iterator[tuple[str, str, int | None, str]]:
 
 def _succeeded(pod: Any) -> bool:
     ended = [(each.get("state") or {}).get("terminated") for each in _containers(pod)]
-    return _status(pod).get("phase") == "Succeeded" or (bool(ended) and all(ended))
+    return _status(pod).get("phase") == "Succeeded" or (
+        bool(ended) and all(end is not None and end.get("exitCode") == 0 for end in ended)
+    )
 
 
 def _unstartable(pod: Any) -> Iterator[str]:

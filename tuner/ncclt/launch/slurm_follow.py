@@ -66,8 +66,8 @@ def follow(
     try:
         return _follow(job_id, growing, say=say, environment=environment, poll_s=poll_s)
     except KeyboardInterrupt:
-        say(f"\nncclt: job {job_id} goes on; `scancel {job_id}` ends it, and so does Ctrl-C within {_REGRET_S:.0f} s\n")
         try:
+            say(f"\nncclt: job {job_id} goes on; `scancel {job_id}` ends it, as does Ctrl-C within {_REGRET_S:.0f} s\n")
             time.sleep(_REGRET_S)
         except KeyboardInterrupt:
             ask(("scancel", job_id), environment)

@@ -9,15 +9,30 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
-from ncclt.core.recommendation import Recommendation, recommendation_from_document
+from ncclt.core.recommendation import Recommendation, recommendation_from_document, replaced_workload
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
 from ncclt.store.location import Location, locate
-from ncclt.store.revisions import VERSION_QUERY, known_revision
+from ncclt.store.revisions import FIRST_WITH_CHECKS, VERSION_QUERY, known_revision
 
 BUSY_TIMEOUT_S = 10.0
 """How long to wait for another process that is just writing."""
+
+_Row = tuple[str, str | None, str | None]
+"""Documents of a recommendation, of its newest check, and of the added workload of its name."""
+
+_QUERY = """
+    SELECT r.document,
+        (SELECT document FROM checks WHERE recommendation = r.id ORDER BY sequence DESC LIMIT 1),
+        (SELECT document FROM workloads WHERE name = r.model)
+    FROM recommendations AS r WHERE r.cluster = ? AND r.model = ? ORDER BY r.sequence DESC
+"""
+_QUERY_BEFORE_CHECKS = """
+    SELECT r.document, NULL, (SELECT document FROM workloads WHERE name = r.model)
+    FROM recommendations AS r WHERE r.cluster = ? AND r.model = ? ORDER BY r.sequence DESC
+"""
 
 _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
 
@@ -39,10 +54,30 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
     except OSError as error:
         raise StoreError(f"{location.path} cannot be read: {error.strerror}", hint="check its permissions") from error
     with stored("a recommendation"):
-        return tuple(
-            recommendation_from_document(json.loads(text))
-            for text in _documents(location, cluster=cluster, model=model)
-        )
+        rows = _rows(location, cluster=cluster, model=model)
+        found = [(recommendation_from_document(json.loads(text)), check) for text, check, _ in rows]
+        digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
+        return tuple(replace(r, stale=_staleness(check) or replaced_workload(r, digest)) for r, check in found)
+
+
+def _staleness(check: str | None) -> str:
+    if check is None:
+        return ""
+    from ncclt.core.canary import check_from_document
+
+    return check_from_document(json.loads(check)).staleness
+
+
+def _workload_digest(name: str, added: str | None) -> str:
+    """Return the digest of the workload of a name as it is now; a shipped one hides an added one."""
+    from ncclt.core.workload import workload_from_document
+    from ncclt.store.shipped import profiles_folder
+
+    # Each shipped workload lies in a file of its name; reading all of them to find one would cost too much here.
+    shipped = profiles_folder() / "workloads" / f"{name}.json"
+    is_shipped = shipped.name == f"{name}.json" and shipped.is_file()
+    text = shipped.read_text(encoding="utf-8") if is_shipped else added
+    return workload_from_document(json.loads(text)).digest() if text is not None else ""
 
 
 def _by_sqlalchemy(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
@@ -54,7 +89,7 @@ def _by_sqlalchemy(location: Location, *, cluster: str, model: str) -> tuple[Rec
         return store.recommendations(cluster=cluster, model=model)
 
 
-def _documents(location: Location, *, cluster: str, model: str) -> tuple[str, ...]:
+def _rows(location: Location, *, cluster: str, model: str) -> tuple[_Row, ...]:
     try:
         try:
             return _select(location, "ro", cluster=cluster, model=model)
@@ -70,16 +105,15 @@ def _documents(location: Location, *, cluster: str, model: str) -> tuple[str, ..
         ) from error
 
 
-def _select(location: Location, mode: str, *, cluster: str, model: str) -> tuple[str, ...]:
+def _select(location: Location, mode: str, *, cluster: str, model: str) -> tuple[_Row, ...]:
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
-        if not _revision(location, connection):
+        revision = _revision(location, connection)
+        if not revision:
             return ()
-        rows = connection.execute(
-            "SELECT document FROM recommendations WHERE cluster = ? AND model = ? ORDER BY sequence DESC",
-            (cluster, model),
-        )
-        return tuple(text for (text,) in rows)
+        query = _QUERY if revision >= FIRST_WITH_CHECKS else _QUERY_BEFORE_CHECKS
+        rows = connection.execute(query, (cluster, model))
+        return tuple((document, check, workload) for document, check, workload in rows)
 
 
 def _revision(location: Location, connection: sqlite3.Connection) -> str:

@@ -6,11 +6,20 @@ from collections.abc import Callable, Collection
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every migration in migrations/versions, oldest first; a test holds the two together."""
 
 HEAD = REVISIONS[-1]
 """What `open_store` migrates to."""
+
+FIRST_WITH_VERIFICATIONS = "0002"
+"""The revision that brought the table of verifications; older stores are read, and have none."""
+
+FIRST_WITH_CHECKS = "0005"
+"""The revision that brought the table of checks; older stores are read, and have none."""
+
+FIRST_WITH_ATTESTATIONS = "0006"
+"""The revision that brought the table of attestations, likewise."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under a name of ours: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

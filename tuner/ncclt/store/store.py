@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ncclt.core.canary import Check
 from ncclt.core.cluster import Cluster
-from ncclt.core.fabric import Preflight
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
-from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.store import checks, leases, preflights, recommendations, studies, summaries, trials, verifications
+from ncclt.store import leases, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
+from ncclt.store.findings import Findings
 from ncclt.store.location import Location
 from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.migrate import migration
@@ -36,7 +35,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store:
+class Store(Findings):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.
@@ -82,6 +81,15 @@ class Store:
     def close(self) -> None:
         """Close every connection; a second time does nothing."""
         self._database.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes out of this store's writing for the time of a block, a short one.
+
+        For what others than we write beside our tables: two Optunas that create theirs at once clash.
+        """
+        with self._database.alone():
+            yield
 
     def ping(self) -> None:
         """Ask the database something, so that a StoreError tells that it cannot be reached."""
@@ -321,62 +329,6 @@ class Store:
         with self._database.reading() as connection:
             found = recommendations.get_recommendation(connection, id)
             return with_staleness(connection, (found,), self._shipped_workloads)[0]
-
-    # --- checks ---
-
-    def add_check(self, check: Check) -> None:
-        """Keep what a check of a recommendation found; it decides from now on whether it is served.
-
-        Raises:
-            NotFoundError: there is no such recommendation.
-            StoreError: a check of this id is already stored.
-        """
-        with self._database.writing(conflict=f"the check {check.id} is already stored") as connection:
-            recommendations.get_recommendation(connection, check.recommendation)
-            checks.add_check(connection, check)
-
-    def checks(self, recommendation: str) -> tuple[Check, ...]:
-        """Return the checks of a recommendation by its id, newest first."""
-        with self._database.reading() as connection:
-            return checks.find_checks(connection, recommendation=recommendation)
-
-    # --- preflights ---
-
-    def add_preflight(self, preflight: Preflight) -> None:
-        """Keep what a preflight found; StoreError if one of this id is already stored."""
-        with self._database.writing(conflict=f"the preflight {preflight.id} is already stored") as connection:
-            preflights.add_preflight(connection, preflight)
-
-    def preflights(self, *, cluster: str | None = None, limit: int = 20) -> tuple[Preflight, ...]:
-        """Return the newest preflights, the newest first, of one cluster or of all."""
-        with self._database.reading() as connection:
-            return preflights.find_preflights(connection, cluster=cluster, limit=limit)
-
-    # --- verifications ---
-
-    def add_verification(self, verification: Verification) -> None:
-        """Keep what the step times of a real training say.
-
-        Raises:
-            StoreError: one of this id is already stored.
-        """
-        conflict = f"the verification {verification.id} is already stored"
-        with self._database.writing(conflict=conflict) as connection:
-            verifications.add_verification(connection, verification)
-
-    def verifications(
-        self, *, cluster: str | None = None, model: str | None = None, recommendation: str | None = None
-    ) -> tuple[Verification, ...]:
-        """Return verifications, newest first.
-
-        Args:
-            cluster, model: names; None = any.
-            recommendation: id of the one that was verified; None = any.
-        """
-        with self._database.reading() as connection:
-            return verifications.find_verifications(
-                connection, cluster=cluster, model=model, recommendation=recommendation
-            )
 
 
 def _prepare_file(location: Location, *, create: bool) -> None:

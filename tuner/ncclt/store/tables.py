@@ -127,3 +127,46 @@ verifications = Table(
     UniqueConstraint("id", name="uq_verifications_id"),
     Index("ix_verifications_cluster_model", "cluster", "model"),
 )
+
+# The newest check of a recommendation decides whether it is served.
+checks = Table(
+    "checks",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("freshness", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_checks_id"),
+    Index("ix_checks_recommendation", "recommendation"),
+)
+
+# Whether a recommendation took effect in a job; the same finding is kept once.
+attestations = Table(
+    "attestations",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("effect", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_attestations_id"),
+    Index("ix_attestations_recommendation", "recommendation"),
+)
+
+# Healthy ones are the fleet's own yardstick; simulated ones never that of real ones.
+preflights = Table(
+    "preflights",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("cluster", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("simulated", Boolean, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_preflights_id"),
+    Index("ix_preflights_cluster", "cluster"),
+)

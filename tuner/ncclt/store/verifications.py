@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, text
 
 from ncclt.core.verification import Verification, verification_from_document
 from ncclt.store.documents import stored, to_text
+from ncclt.store.revisions import FIRST_WITH_VERIFICATIONS, VERSION_QUERY
 from ncclt.store.tables import verifications
 
 
@@ -27,11 +28,21 @@ def add_verification(connection: Connection, verification: Verification) -> None
 
 
 def find_verifications(
-    connection: Connection, *, cluster: str | None, model: str | None, recommendation: str | None
+    connection: Connection,
+    *,
+    cluster: str | None,
+    model: str | None,
+    recommendation: str | None,
+    limit: int | None,
 ) -> tuple[Verification, ...]:
-    """Return verifications, newest first; None = any."""
+    """Return verifications, newest first; None = any.
+
+    A store that is opened without migration may be older than the verifications.
+    """
+    if (connection.execute(text(VERSION_QUERY)).scalar() or "") < FIRST_WITH_VERIFICATIONS:
+        return ()
     table = verifications.c
-    query = select(table.id, table.document).order_by(table.sequence.desc())
+    query = select(table.id, table.document).order_by(table.sequence.desc()).limit(limit)
     for column, wanted in (
         (table.cluster, cluster), (table.model, model), (table.recommendation, recommendation),
     ):  # fmt: skip
@@ -40,6 +51,6 @@ def find_verifications(
     return tuple(_read(row.id, row.document) for row in connection.execute(query))
 
 
-def _read(id: str, text: str) -> Verification:
+def _read(id: str, document: str) -> Verification:
     with stored(f"the verification {id}"):
-        return verification_from_document(json.loads(text))
+        return verification_from_document(json.loads(document))
