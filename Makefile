@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint format bench fuzz clean
+.PHONY: help demo serve plugin test lint format bench fuzz clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -34,6 +34,9 @@ demo: .venv/user ## Tune BERT on two simulated nodes, to a verdict; a second run
 serve: .venv/user ## Serve the REST API and the pages on 127.0.0.1:8080.
 	$(BIN)/ncclt serve
 
+plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
+	$(BIN)/ncclt plugin build
+
 test: .venv/dev ## Run the whole test suite.
 	$(BIN)/python -m pytest
 
@@ -53,6 +56,11 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/simulator.py
 	$(BIN)/python bench/profile_reading.py
+	$(BIN)/python bench/search.py --quick
+	$(BIN)/python bench/policy.py
+	$(BIN)/python bench/verdict.py
+	$(BIN)/python bench/preflight.py
+	$(BIN)/python bench/plugin.py
 
 fuzz: .venv/dev ## Fuzz every reader of traces for ten minutes (installs atheris).
 	$(INSTALL) '.[dev]' atheris

