@@ -104,13 +104,25 @@ def test_a_process_wide_parameter_is_shared_by_all_rules_or_by_none():
     assert assemble(hurts, workload(*sizes), version=VERSION).is_default
 
 
-def test_a_setting_that_once_failed_is_out_for_good():
+def test_a_setting_that_once_gave_wrong_data_is_out_for_good():
     good, bad = {message(SMALL): 20.0}, {message(SMALL): 5.0}
     times = collect_times(
         [trial(0, DEFAULT, good), trial(1, RING_LL, bad), trial(2, RING_LL, {}, Outcome.WRONG_RESULT)]
     )
 
     assert assemble(times, workload(SMALL), version=VERSION).is_default
+
+
+@pytest.mark.parametrize(
+    ("failures", "good_launches", "kept"), [(1, 0, False), (1, 1, False), (1, 2, True), (3, 3, False)]
+)
+def test_another_failure_may_be_the_fault_of_a_node(failures, good_launches, kept):
+    slow, fast = {message(SMALL): 20.0}, {message(SMALL): 5.0}
+    trials = [trial(0, DEFAULT, slow)]
+    trials += [trial(n, RING_LL, {}, Outcome.CRASHED) for n in range(1, failures + 1)]
+    trials += [trial(n + failures, RING_LL, fast) for n in range(1, good_launches + 1)]
+
+    assert assemble(collect_times(trials), workload(SMALL), version=VERSION).is_default != kept
 
 
 def test_an_unconfirmed_setting_is_left_out():

@@ -1,6 +1,7 @@
 """The result file of nccl-tests, in the three versions of its format."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_version_2_with_iterations_and_cpu_time():
     """Two processes with one GPU each; -C calls the time cpu_time."""
     test = parse_json(SAMPLES["nccl_tests_v2"])
     assert (test.program, test.ranks) == ("alltoall_perf_mpi", 2)
+    assert test.rows[0].out_of_place.calls_us == (20.0, 22.0)
     assert test.rows[0].out_of_place.time_us == 21.0
     assert test.rows[0].in_place.wrong is None
 
@@ -42,6 +44,21 @@ def test_version_3_with_an_empty_row_and_a_missing_half():
     assert [row.size_bytes for row in test.rows] == [0, 128]
     assert test.rows[0].out_of_place is None
     assert test.rows[1].in_place.time_us == 16.75
+
+
+def test_a_newer_version_is_read_as_well():
+    """Fields have only ever been added, so waiting for an update of ncclt would help nobody."""
+    text = SAMPLES["nccl_tests_v3"]
+    assert parse_json(text.replace('"version": 3', '"version": 4', 1)).rows == parse_json(text).rows
+
+
+def test_only_the_ranks_of_the_first_group_are_counted():
+    """With NCCL_TESTS_SPLIT all ranks are listed, but the rows are those of one group."""
+    devices = [{"rank": rank, "group": rank // 4} for rank in range(8)]
+    timing = {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}
+    row = {"size": 8, "count": 2, "type": "float", "redop": "sum", "root": "-1", "out_of_place": timing}
+    document = {"version": 3, "config": {"nthreads": 1, "ngpus": 2, "devices": devices}, "results": [row]}
+    assert parse_json(json.dumps(document)).ranks == 8
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
@@ -65,7 +82,8 @@ def test_a_cut_file_says_so(name, share):
     [
         ("[1, 2]", "no JSON object"),
         ("hello", "no JSON"),
-        ('{"version": 4}', "version 4"),
+        ('{"version": 4}', "no rows"),
+        ('{"version": "new", "results": []}', "no result file of nccl-tests"),
         ("{}", "no result file of nccl-tests"),
         ('{"version":3,"results":[],"errors":["unhandled cuda error"]}', "unhandled cuda error"),
         ('{"version":3,"results":[]}', "no rows"),

@@ -92,6 +92,15 @@ def test_prefixes_of_launchers_are_removed(prefix):
     assert test.rows[0].out_of_place.time_us == 20.11
 
 
+def test_only_the_ranks_of_the_first_group_are_counted():
+    """With NCCL_TESTS_SPLIT all ranks are listed, but the rows are those of one group; old releases have no groups."""
+    split = "\n".join(f"#  Rank  {rank} Group  {rank % 2} Pid 1" for rank in range(8))
+    (test,) = parse_text(WHOLE.replace(RANKS, split))
+    assert test.ranks == 4
+    (test,) = parse_text(WHOLE.replace(" Group  0", ""))
+    assert test.ranks == 2
+
+
 def test_log_lines_are_passed_over_and_counted():
     """NCCL writes into the middle of a row: that row is lost, its pieces are counted, its neighbours are read."""
     broken = ROW[:60] + "host:1:2 [0] NCCL INFO Connected\n" + ROW[60:]

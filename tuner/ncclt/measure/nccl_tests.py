@@ -5,37 +5,27 @@ Not tried on a GPU: the commands follow nccl-tests 2.19.6 (src/common.cu), the f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
-from ncclt.core.trial import Measurement
-from ncclt.core.version import NcclVersion
-from ncclt.errors import BenchmarkError, InputError, UsageError
+from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Reading
+from ncclt.measure.nccl_tests_features import LEAST, PROGRAMS, NcclTestsFeatures
+from ncclt.measure.nccl_tests_groups import group_variables
 from ncclt.measure.nccl_tests_json import parse_json
-from ncclt.measure.nccl_tests_result import NcclTest, NcclTestRow
-from ncclt.measure.nccl_tests_sweep import Sweep, alignment_bytes, plan_sweeps, requested_size
+from ncclt.measure.nccl_tests_result import NcclTest
+from ncclt.measure.nccl_tests_rows import measurement
+from ncclt.measure.nccl_tests_sizes import Sizes, plan_runs
+from ncclt.measure.nccl_tests_sweep import Sweep, alignment_bytes, requested_size, sweep_of
 from ncclt.measure.nccl_tests_text import parse_text
-
-PROGRAMS: Mapping[Collective, str] = {
-    Collective.ALL_REDUCE: "all_reduce_perf",
-    Collective.ALL_GATHER: "all_gather_perf",
-    Collective.REDUCE_SCATTER: "reduce_scatter_perf",
-    Collective.BROADCAST: "broadcast_perf",
-    Collective.REDUCE: "reduce_perf",
-    Collective.ALL_TO_ALL: "alltoall_perf",
-    Collective.SEND_RECV: "sendrecv_perf",
-}
-"""Which program measures which collective (src/Makefile)."""
-
-JSON_SINCE = NcclVersion(2, 17, 3)
-"""First release of nccl-tests with `-J` (nccl.md 7.2)."""
 
 WRONG_DATA_EXIT_CODE = 7
 """testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW (nccl.md 7.4)."""
+
+CYCLES = 2
+"""How often a run goes through its sizes where it can: so the first, cold row has a warm one to replace it."""
 
 # Our dtype -> the word for -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
 _DTYPE_WORDS = {
@@ -44,9 +34,10 @@ _DTYPE_WORDS = {
     "uint32": "uint32", "uint8": "uint8", "bool": "uint8",
 }  # fmt: skip
 
-# torch reduces and broadcasts in place, and gathers and scatters between two buffers; the half of the row is taken
-# that is timed the same way. nccl-tests has no in-place check for alltoall and sendrecv.
-_IN_PLACE = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
+_BYTES = "uint8"
+"""What messages of several dtypes are sent as together, where NCCL itself sends only bytes (enqueue.cc)."""
+
+_BYTE_MOVERS = (Collective.ALL_GATHER, Collective.BROADCAST, Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +47,37 @@ class NcclTests:
     Attributes:
         folder: where the programs lie; None = they are on the PATH.
         suffix: put behind each program's name (NAME_SUFFIX of the build, for example `_mpi`).
-        version: of nccl-tests; None = not known, so the table on standard output is read.
-        processes: how many the launcher starts; more than 1 need a build with MPI.
-        threads: per process (-t).
-        iterations, warmup: per size (-n, -w); at least 5 warm-ups, for the first calls connect the ranks.
+        features: what the build can do, see `nccl_tests_features.detect`.
+        processes: how many the launcher starts. More than 1 need a build with MPI, and all ranks of the job take part:
+            smaller groups run at the same time. 1 drives all GPUs of a group by itself, and one group alone.
+        gpus_per_process: of each of several processes.
+        iterations: timed calls per size.
+        warmup: calls before the first size; at least 5, for they connect the ranks.
+        max_commands: commands in a launch at most, as far as the messages allow; sizes that this leaves no command
+            for are interpolated between measured neighbours, the last messages first. None = all sizes are measured.
     """
 
     folder: Path | None = None
     suffix: str = ""
-    version: NcclVersion | None = None
+    features: NcclTestsFeatures = LEAST
     processes: int = 1
-    threads: int = 1
+    gpus_per_process: int = 1
     iterations: int = 20
     warmup: int = 5
+    max_commands: int | None = None
 
     def __post_init__(self) -> None:
         if self.warmup < 5:
             raise UsageError(f"nccl-tests needs at least 5 warm-up iterations, not {self.warmup}")
-        if min(self.iterations, self.processes, self.threads) < 1:
-            raise UsageError("nccl-tests needs at least 1 iteration, 1 process and 1 thread")
+        if min(self.iterations, self.processes, self.gpus_per_process) < 1:
+            raise UsageError("nccl-tests needs at least 1 iteration, 1 process and 1 GPU for it")
+        if self.max_commands is not None and self.max_commands < 1:
+            raise UsageError(f"a launch needs at least 1 command, not {self.max_commands}")
+        if self.processes > 1 and self.features.mpi is False:
+            raise UsageError(
+                f"this nccl-tests was built without MPI, so {self.processes} processes of it would not know each other",
+                hint="build it with MPI=1 (and give --nccl-tests that folder), or use --benchmark torch_collectives",
+            )
 
     @property
     def name(self) -> str:
@@ -83,51 +86,65 @@ class NcclTests:
 
     def commands(self, messages: Sequence[Message], *, folder: Path | None) -> tuple[BenchmarkCommand, ...]:
         """Plan one command per sequence of sizes of the same collective, dtype and group."""
-        groups: dict[tuple[Collective, str, int], list[Message]] = {}
+        groups: dict[tuple[object, ...], list[Message]] = {}
         for message in messages:
-            groups.setdefault((message.collective, message.dtype, message.group_size), []).append(message)
+            kind = _BYTES if message.collective in _BYTE_MOVERS else message.dtype
+            groups.setdefault((message.collective, kind, message.group_size, message.spans_nodes), []).append(message)
+        plans = plan_runs([_sizes(group) for group in groups.values()], max_runs=self.max_commands)
         planned: list[BenchmarkCommand] = []
-        for group in groups.values():
-            by_size: dict[int, list[Message]] = {}
-            for message in group:
-                by_size.setdefault(requested_size(message.size_bytes, _alignment(message)), []).append(message)
-            for sweep in plan_sweeps(by_size):
-                covered = tuple(message for size in sweep.sizes for message in by_size[size])
-                planned.append(self._command(sweep, covered, folder=folder, number=len(planned)))
+        for group, runs in zip(groups.values(), plans, strict=True):
+            dtype = _common_dtype(group)
+            for run in runs:
+                covered = tuple(message for message in group if _requested(message, dtype) in run.covers)
+                planned.append(self._command(run.sweep, covered, dtype=dtype, folder=folder, number=len(planned)))
         return tuple(planned)
 
     def _command(
-        self, sweep: Sweep, messages: tuple[Message, ...], *, folder: Path | None, number: int
+        self, sweep: Sweep, messages: tuple[Message, ...], *, dtype: str, folder: Path | None, number: int
     ) -> BenchmarkCommand:
         message = messages[0]
         program = PROGRAMS[message.collective] + self.suffix
-        writes_json = folder is not None and self.version is not None and self.version >= JSON_SINCE
-        output_file = folder / f"{number:03d}-{program}.json" if folder is not None and writes_json else None
+        output_file = folder / f"{number:03d}-{program}.json" if folder is not None and self.features.json else None
+        cycles = CYCLES if self.features.cycles else 1
         argv = (
             str(self.folder / program) if self.folder else program,
             *sweep.arguments,
-            *("-d", _dtype_word(message)),
-            *("-t", str(self.threads), "-g", str(self._gpus_per_thread(message))),
-            *("-w", str(self.warmup), "-n", str(self.iterations), "-c", "1"),
+            *("-d", dtype, "-t", "1", "-g", str(self._gpus(message))),
+            *("-w", str(self.warmup), "-n", str(-(-self.iterations // cycles)), "-c", "1"),
+            *(("-N", str(cycles)) if cycles > 1 else ()),
+            *(("-I", "1") if output_file and self.features.per_iteration else ()),
             *(("-J", str(output_file)) if output_file else ()),
         )
-        return BenchmarkCommand(argv=argv, messages=messages, output_file=output_file)
+        variables: tuple[tuple[str, str], ...] = ()
+        if self.processes > 1:
+            world = self.processes * self.gpus_per_process
+            variables = group_variables(message, world=world, features=self.features)
+        return BenchmarkCommand(argv=argv, messages=messages, output_file=output_file, variables=variables)
 
-    def _gpus_per_thread(self, message: Message) -> int:
-        threads = self.processes * self.threads
-        if message.group_size < 1 or message.group_size % threads:
+    def _gpus(self, message: Message) -> int:
+        if message.group_size < 1:
             raise UsageError(
-                f"{message.label} in a group of {message.group_size} ranks cannot be spread over {threads} threads",
-                hint="place the workload on the cluster first, and start as many processes as divide its groups",
+                f"it is not known how many ranks send {message.label}", hint="place the workload on the cluster first"
             )
-        return message.group_size // threads
+        if self.processes == 1:
+            return message.group_size
+        if message.group_size % self.gpus_per_process:
+            raise UsageError(
+                f"{message.label} in a group of {message.group_size} ranks cannot be sent by processes with "
+                f"{self.gpus_per_process} GPUs each",
+                hint="start one process per GPU",
+            )
+        return self.gpus_per_process
 
     def read(self, command: BenchmarkCommand, output: CommandOutput) -> Reading:
         """Read the result file where there is one, else the table on standard output."""
         says_wrong = output.exit_code == WRONG_DATA_EXIT_CODE
         try:
             test = self._test(command, output)
-            measurements = tuple(_measurement(message, test) for message in command.messages)
+            sweep, dtype = sweep_of(command.argv), command.argv[command.argv.index("-d") + 1]
+            measurements = tuple(
+                measurement(m, test, requested=_requested(m, dtype), sweep=sweep, dtype=dtype) for m in command.messages
+            )
         except BenchmarkError:
             if says_wrong:
                 return Reading(measurements=(), failed_check=_WRONG_DATA_MEANING)
@@ -140,7 +157,7 @@ class NcclTests:
         # With a launcher that runs elsewhere the file may be out of reach: the table says the same, less precisely.
         if command.output_file is not None and command.output_file.is_file():
             return parse_json(command.output_file.read_text(encoding="utf-8", errors="replace"))
-        tests = [test for test in parse_text(f"{output.stdout}\n{output.stderr}") if test.rows]
+        tests = [test for test in parse_text(output.stdout, errors=output.stderr) if test.rows]
         if len(tests) > 1:
             raise BenchmarkError(
                 f"{len(tests)} runs of nccl-tests answered where one was started",
@@ -152,8 +169,23 @@ class NcclTests:
 _WRONG_DATA_MEANING = f"exit code {WRONG_DATA_EXIT_CODE}: nccl-tests found wrong data"
 
 
-def _alignment(message: Message) -> int:
-    return alignment_bytes(message.collective, message.group_size, DTYPE_SIZES[message.dtype])
+def _sizes(group: Sequence[Message]) -> Sizes:
+    dtype = _common_dtype(group)
+    return Sizes(wanted=tuple(_requested(message, dtype) for message in group), alignment=_alignment(group[0], dtype))
+
+
+def _common_dtype(group: Sequence[Message]) -> str:
+    words = {_dtype_word(message) for message in group}
+    return words.pop() if len(words) == 1 else _BYTES
+
+
+def _requested(message: Message, dtype: str) -> int:
+    return requested_size(message.size_bytes, _alignment(message, dtype))
+
+
+def _alignment(message: Message, dtype: str) -> int:
+    element = 1 if dtype == _BYTES else DTYPE_SIZES[message.dtype]
+    return alignment_bytes(message.collective, message.group_size, element)
 
 
 def _dtype_word(message: Message) -> str:
@@ -162,55 +194,23 @@ def _dtype_word(message: Message) -> str:
     return _DTYPE_WORDS[message.dtype]
 
 
-def _measurement(message: Message, test: NcclTest) -> Measurement:
-    """Find the rows of a message: the nearest size, at most half an alignment away; several rows are samples."""
-    alignment = _alignment(message)
-    target = requested_size(message.size_bytes, alignment)
-    rows = [row for row in test.rows if row.size_bytes == target and _has_dtype(row, message)]
-    if test.ranks and test.ranks != message.group_size:
-        raise BenchmarkError(
-            f"nccl-tests ran on {test.ranks} ranks, but {message.label} is sent by {message.group_size}",
-            hint="start as many ranks as the group has",
-        )
-    if not rows:
-        broken = f"; {test.unreadable_lines} lines of its table are unreadable" if test.unreadable_lines else ""
-        raise BenchmarkError(
-            f"nccl-tests printed no row for {message.label}{broken}",
-            hint="it may have ended early, or a log was mixed into its table: unset NCCL_DEBUG",
-        )
-    samples = tuple(_time_us(row, message) for row in rows)
-    if not all(math.isfinite(sample) and sample > 0 for sample in samples):
-        raise BenchmarkError(
-            f"nccl-tests printed no usable time for {message.label}: {', '.join(f'{s:g}' for s in samples)} µs",
-            hint="run the same command by hand",
-        )
-    checks = [half.wrong for row in rows for half in (row.out_of_place, row.in_place) if half]
-    counts = [wrong for wrong in checks if wrong is not None]
-    return Measurement(message=message, samples_us=samples, wrong=sum(counts) if counts else None)
-
-
-def _has_dtype(row: NcclTestRow, message: Message) -> bool:
-    try:
-        return parse_dtype(row.dtype) == parse_dtype(_dtype_word(message))
-    except InputError:
-        return False
-
-
-def _time_us(row: NcclTestRow, message: Message) -> float:
-    wanted, other = row.out_of_place, row.in_place
-    if message.collective in _IN_PLACE:
-        wanted, other = other, wanted
-    half = wanted or other
-    return half.time_us if half else math.nan
-
-
 def create(
     *,
     folder: Path | None = None,
     suffix: str = "",
-    version: NcclVersion | None = None,
+    features: NcclTestsFeatures = LEAST,
     processes: int = 1,
+    gpus_per_process: int = 1,
     iterations: int = 20,
+    max_commands: int | None = None,
 ) -> Benchmark:
     """Return nccl-tests as a benchmark; see `NcclTests` for the arguments."""
-    return NcclTests(folder=folder, suffix=suffix, version=version, processes=processes, iterations=iterations)
+    return NcclTests(
+        folder=folder,
+        suffix=suffix,
+        features=features,
+        processes=processes,
+        gpus_per_process=gpus_per_process,
+        iterations=iterations,
+        max_commands=max_commands,
+    )

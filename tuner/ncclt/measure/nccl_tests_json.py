@@ -1,4 +1,4 @@
-"""The file that nccl-tests writes with `-J`, versions 1 to 3.
+"""The file that nccl-tests writes with `-J`, versions 1 to 3 and what later ones share with them.
 
 Source: nccl-tests src/util.cu (2.17.3 = version 1, 2.19.2 = 2, 2.19.6 = 3). It is written by hand-made code: booleans
 are words, `root` is padded text, nan is the text "nan", and an infinity is a bare `inf`, which is no JSON. The file
@@ -15,9 +15,6 @@ from typing import Any
 from ncclt.errors import BenchmarkError
 from ncclt.measure.nccl_tests_result import NcclTest, NcclTestRow, NcclTestTiming
 
-KNOWN_VERSIONS = (1, 2, 3)
-"""Versions of the format that are understood."""
-
 _BARE_NUMBER = re.compile(r"(?<=[:,\[])(\s*)-?(?:inf|nan)(?=\s*[,}\]])")
 
 
@@ -29,12 +26,8 @@ def parse_json(text: str) -> NcclTest:
     """
     document = _load(text)
     try:
-        version = document["version"]
-        if version not in KNOWN_VERSIONS:
-            raise BenchmarkError(
-                f"the result file has version {version!r}, known are {KNOWN_VERSIONS[0]} to {KNOWN_VERSIONS[-1]}",
-                hint="update ncclt, or run without -J: the table on standard output is read as well",
-            )
+        # A version that is not known yet is read as well: fields have only ever been added.
+        int(document["version"])
         test = _test(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BenchmarkError(
@@ -82,8 +75,10 @@ def _decode(text: str) -> Any:
 
 def _test(document: Mapping[str, Any]) -> NcclTest:
     config = document.get("config") or {}
-    # The list of devices names the first GPU of each process only.
-    ranks = len(config.get("devices") or []) * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    # The list of devices names the first GPU of each process only, with the group of the process.
+    groups = [device.get("group") for device in config.get("devices") or []]
+    processes = groups.count(groups[0]) if groups else 0
+    ranks = processes * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     arguments = document.get("args") or [""]
     program = str(arguments[0]).rpartition("/")[2]
     average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
@@ -115,12 +110,12 @@ def _row(row: Mapping[str, Any]) -> NcclTestRow:
         dtype=str(row["type"]),
         redop=str(row["redop"]),
         root=int(row["root"]),
-        out_of_place=_timing(row.get("out_of_place")),
-        in_place=_timing(row.get("in_place")),
+        out_of_place=_timing(row.get("out_of_place"), row.get("out_of_place_per_iter")),
+        in_place=_timing(row.get("in_place"), row.get("in_place_per_iter")),
     )
 
 
-def _timing(half: Mapping[str, Any] | None) -> NcclTestTiming | None:
+def _timing(half: Mapping[str, Any] | None, calls: Mapping[str, Any] | None) -> NcclTestTiming | None:
     if half is None:
         return None
     wrong = half.get("nwrong")
@@ -129,4 +124,5 @@ def _timing(half: Mapping[str, Any] | None) -> NcclTestTiming | None:
         algbw_gbps=float(half["alg_bw"]),
         busbw_gbps=float(half["bus_bw"]),
         wrong=None if wrong is None else int(float(wrong)),
+        calls_us=tuple(map(float, calls["times_us"]))[int(calls.get("skipped_iterations", 0)) :] if calls else (),
     )

@@ -29,15 +29,23 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def failure_reason(text: str) -> str:
     """Return the line that says best why nothing was measured, shortened, or that nothing was said."""
+    if named := named_reason(text):
+        return named
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("#", "+"))]
+    if said:
+        return _short(f"its last words were: {said[-1]}")
+    return "it ended before its first row" if lines else "it printed nothing"
+
+
+def named_reason(text: str) -> str:
+    """Return the line that is known to name a cause, shortened; empty where there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern, meaning in _PATTERNS:
         for line in lines:
             if pattern.search(line):
                 return _short(f"{meaning} ({line})" if meaning else line)
-    said = [line for line in lines if not line.startswith(("#", "+"))]
-    if said:
-        return _short(f"its last words were: {said[-1]}")
-    return "it ended before its first row" if lines else "it printed nothing"
+    return ""
 
 
 def _short(line: str) -> str:

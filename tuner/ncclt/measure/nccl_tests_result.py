@@ -14,12 +14,14 @@ class NcclTestTiming:
         algbw_gbps, busbw_gbps: as printed, 1e9 bytes/s.
         wrong: elements that came out wrong; None = not checked (`N/A`, or the `error` column of older releases,
             which is a difference and no count).
+        calls_us: time of each call, µs, of the slowest process; empty where it was not taken.
     """
 
     time_us: float
     algbw_gbps: float
     busbw_gbps: float
     wrong: int | None
+    calls_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class NcclTest:
     Attributes:
         program: `all_reduce_perf` where the output names it.
         version: of nccl-tests, where the output names it.
-        ranks: ranks it ran on.
+        ranks: of the group whose times are printed: the first one, where the job was split into groups.
         rows: in order; repeated where the sweep was.
         avg_busbw_gbps: as printed, 1e9 bytes/s; None where the run ended before.
         out_of_bounds: number of failed checks; None where the run ended before.

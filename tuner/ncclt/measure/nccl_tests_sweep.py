@@ -1,14 +1,31 @@
-"""How several sizes become few runs of nccl-tests: `-b first -e last` with `-i` (bytes added) or `-f` (factor)."""
+"""How several sizes become few runs of nccl-tests: `-b first -e last` with `-i` (bytes added) or `-f` (factor).
+
+Starting a run costs seconds on one node and a minute on many, a row of its table far less. So a run may also measure
+sizes that nobody asked for, as long as they cost less than another start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 from ncclt.core.message import Collective
 
 # nccl-tests gives each rank a whole number of 16 bytes for these (all_gather.cu, reduce_scatter.cu, alltoall.cu).
 _ALIGNED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+
+# What a start and a row cost, in seconds, to weigh one against the other; only the order of magnitude matters. A start
+# loads CUDA and connects the ranks; a row makes some 64 calls in both halves with their checks, here at 10e9 bytes/s.
+_START_S = 10.0
+_ROW_S = 0.02
+_ROW_S_PER_BYTE = 64 / 10e9
+
+_FINEST_STEP = 16
+"""A step is at least this part of the distance of two wanted sizes; finer ones hardly ever pay."""
+
+_FACTORS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +60,17 @@ class Sweep:
         return (*ends, "-i", str(self.step_bytes)) if self.step_bytes else ends
 
 
+def sweep_of(arguments: Sequence[str]) -> Sweep:
+    """Return the sweep that the options of a command say, as `Sweep.arguments` wrote them."""
+    options = dict(pairwise(arguments))
+    return Sweep(
+        first=int(options["-b"]),
+        last=int(options["-e"]),
+        step_bytes=int(options.get("-i", 0)),
+        factor=int(options.get("-f", 0)),
+    )
+
+
 def alignment_bytes(collective: Collective, group_size: int, dtype_size: int) -> int:
     """Return what nccl-tests rounds sizes down to: 16 bytes x ranks, or one element."""
     return 16 * group_size if collective in _ALIGNED else dtype_size
@@ -53,31 +81,71 @@ def requested_size(size_bytes: int, alignment: int) -> int:
     return max(1, (size_bytes + alignment // 2) // alignment) * alignment
 
 
-def plan_sweeps(sizes: Iterable[int]) -> tuple[Sweep, ...]:
-    """Cover distinct sizes, and no others, with runs: greedily the longest sequence from the smallest size on.
+def plan_sweeps(sizes: Iterable[int], *, alignment: int) -> tuple[Sweep, ...]:
+    """Cover distinct sizes with runs, at the least cost per size that is found, from the smallest size on.
 
     Any two sizes are a sequence, so at most half as many runs as sizes are needed (rounded up).
+
+    Args:
+        sizes: bytes, each a multiple of the alignment.
+        alignment: what nccl-tests rounds sizes to, bytes.
     """
-    left = sorted(set(sizes))
+    return _planned(tuple(sorted(set(sizes))), alignment)
+
+
+@lru_cache(maxsize=256)  # every trial of a study asks for the same sizes
+def _planned(sizes: tuple[int, ...], alignment: int) -> tuple[Sweep, ...]:
+    left = list(sizes)
     sweeps = []
     while left:
-        best = max(_candidates(left), key=lambda sweep: len(sweep.sizes))
+        _cost, best = min(_candidates(left, alignment), key=lambda candidate: candidate[0])
         covered = set(best.sizes)
         left = [size for size in left if size not in covered]
         sweeps.append(best)
     return tuple(sweeps)
 
 
-def _candidates(left: list[int]) -> Iterable[Sweep]:
-    first, present = left[0], set(left)
-    yield Sweep(first=first, last=first)
-    for second in left[1:]:
-        last = second
-        while last + second - first in present:
-            last += second - first
-        yield Sweep(first=first, last=last, step_bytes=second - first)
-        if second % first == 0:
-            factor, last = second // first, second
-            while last * factor in present:
-                last *= factor
-            yield Sweep(first=first, last=last, factor=factor)
+def bracket(sizes: Iterable[int], *, alignment: int) -> Sweep:
+    """Return one run by factors of 2 whose ends lie around all sizes, so that none needs to be extrapolated."""
+    wanted = sorted(set(sizes))
+    smallest, largest = wanted[0], wanted[-1]
+    if smallest == largest:
+        return Sweep(first=smallest, last=smallest)
+    doublings, first = 0, largest
+    while first > smallest:
+        doublings += 1
+        first = -(-largest // (alignment << doublings)) * alignment
+    return Sweep(first=first, last=first << doublings, factor=2)
+
+
+def _candidates(left: list[int], alignment: int) -> Iterator[tuple[float, Sweep]]:
+    """Yield (cost per wanted size, sweep) from the smallest size on, up to each wanted size that a sweep meets."""
+    first = left[0]
+    yield _START_S, Sweep(first=first, last=first)
+    steps = {
+        (other - first) // part
+        for other in left[1:]
+        for part in range(1, _FINEST_STEP + 1)
+        if (other - first) % (part * alignment) == 0
+    }
+    for step in sorted(steps):
+        met = [size for size in left if (size - first) % step == 0]
+        for count, last in enumerate(met[1:], start=2):
+            rows = (last - first) // step + 1
+            cost_s = _cost_s(met[:count], rows=rows, total_bytes=rows * (first + last) // 2)
+            yield cost_s, Sweep(first=first, last=last, step_bytes=step)
+    for factor in sorted({other // first for other in left[1:] if other % first == 0} | set(_FACTORS)):
+        reached = [first]
+        while reached[-1] < left[-1]:
+            reached.append(reached[-1] * factor)
+        met = sorted(set(left).intersection(reached))
+        for count, last in enumerate(met[1:], start=2):
+            rows = reached.index(last) + 1
+            cost_s = _cost_s(met[:count], rows=rows, total_bytes=sum(reached[:rows]))
+            yield cost_s, Sweep(first=first, last=last, factor=factor)
+
+
+def _cost_s(wanted: Sequence[int], *, rows: int, total_bytes: int) -> float:
+    """Return the cost of a wanted size beyond its own row: a share of the start and of the rows nobody asked for."""
+    extra_s = _ROW_S * (rows - len(wanted)) + _ROW_S_PER_BYTE * (total_bytes - sum(wanted))
+    return (_START_S + extra_s) / len(wanted)

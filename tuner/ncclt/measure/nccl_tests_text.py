@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ncclt.errors import BenchmarkError
-from ncclt.measure.nccl_tests_reason import failure_reason
+from ncclt.measure.nccl_tests_reason import failure_reason, named_reason
 from ncclt.measure.nccl_tests_result import NcclTest, NcclTestRow, NcclTestTiming
 
 # Before each line: `[1,0]<stdout>:` from mpirun --tag-output or prterun, ` 0: ` from srun -l, `[0] ` from mpiexec -l.
@@ -21,14 +21,19 @@ _PREFIX = re.compile(r"(?:\[[^\]\s]{1,200}\]<std\w{2,5}>:\s?|\s*\d{1,7}:\s|\[\d{
 _VERSION = re.compile(r"#\s*nccl-tests version\s+(\S+)")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
-_RANK = re.compile(r"#\s+Rank\s+\d+\s")
+_RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
 _HEADER = re.compile(r"#\s+size\s+count\s+type\s")
 _OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,18})\b")
+_PIECE_OF_ROW = re.compile(r"(?m)^\s*\d+\s+\d+\s+[a-z]\w*\s")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
 
 
-def parse_text(text: str) -> tuple[NcclTest, ...]:
+def parse_text(text: str, *, errors: str = "") -> tuple[NcclTest, ...]:
     """Read every test of an output; launchers' prefixes and log lines in between are passed over.
+
+    Args:
+        text: standard output, or a file of it.
+        errors: standard error, which holds no rows but perhaps the reason for their absence.
 
     Returns:
         The tests in order. One that ended without a row is among them if another has rows.
@@ -42,9 +47,13 @@ def parse_text(text: str) -> tuple[NcclTest, ...]:
     finished = tests.finish()
     if not any(test.rows for test in finished):
         broken = sum(test.unreadable_lines for test in finished)
+        said = f"{text}\n{errors}"
+        reason = failure_reason(said)
+        if broken and _PIECE_OF_ROW.search(text):
+            torn = f"none of the {broken} lines of its table can be read, for something else was printed into them"
+            reason = named_reason(said) or torn
         raise BenchmarkError(
-            f"nccl-tests measured nothing: {failure_reason(text)}"
-            + (f"; {broken} lines of its table are unreadable" if broken else ""),
+            f"nccl-tests measured nothing: {reason}",
             hint="run the same command by hand; `ncclt doctor` looks for the usual causes",
         )
     return finished
@@ -57,7 +66,7 @@ class _OpenTest:
     program: str | None = None
     version: str | None = None
     set_up: bool = False
-    ranks: int = 0
+    groups: list[str | None] = field(default_factory=list)  # of each rank
     columns: list[str] = field(default_factory=list)
     in_table: bool = False
     rows: list[NcclTestRow] = field(default_factory=list)
@@ -69,7 +78,7 @@ class _OpenTest:
         return NcclTest(
             program=self.program,
             version=self.version,
-            ranks=self.ranks,
+            ranks=self.groups.count(self.groups[0]) if self.groups else 0,
             rows=tuple(self.rows),
             avg_busbw_gbps=self.average,
             out_of_bounds=self.out_of_bounds,
@@ -117,8 +126,8 @@ class _Tests:
             if self._open.set_up:
                 self._next_test()
             self._open.set_up = True
-        elif _RANK.match(line):
-            self._open.ranks += 1
+        elif match := _RANK.match(line):
+            self._open.groups.append(match[1])
         elif _HEADER.match(line):
             self._open.columns = line.removeprefix("#").split()
             self._open.in_table = True

@@ -1,0 +1,8 @@
+"""A benchmark and a launcher joined to a runner: it launches, waits no longer than is sensible, and judges the end."""
+
+from __future__ import annotations
+
+from ncclt.launched.runner import LaunchedRunner, asking
+from ncclt.launched.timeouts import TimeoutRule, Timeouts
+
+__all__ = ["LaunchedRunner", "TimeoutRule", "Timeouts", "asking"]
