@@ -17,8 +17,8 @@ from ncclt.store.store import Store
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.request_id import RequestIdMiddleware
-from ncclt_api.routes import PROBLEMS, clusters, env, health, pages, recommendations, studies, workloads
-from ncclt_api.security import SecurityHeadersMiddleware
+from ncclt_api.routes import attestations, clusters, env, health, pages, recommendations, studies, workloads
+from ncclt_api.security import BodyLimitMiddleware, SecurityHeadersMiddleware
 
 _ASSETS = Path(__file__).parent / "pages" / "assets"
 
@@ -31,7 +31,7 @@ class _Service(FastAPI):
         document = super().openapi()
         for operation in (operation for path in document["paths"].values() for operation in path.values()):
             for status, response in operation["responses"].items():
-                if int(status) in PROBLEMS:
+                if int(status) >= 400:
                     response["content"].pop("application/json", None)
         return document
 
@@ -71,12 +71,13 @@ def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
         openapi_url="/v1/openapi.json",
     )
     app.state.dashboard = dashboard
-    for resource in (health, clusters, env, workloads, studies, recommendations, pages):
+    for resource in (health, clusters, env, workloads, studies, recommendations, attestations, pages):
         app.include_router(resource.router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
     # The last added is the outermost.
     app.add_middleware(DashboardMiddleware, dashboard=board)
+    app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -1,4 +1,4 @@
-"""From the core's values to the documents of `schemas`; pure."""
+"""From the core's values to the documents of `schemas`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from ncclt.core.study import Study, Trial
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
 from ncclt.store import CatalogueEntry, StudySummary
+from ncclt.store.store import Store
 from ncclt_api.schemas import (
     CatalogueCluster,
     CatalogueWorkload,
     MeasurementDocument,
+    ProvenRecommendation,
     RecommendationDocument,
     StudyDetail,
     StudySummaryDocument,
     TrialDocument,
     WorkloadDocument,
 )
+
+LAST_SHOWN = 5
+"""Verifications and attestations that come with a recommendation; /v1/attestations has more."""
 
 
 def cluster_document(entry: CatalogueEntry[Cluster]) -> CatalogueCluster:
@@ -31,6 +36,26 @@ def cluster_document(entry: CatalogueEntry[Cluster]) -> CatalogueCluster:
 def workload_document(entry: CatalogueEntry[Workload]) -> CatalogueWorkload:
     """Return a workload of the catalogue."""
     return CatalogueWorkload.model_validate(_workload_fields(entry.item) | {"shipped": entry.shipped})
+
+
+def proven_recommendation(store: Store, recommendation: Recommendation) -> ProvenRecommendation:
+    """Return a published revision with the last verifications and attestations."""
+    verifications = store.verifications(recommendation=recommendation.id, limit=LAST_SHOWN)
+    attestations = store.attestations([recommendation.id], limit=LAST_SHOWN)
+    return ProvenRecommendation.model_validate(
+        recommendation.to_document()
+        | {
+            "verifications": [
+                {"id": v.id, "verdict": v.verdict.to_document(), "ranks": v.ranks, "hosts": v.hosts,
+                 "created": v.created}
+                for v in verifications
+            ],
+            "attestations": [
+                {"id": a.id, "effect": a.effect, "form": a.form, "reason": a.reason, "created": a.created}
+                for a in attestations
+            ],
+        }
+    )  # fmt: skip
 
 
 def recommendation_document(recommendation: Recommendation) -> RecommendationDocument:
@@ -52,13 +77,13 @@ def study_summary_document(summary: StudySummary) -> StudySummaryDocument:
     )
 
 
-def study_detail(study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
+def study_detail(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
     """Return a study with its workload and what it published, newest first."""
     return StudyDetail.model_validate(
         _study_fields(study)
         | {
             "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
-            "recommendations": [recommendation_document(r) for r in newest_first(recommendations)],
+            "recommendations": [proven_recommendation(store, r) for r in newest_first(recommendations)],
         }
     )
 

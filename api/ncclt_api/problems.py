@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError
+from ncclt.errors import InputError, NccltError, NotFoundError, StaleRecommendationError, StoreError, UsageError
 from ncclt_api.pages.environment import render_page
 from ncclt_api.request_id import request_id
 
@@ -23,6 +23,7 @@ PROBLEM_TYPE = "application/problem+json"
 
 _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 422),
+    (StaleRecommendationError, 410),
     (NotFoundError, 404),
     (InputError, 422),
     (StoreError, 503),
@@ -122,7 +123,7 @@ def _http(request: Request, error: Exception) -> Response:
         )
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("allow", "GET")
-        hint = f"use {allowed}: this service is only read, `ncclt tune` writes"
+        hint = f"use {allowed}: of this service only attestations are written, `ncclt tune` writes the rest"
         problem = Problem(status=405, detail=f"{request.method} is not possible at {path}", hint=hint)
     else:
         problem = Problem(status=error.status_code, detail=str(error.detail))

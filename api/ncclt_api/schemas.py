@@ -16,6 +16,7 @@ from ncclt.core.message import Collective
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
+from ncclt_api.attestation_schemas import AttestationSummary
 
 
 class Health(BaseModel):
@@ -172,10 +173,13 @@ class VerdictDocument(BaseModel):
     decision: Decision
     reason: str
     speedup: float
-    interval: tuple[float | None, float | None] = Field(description="95 %; null = without bound")
+    interval: tuple[float | None, float | None] = Field(
+        description="95 %, valid whenever the measuring ended; null = without bound"
+    )
     blocks: int
     default_us: float
     policy_us: float
+    min_effect: float = Field(description="smallest gain that was worth a change, as a share")
 
 
 class DeliveryDocument(BaseModel):
@@ -204,12 +208,34 @@ class RecommendationDocument(BaseModel):
     simulated: bool = Field(description="the times were invented by a model, not measured on a machine")
     launcher: str
     created: str
+    source_digest: str = Field(description="hash of the workload's messages as it was kept; empty = not written down")
+    stale: str = Field(description="why it is no longer served; empty while it is")
+    dtypes: list[tuple[Collective, str]] = Field(
+        description="collectives with the dtypes that the workload sends; empty = not written down"
+    )
+
+
+class VerificationSummary(BaseModel):
+    """What the step times of a real training said, in one line."""
+
+    id: str
+    verdict: VerdictDocument = Field(description="of the step time: its times are µs per step")
+    ranks: int
+    hosts: int
+    created: str
+
+
+class ProvenRecommendation(RecommendationDocument):
+    """A published revision with what real jobs told of it."""
+
+    verifications: list[VerificationSummary] = Field(description="newest first, the last few")
+    attestations: list[AttestationSummary] = Field(description="newest first, the last few")
 
 
 class RecommendationList(BaseModel):
     """Published revisions, newest first."""
 
-    items: list[RecommendationDocument]
+    items: list[ProvenRecommendation]
 
 
 class StudyDocument(BaseModel):
@@ -250,7 +276,7 @@ class StudyDetail(StudyDocument):
     """A study with its workload and what it published."""
 
     workload: WorkloadDocument
-    recommendations: list[RecommendationDocument]
+    recommendations: list[ProvenRecommendation]
 
 
 class MeasurementDocument(MessageDocument):
@@ -279,6 +305,41 @@ class TrialDocument(BaseModel):
     wall_s: float
     started: str
     measurements: list[MeasurementDocument]
+
+
+class BlockDocument(BaseModel):
+    """One A B B A block of a proof, and what was decided after it."""
+
+    block: int
+    trials: list[tuple[int, int]] = Field(description="numbers of the first trials of each pair: default, policy")
+    default_us: list[float]
+    policy_us: list[float]
+    log_ratios: list[float] = Field(description="ln(default / policy) of each pair")
+    speedup: float = Field(description="of this and all earlier blocks")
+    interval: tuple[float | None, float | None]
+    decision: Decision
+
+
+class ArmEvidenceDocument(BaseModel):
+    """What one form of the result rests on."""
+
+    arm: Arm
+    verdict: VerdictDocument = Field(description="as it was published")
+    recomputed: VerdictDocument | None = Field(description="from the stored trials; null = nothing was launched")
+    same: bool | None
+    blocks: list[BlockDocument]
+
+
+class EvidenceDocument(BaseModel):
+    """The newest verdict of a study, judged again from its trials."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_version: int = Field(alias="schema")
+    recommendation: str
+    study: str
+    stale: str
+    arms: list[ArmEvidenceDocument]
 
 
 class TrialList(BaseModel):

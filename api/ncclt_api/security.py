@@ -1,8 +1,9 @@
-"""Headers that keep a page from loading, running or framing anything foreign."""
+"""Headers that keep a page from loading, running or framing anything foreign; and a limit to what may be sent here."""
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CONTENT_SECURITY_POLICY = (
@@ -37,3 +38,33 @@ class SecurityHeadersMiddleware:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+
+MOST_BODY_BYTES = 1024 * 1024
+"""Longest request that is read; an attestation has at most some 100 kB."""
+
+
+class BodyLimitMiddleware:
+    """Refuse a body that is too long as soon as that is known, whether its length was announced or not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and count what is read of it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        too_long = announced.isdecimal() and int(announced) > MOST_BODY_BYTES
+        received = 0
+
+        async def receive_some() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if too_long or received > MOST_BODY_BYTES:
+                raise HTTPException(413, f"the request is longer than {MOST_BODY_BYTES} bytes")
+            return message
+
+        await self.app(scope, receive_some, send)

@@ -5,6 +5,7 @@
     │   └── SettingError            a setting that NCCL would refuse
     ├── NotFoundError               no such model, cluster, study                 (exit 3,  HTTP 404)
     │   └── NoRecommendationError   nothing fit to be served                      (exit 3,  HTTP 404)
+    │       └── StaleRecommendationError  what fits was found to be out of date   (exit 3,  HTTP 410)
     ├── InputError                  a file that is not what it should be          (exit 1,  HTTP 422)
     │   ├── TraceError              a trace, log or profile
     │   ├── LandscapeError          a table of recorded measurements
@@ -43,6 +44,10 @@ class NotFoundError(NccltError):
 
 class NoRecommendationError(NotFoundError):
     """Nothing that was measured here fits the request, so nothing is served."""
+
+
+class StaleRecommendationError(NoRecommendationError):
+    """What fits the request was found to be out of date, so it is no longer served."""
 
 
 class InputError(NccltError):

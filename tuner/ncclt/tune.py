@@ -311,7 +311,9 @@ def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, P
     table = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
 
     def expressible(policy: Policy) -> bool:
-        return compile_policy(policy, version=version, collectives=workload.collectives).complete
+        return compile_policy(
+            policy, version=version, collectives=workload.collectives, dtypes=workload.dtypes
+        ).complete
 
     confirmed = Times(
         by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
@@ -347,6 +349,7 @@ def _publish(
         launcher=study.launcher,
         created=now,
         source_digest=source.digest(),
+        dtypes=workload.dtypes,
     )
     published = store.recommendations(study=study.id)
     # A stale one stays what it was: the same trials prove nothing new.

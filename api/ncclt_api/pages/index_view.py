@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from markupsafe import Markup
 
-from ncclt.core.recommendation import Decision, Verdict
+from ncclt.core.attestation import Effect
+from ncclt.core.recommendation import Verdict
 from ncclt.core.study import Study, StudyState
 from ncclt.store import StudySummary
 from ncclt_api.pages.charts import interval_chart, interval_reach
+from ncclt_api.pages.jobs import EFFECT_WORDS
 from ncclt_api.pages.wording import format_age
 
 _STATE_WORDS = {
@@ -26,11 +28,12 @@ class StudyRow:
     """One study in the list.
 
     Attributes:
-        mood, word: the badge: `tuned`, `keep-default` or `open`, and what it says.
+        mood, word: the badge: `tuned`, `keep-default`, `undecided`, `failed` (stale) or `open`, and what it says.
         verdict: of the whole policy; None before there is one.
         picture: its speed-up with the interval.
         default_us, policy_us: communication time per step, µs: proven where there is a verdict, else found so far.
         age: since the study was last changed.
+        effect: what the newest attestation says; empty = none.
     """
 
     study: Study
@@ -42,21 +45,32 @@ class StudyRow:
     policy_us: float | None
     trials: int
     age: str
+    effect: str
 
 
-def study_rows(summaries: Iterable[StudySummary], *, now: datetime) -> tuple[StudyRow, ...]:
-    """Work out the rows of one page."""
+def study_rows(
+    summaries: Iterable[StudySummary], *, now: datetime, effects: Mapping[str, str] | None = None
+) -> tuple[StudyRow, ...]:
+    """Work out the rows of one page.
+
+    Args:
+        summaries: studies.
+        now: for their ages.
+        effects: what the newest attestation of each recommendation says, by its id.
+    """
     shown = list(summaries)
     # One axis for all rows, so that the pictures can be compared.
     reach = interval_reach(verdict.interval for verdict in map(_verdict, shown) if verdict)
-    return tuple(_row(summary, position, now=now, reach=reach) for position, summary in enumerate(shown))
+    return tuple(
+        _row(summary, position, now=now, reach=reach, effects=effects or {}) for position, summary in enumerate(shown)
+    )
 
 
 def _verdict(summary: StudySummary) -> Verdict | None:
     return summary.recommendation.table.verdict if summary.recommendation else None
 
 
-def _row(summary: StudySummary, position: int, *, now: datetime, reach: float) -> StudyRow:
+def _row(summary: StudySummary, position: int, *, now: datetime, reach: float, effects: Mapping[str, str]) -> StudyRow:
     study = summary.study
     verdict = _verdict(summary)
     # Without blocks the verdict says that nothing was worth proving, and its times are none.
@@ -65,8 +79,11 @@ def _row(summary: StudySummary, position: int, *, now: datetime, reach: float) -
     mood, word = "open", _STATE_WORDS[study.state]
     if verdict:
         mood = verdict.decision.value
-        word = "tuned" if verdict.decision is Decision.TUNED else "keep default"
+        word = verdict.decision.value.replace("-", " ")
         picture = interval_chart(verdict.speedup, verdict.interval, id=f"interval-{position}", reach=reach)
+    if summary.recommendation and summary.recommendation.stale:
+        mood, word = "failed", "stale"
+    effect = effects.get(summary.recommendation.id, "") if summary.recommendation else ""
     return StudyRow(
         study=study,
         mood=mood,
@@ -77,4 +94,5 @@ def _row(summary: StudySummary, position: int, *, now: datetime, reach: float) -
         policy_us=proven.policy_us if proven else summary.best_us,
         trials=summary.trials,
         age=format_age(study.updated or study.created, now),
+        effect=EFFECT_WORDS[Effect(effect)][1] if effect else "",
     )

@@ -16,6 +16,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
 from ncclt_api.pages.evidence import Block, blocks_of
+from ncclt_api.pages.jobs import NO_JOBS, Jobs
 from ncclt_api.pages.message_rows import MessageRow, best_setting_rows, interpolated_messages, policy_rows
 from ncclt_api.pages.wording import format_saving, format_speedup
 
@@ -27,7 +28,7 @@ class Heading:
     """The verdict in words.
 
     Attributes:
-        mood: `tuned`, `keep-default` or `open`: the colour.
+        mood: `tuned`, `keep-default`, `undecided`, `failed` (stale) or `open`: the colour.
         word: one or two words for a badge.
         sentence: what it means.
     """
@@ -81,6 +82,7 @@ class StudyView:
         compared: what stands against the default in `rows`: the policy, or the best setting so far.
         interpolated: messages whose times stand for a size that was not itself measured.
         arms: what the verification measured.
+        jobs: what real jobs told of the recommendation.
     """
 
     study: Study
@@ -95,10 +97,17 @@ class StudyView:
     history: Markup | None
     messages: Markup | None
     trials: TrialPage
+    jobs: Jobs
 
 
 def study_view(
-    study: Study, trials: Sequence[Trial], recommendation: Recommendation | None, *, server: str, page: int = 1
+    study: Study,
+    trials: Sequence[Trial],
+    recommendation: Recommendation | None,
+    *,
+    server: str,
+    page: int = 1,
+    jobs: Jobs = NO_JOBS,
 ) -> StudyView:
     """Work out the page of a study.
 
@@ -108,6 +117,7 @@ def study_view(
         recommendation: its newest revision; None = it published nothing yet.
         server: address under which this service was reached, for the line to type.
         page: page of the trials, from 1; beyond the last means the last.
+        jobs: what real jobs told of the recommendation.
     """
     search = [t for t in trials if t.phase is Phase.SEARCH]
     scores = _median_scores(trials)
@@ -137,6 +147,7 @@ def study_view(
         history=history_chart(points, scores.get(DEFAULT)),
         messages=messages_chart(rows, policy_name=compared),
         trials=_page_of(trials, page),
+        jobs=jobs,
     )
 
 
@@ -165,6 +176,9 @@ def _heading(
     study: Study, recommendation: Recommendation | None, *, best_us: float | None, default_us: float | None
 ) -> Heading:
     if recommendation:
+        if recommendation.stale:
+            sentence = f"No longer served: {recommendation.stale}. Tune again, or run ncclt check once it is repaired."
+            return Heading(mood="failed", word="stale", sentence=sentence)
         return _verdict_heading(recommendation.table.verdict, simulated=recommendation.simulated)
     so_far = ""
     if best_us and default_us and best_us < default_us:
@@ -184,6 +198,9 @@ def _verdict_heading(verdict: Verdict, *, simulated: bool) -> Heading:
         gain = f"{format_speedup(verdict.speedup)} against NCCL's own choice, {format_saving(verdict)} less"
         how = "In the simulation" if simulated else "Proven"
         return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time per step.")
+    if verdict.decision is Decision.UNDECIDED:
+        sentence = f"NCCL's own choice stays: the proof ended before it was decided. {verdict.reason}."
+        return Heading(mood="undecided", word="undecided", sentence=sentence)
     sentence = "NCCL's own choice stays: nothing was proven to be faster by more than the least effect that counts."
     return Heading(mood="keep-default", word="keep default", sentence=sentence)
 
@@ -194,20 +211,22 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[Form, ...]:
         ["ncclt", "env", "--server", server, "--cluster", recommendation.cluster, "--model", recommendation.model,
          "--nodes", str(place.nodes), "--gpus-per-node", str(place.gpus_per_node)]
     )  # fmt: skip
-    plain = recommendation.variables
+    plain, served = recommendation.variables, not recommendation.stale
     reach = interval_reach(delivery.verdict.interval for delivery in (recommendation.table, plain) if delivery)
     table = Form(
         name="tuner table",
         arm=Arm.TABLE,
         delivery=recommendation.table,
-        command=f"{command} --format tuner-csv > tuner.csv" if not recommendation.table.effective.is_default else "",
+        command=f"{command} --format tuner-csv > tuner.csv"
+        if served and not recommendation.table.effective.is_default
+        else "",
         picture=_picture(recommendation.table, "table", reach=reach),
     )
     variables = Form(
         name="plain variables",
         arm=Arm.VARIABLES,
         delivery=plain,
-        command=f'eval "$({command})"' if plain and not plain.effective.is_default else "",
+        command=f'eval "$({command})"' if served and plain and not plain.effective.is_default else "",
         picture=_picture(plain, "variables", reach=reach) if plain else None,
     )
     return (variables, table)

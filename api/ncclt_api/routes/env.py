@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from ncclt.core.recommendation import Decision, Recommendation, select
-from ncclt.core.render import FORMATS, render
+from ncclt.core.render import FORMATS, TABLE_FORMATS, render
+from ncclt.core.render_shell import SHELLS
 from ncclt.core.version import NcclVersion
 from ncclt_api.caching import conditional_response
 from ncclt_api.dependencies import CurrentStore
@@ -18,15 +19,15 @@ from ncclt_api.routes.recommendations import JobQuery, explain_absence
 
 router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS)
 
-TABLE_FORMAT = "tuner-csv"
-"""The one format that delivers the per-size policy; all others deliver plain variables."""
-
 
 class EnvQuery(JobQuery):
     """Which job, and how to write it."""
 
     model: str = Field(description="name of the workload")
     format: str = Field("export", description="how to write it", json_schema_extra={"enum": list(FORMATS)})
+    shell: str = Field("bash", description="`export` only: whose language", json_schema_extra={"enum": list(SHELLS)})
+    unset: bool = Field(False, description="`export` only: remove what the same request without it sets")
+    channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: where the policy leaves them to NCCL")
 
     @field_validator("format")
     @classmethod
@@ -43,6 +44,7 @@ class EnvQuery(JobQuery):
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {}, "application/json": {}}, "description": "as `format` says"},
+        410: PROBLEMS[404] | {"description": "what fits was found to be out of date"},
         304: {"description": "the client has it already"},
     },
 )
@@ -57,7 +59,14 @@ def get_environment(
     version = NcclVersion.parse(chosen.fingerprint.nccl_version)
     return conditional_response(
         request,
-        render(chosen, format=query.format, version=version),
+        render(
+            chosen,
+            format=query.format,
+            version=version,
+            shell=query.shell,
+            unset=query.unset,
+            channels=query.channels,
+        ),
         media_type="application/json" if query.format == "json" else "text/plain; charset=utf-8",
         headers={
             "X-Ncclt-Recommendation": chosen.id,
@@ -67,8 +76,6 @@ def get_environment(
     )
 
 
-def _decision(recommendation: Recommendation, format: str) -> Literal["tuned", "keep-default"]:
-    delivery = recommendation.table if format == TABLE_FORMAT else recommendation.variables
-    if delivery is None or delivery.verdict.decision is not Decision.TUNED:
-        return "keep-default"
-    return "tuned"
+def _decision(recommendation: Recommendation, format: str) -> str:
+    delivery = recommendation.table if format in TABLE_FORMATS else recommendation.variables
+    return (delivery.verdict.decision if delivery else Decision.KEEP_DEFAULT).value

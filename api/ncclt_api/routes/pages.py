@@ -12,9 +12,10 @@ from starlette.responses import HTMLResponse
 
 from ncclt_api import dashboard
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.documents import newest_first
+from ncclt_api.documents import LAST_SHOWN, newest_first
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.index_view import study_rows
+from ncclt_api.pages.jobs import NO_JOBS, jobs_of
 from ncclt_api.pages.study_view import study_view
 from ncclt_api.pages.wording import format_age
 
@@ -51,7 +52,11 @@ def show_index(query: Annotated[IndexQuery, Query()], store: CurrentStore, reque
     return _page(
         request,
         "index.html",
-        rows=study_rows(page.items, now=datetime.now(UTC)),
+        rows=study_rows(
+            page.items,
+            now=datetime.now(UTC),
+            effects=store.effects([item.recommendation.id for item in page.items if item.recommendation]),
+        ),
         clusters=_with_chosen([entry.item.name for entry in store.clusters()], query.cluster),
         models=_with_chosen([entry.item.name for entry in store.workloads()], query.model),
         chosen=chosen,
@@ -67,14 +72,20 @@ def show_study(id: str, query: Annotated[StudyQuery, Query()], store: CurrentSto
     """Show one study with its evidence."""
     study = store.study(id)
     published = newest_first(store.recommendations(study=study.id))
+    now = datetime.now(UTC)
+    jobs = NO_JOBS
+    if published:
+        verifications = store.verifications(recommendation=published[0].id, limit=LAST_SHOWN)
+        jobs = jobs_of(verifications, store.attestations([published[0].id], limit=LAST_SHOWN), now=now)
     view = study_view(
         study,
         store.trials(study.id),
         published[0] if published else None,
         server=str(request.base_url).rstrip("/"),
         page=query.page,
+        jobs=jobs,
     )
-    return _page(request, "study.html", view=view, age=format_age(study.updated or study.created, datetime.now(UTC)))
+    return _page(request, "study.html", view=view, age=format_age(study.updated or study.created, now))
 
 
 def _page(request: Request, template: str, **values: Any) -> HTMLResponse:

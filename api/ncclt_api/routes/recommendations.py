@@ -9,9 +9,9 @@ from pydantic import Field
 
 from ncclt.core.recommendation import Request
 from ncclt_api.dependencies import CurrentStore, StrictQuery, normal_version
-from ncclt_api.documents import newest_first, recommendation_document
+from ncclt_api.documents import newest_first, proven_recommendation
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import RecommendationList
+from ncclt_api.schemas import ProvenRecommendation, RecommendationList
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS)
 
@@ -53,7 +53,13 @@ def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store:
     if not published:
         explain_absence(store, cluster=query.cluster, model=query.model)
     fitting = [r for r in newest_first(published) if not request.refusal(r.fingerprint)]
-    return RecommendationList(items=[recommendation_document(r) for r in fitting])
+    return RecommendationList(items=[proven_recommendation(store, r) for r in fitting])
+
+
+@router.get("/{id}", operation_id="getRecommendation", summary="One published revision")
+def get_recommendation(id: str, store: CurrentStore) -> ProvenRecommendation:
+    """Return one revision with its last verifications and attestations."""
+    return proven_recommendation(store, store.recommendation(id))
 
 
 def explain_absence(store: CurrentStore, *, cluster: str | None, model: str | None) -> None:

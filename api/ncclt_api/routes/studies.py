@@ -8,10 +8,12 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from ncclt.core.proof_document import evidence_document
+from ncclt.errors import NotFoundError
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.documents import study_detail, study_summary_document, trial_document
+from ncclt_api.documents import newest_first, study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import StudyDetail, StudyList, TrialList
+from ncclt_api.schemas import EvidenceDocument, StudyDetail, StudyList, TrialList
 
 router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS)
 
@@ -39,7 +41,7 @@ def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, r
 def get_study(id: str, store: CurrentStore) -> StudyDetail:
     """Return one study by id or name, with its workload and what it published."""
     study = store.study(id)
-    return study_detail(study, store.recommendations(study=study.id))
+    return study_detail(store, study, store.recommendations(study=study.id))
 
 
 @router.get("/{id}/trials", operation_id="listTrials", summary="All trials of a study")
@@ -48,3 +50,13 @@ def list_trials(id: str, store: CurrentStore) -> TrialList:
     study = store.study(id)
     trials = [trial_document(trial) for trial in store.trials(study.id)]
     return TrialList(study=study.id, simulated=study.simulated, items=trials)
+
+
+@router.get("/{id}/evidence", operation_id="getEvidence", summary="What the newest verdict of a study rests on")
+def get_evidence(id: str, store: CurrentStore) -> EvidenceDocument:
+    """Judge the newest verdict again from the stored trials, block by block."""
+    study = store.study(id)
+    published = newest_first(store.recommendations(study=study.id))
+    if not published:
+        raise NotFoundError(f"study {study.name} has no verdict yet", hint="the same `ncclt tune` command goes on")
+    return EvidenceDocument.model_validate(evidence_document(published[0], store.trials(study.id), study.workload))

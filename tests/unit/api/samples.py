@@ -3,7 +3,10 @@
 import json
 import math
 
+from ncclt.core.attestation import Delivered, Form, Observed, Use, Witness
+from ncclt.core.attestation import Outcome as Outcomes
 from ncclt.core.cluster import Cluster
+from ncclt.core.effect import attest
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
@@ -11,6 +14,7 @@ from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdic
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 
 HOSTILE = "<script>alert('x')</script>"
@@ -186,6 +190,40 @@ def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **cha
     return Recommendation(**values)
 
 
+def attestation(of, *, differing=3, **changes):
+    """Return what a job told of a recommendation given as a table: some calls went otherwise, or none."""
+    table = Delivered(
+        recommendation=of.id, cluster=of.cluster, model=of.model, nccl_version=of.fingerprint.nccl_version, nodes=2,
+        ranks=8, form=Form.TABLE, policy=of.table.policy,
+    )  # fmt: skip
+    uses = [
+        Use(
+            collective=Collective.ALL_REDUCE, size_bytes=size, group_size=8, choice=choice, outcome=outcome, calls=calls
+        )
+        for size, choice, outcome, calls in (
+            (1 << 16, "tree/ll128/8", Outcomes.APPLIED, 40),
+            (28_351_488, "ring/simple/16", Outcomes.UNAVAILABLE, differing),
+        )
+        if calls
+    ]
+    witness = Witness(kind="plugin-report", nccl_version=table.nccl_version, table=of.id, checksum="0" * 16, count=8)
+    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=2, **changes)
+    return attest(table, seen, created="2026-11-20T12:00:00+00:00")
+
+
+def verification(of):
+    """Return a comparison of step times that proved a recommendation."""
+    launches = tuple(
+        StepLaunch(side=side, order=order, step_us=(time, time * 1.01, time * 0.99))
+        for order, (side, time) in enumerate([(Side.BASE, 210_000.0), (Side.TUNED, 200_000.0)])
+    )
+    return Verification(
+        id="5e7f1ed0", cluster=of.cluster, model=of.model, recommendation=of.id, argv=("torchrun", "train.py"),
+        base_env=(), tuned_env=(), removed_env=(), warmup=10, steps=3, ranks=8, hosts=2, launches=launches,
+        verdict=verdict(speedup=1.05, interval=(1.031, 1.072)), notes=(), created="2026-11-20T11:00:00+00:00",
+    )  # fmt: skip
+
+
 def fill(store):
     """Store one finished study with all its evidence, one that was searched on a machine, and a hostile one."""
     done = study()
@@ -193,7 +231,10 @@ def fill(store):
     search = search_trials(done)
     for row in [*search, *verify_trials(done, first=len(search))]:
         store.add_trial(done.id, row)
-    store.publish(recommendation(done))
+    published = store.publish(recommendation(done))
+    store.add_verification(verification(published))
+    store.add_attestation(attestation(published, differing=0))
+    store.add_attestation(attestation(published, notes=(HOSTILE,), tuner_lines=(HOSTILE,)))
 
     kept = study("7a6bbb02", model="resnet101", simulated=False, launcher="slurm")
     store.open_study(kept)

@@ -85,3 +85,17 @@ def test_an_interval_without_bound_is_still_json(empty_store, samples):
         assert document["items"][0]["table"]["verdict"]["interval"] == [0.0, None]
         assert "not known" in client.get("/").text
         assert "not known" in client.get(f"/studies/{study.id}").text
+
+
+def test_the_evidence_is_judged_again_from_the_trials(client, samples):
+    document = client.get("/v1/studies/5e1f00aa/evidence").json()
+    table = next(arm for arm in document["arms"] if arm["arm"] == "table")
+    assert len(table["blocks"]) == table["recomputed"]["blocks"]
+    assert table["blocks"][-1]["decision"] == table["recomputed"]["decision"]
+    assert [len(block["log_ratios"]) for block in table["blocks"]] == [2] * len(table["blocks"])
+
+
+def test_a_study_without_a_verdict_has_no_evidence(client):
+    answer = client.get("/v1/studies/bad00003/evidence")
+    assert answer.status_code == 404
+    assert "no verdict yet" in answer.json()["detail"]

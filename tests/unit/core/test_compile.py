@@ -295,3 +295,22 @@ def test_a_rule_has_a_label_for_people():
     rule = Rule(collective=AR, min_bytes=1024, max_bytes=65536, group_size=4, algorithm=Algorithm.TREE, channels=8)
 
     assert rule_label(rule) == "all_reduce 1 KiB to 64 KiB in groups of 4: tree/auto c=8"
+
+
+def test_an_algorithm_that_lacks_a_dtype_of_the_workload_is_not_forced():
+    """Nothing else would be left for that call from 2.24 on; a table leaves NCCL its way out."""
+    policy = Policy(
+        rules=(
+            Rule(collective=AR, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE),
+            Rule(collective=AG, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE),
+        )
+    )
+    sent = [(AR, "bfloat16"), (AR, "uint8"), (AG, "uint8"), (BC, "uint8")]
+
+    lossy = compile_policy(policy, version=V2_28, collectives=[AR, AG, BC], dtypes=sent)
+
+    assert dict(lossy.variables) == {"NCCL_ALGO": "allgather:nvls", "NCCL_PROTO": "allgather:Simple"}
+    assert lossy.lost[0] == "all_reduce: nvls/simple: the workload sends uint8, which nvls lacks: that call would fail"
+    assert not lossy.complete
+    assert compile_policy(policy, version=V2_31, collectives=[AR, AG, BC], dtypes=sent).variables == ()
+    assert compile_policy(policy, version=V2_28, collectives=[AR, AG], dtypes=[(AR, "bfloat16")]).complete

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ncclt.core.parameters import CATALOGUE, SET_BY_RULES, check_value, parameter, searchable
+from ncclt.core.parameters import CATALOGUE, SET_BY_RULES, check_value, go_together, parameter, searchable
 from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
 
@@ -26,14 +26,30 @@ def test_defaults_lie_in_their_domains_and_finite_domains_have_no_repeats():
         assert not isinstance(row.values, tuple) or len(set(row.values)) == len(row.values), row.name
 
 
-def test_the_search_touches_buffer_size_and_threads_and_nothing_else():
-    """Both are safe with every listed value; memory bounds the buffers at 16 MiB."""
+def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
     rows = {row.name: row for row in searchable(V)}
 
-    assert set(rows) == {"BUFFSIZE", "NTHREADS"}
-    assert rows["BUFFSIZE"].values == (1048576, 2097152, 4194304, 8388608, 16777216)
-    assert rows["NTHREADS"].values == (64, 128, 256, 512)
-    assert all(row.safe for row in rows.values())
+    assert set(rows) == {
+        "BUFFSIZE", "NTHREADS", "P2P_NET_CHUNKSIZE", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD", "IB_QPS_PER_CONNECTION",
+        "IB_SPLIT_DATA_ON_QPS",
+    }  # fmt: skip
+    assert rows["BUFFSIZE"].ladder == (1048576, 2097152, 8388608, 16777216)
+    assert all(row.safe and row.allows(value) for row in rows.values() for value in row.ladder)
+
+
+@pytest.mark.parametrize(
+    ("values", "sensible"),
+    [
+        ({}, True),
+        ({"SOCKET_NTHREADS": 8, "NSOCKS_PERTHREAD": 8}, True),
+        ({"SOCKET_NTHREADS": 16, "NSOCKS_PERTHREAD": 8}, False),
+        ({"NSOCKS_PERTHREAD": 4}, False),
+        ({"IB_SPLIT_DATA_ON_QPS": 1}, False),
+        ({"IB_SPLIT_DATA_ON_QPS": 1, "IB_QPS_PER_CONNECTION": 4}, True),
+    ],
+)
+def test_some_values_make_sense_together_only(values, sensible):
+    assert go_together(values) is sensible
 
 
 def test_no_parameter_with_a_warning_of_damage_counts_as_safe():

@@ -1,5 +1,6 @@
 """Rendered text, read by those who will read it: bash, docker, NCCL's configuration and tuner table."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,6 +19,10 @@ from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdic
 from ncclt.core.render import FORMATS, render
 from ncclt.core.version import NcclVersion
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
+
+_spec = importlib.util.spec_from_file_location("format_readers", Path(__file__).with_name("format_readers.py"))
+readers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(readers)
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "env"
 V = NcclVersion.parse("2.28.9")
@@ -68,16 +73,28 @@ KEPT = replace(
     table=Delivery(policy=BY_SIZE, verdict=UNPROVEN),
     variables=Delivery(policy=PLAIN, verdict=UNPROVEN),
 )
+WITH_ROWS = replace(
+    TUNED, table=Delivery(policy=Policy(rules=BY_SIZE.rules[1:], parameters=BY_SIZE.parameters), verdict=PROVEN)
+)
 HOSTILE = "x\nexport NCCL_EVIL=1\n'\"`touch pwned`$(touch pwned);touch pwned # * \\\r"
 hostile = st.text(st.sampled_from(list(HOSTILE + "aé漢{}[]?~!|&<>\t\0")), max_size=40)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize(("name", "recommendation"), [("tuned", TUNED), ("keep_default", KEPT)])
-def test_golden_text(name, recommendation, format):
+FORMS = [
+    *((f"{name}.{format}", recommendation, {"format": format})
+      for name, recommendation in (("tuned", TUNED), ("keep_default", KEPT))
+      for format in FORMATS if format != "nvidia-csv"),
+    *((f"tuned.{'unset' if unset else 'export'}-{shell}", TUNED, {"format": "export", "shell": shell, "unset": unset})
+      for shell in ("bash", "fish", "csh") for unset in (False, True) if shell != "bash" or unset),
+    ("tuned.nvidia-csv", WITH_ROWS, {"format": "nvidia-csv", "channels": 16}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "recommendation", "form"), FORMS, ids=[form[0] for form in FORMS])
+def test_golden_text(name, recommendation, form):
     """The text is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
-    path = GOLDEN / f"{name}.{format}"
-    text = render(recommendation, format=format, version=V)
+    path = GOLDEN / name
+    text = render(recommendation, version=V, **form)
     if os.environ.get("NCCLT_UPDATE_GOLDEN"):
         path.write_text(text)
 
@@ -132,64 +149,24 @@ def test_files_keep_every_name_inside_its_comment(name):
     """docker takes lines verbatim; NCCL knows comments in column 0 only and cuts what is too long."""
     recommendation = replace(TUNED, model=name * 50, cluster=name)
 
-    assert read_nccl_conf(render(recommendation, format="nccl-conf", version=V)) == PLAIN_VARIABLES
-    assert read_dotenv(render(recommendation, format="dotenv", version=V)) == {
+    assert readers.read_nccl_conf(render(recommendation, format="nccl-conf", version=V)) == PLAIN_VARIABLES
+    assert readers.read_verbatim(render(recommendation, format="dotenv", version=V)) == {
         **PLAIN_VARIABLES,
         "NCCLT_RECOMMENDATION": "r-1f3c",
         "NCCLT_SIMULATED": "1",
     }
-    assert len(read_tuner_table(render(recommendation, format="tuner-csv", version=V))) == 3
-
-
-def read_dotenv(text):
-    """docker's --env-file: lines that begin with # are comments, the rest is NAME=value as it stands."""
-    lines = [line for line in text.split("\n") if line and not line.startswith("#")]
-    return dict(line.split("=", 1) for line in lines)
-
-
-def read_nccl_conf(text):
-    """NCCL's setEnvFile: no trimming, no quotes, 1023 characters for a value, # in column 0 only, first one wins."""
-    found = {}
-    for line in text.split("\n"):
-        assert len(line) <= 4095
-        if line.startswith("#") or "=" not in line:
-            continue
-        name, value = line.split("=", 1)
-        found.setdefault(name[:1023], value[:1023])
-    return found
-
-
-def read_tuner_table(text):
-    """NVIDIA's example plugin: 255 characters a read, # in column 0 only, strtok skips empty fields."""
-    rows = []
-    for line in text.split("\n"):
-        for piece in [line[i : i + 255] for i in range(0, len(line), 255)]:
-            fields = [field.strip(" \t") for field in piece.split(",") if field]
-            if piece.startswith("#") or not 8 <= len(fields) <= 10:
-                assert piece.startswith("#")
-                continue
-            kind, low, high, algorithm, protocol, channels, nodes, ranks = fields
-            rows.append((kind, int(low), int(high), algorithm, protocol, int(channels), int(nodes), int(ranks)))
-    return rows
-
-
-def look_up(rows, kind, size_bytes, nodes, ranks):
-    """Return (algorithm, protocol, channels) of the first row that matches, as the plugin does."""
-    for row in rows:
-        if row[0] == kind and row[1] <= size_bytes <= row[2] and row[6] in (-1, nodes) and row[7] in (-1, ranks):
-            return row[3:6]
-    return None
+    assert len(readers.read_example_table(render(recommendation, format="tuner-csv", version=V))) == 3
 
 
 @pytest.mark.parametrize("size_bytes", [1, 65536, 65537, 2**32, 2**40])
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, 2), (2, 1), (2, 2)])
 def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
     """Also for 4 GiB and more, and for a smaller group wherever it lies."""
-    rows = read_tuner_table(render(TUNED, format="tuner-csv", version=V))
+    rows = readers.read_example_table(render(TUNED, format="tuner-csv", version=V))
     message = Message(collective=AR, dtype="float32", size_bytes=size_bytes, group_size=ranks)
     wanted = BY_SIZE.setting_for(message)
 
-    assert look_up(rows, "allreduce", size_bytes, nodes, ranks) == (
+    assert readers.look_up(rows, "allreduce", size_bytes, nodes, ranks) == (
         wanted.algorithm,
         wanted.protocol,
         wanted.channels or -1,
@@ -199,7 +176,7 @@ def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
 def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
     text = render(TUNED, format="tuner-csv", version=V)
 
-    assert look_up(read_tuner_table(text), "allreduce", 1024, 4, 16) is None
+    assert readers.look_up(readers.read_example_table(text), "allreduce", 1024, 4, 16) is None
     assert "# needs NCCL_BUFFSIZE=8388608" in text
     assert "# lost: all_gather: ring/auto: a row must name algorithm and protocol" in text
     assert "ONE channel" in text
@@ -230,7 +207,7 @@ def test_keep_default_sets_no_nccl_variable_and_says_why():
         assert "keep-default: the gain of 0.4 % is below 2 %" in text
     document = json.loads(render(KEPT, format="json", version=V))
     assert (document["decision"], document["variables"], document["table"]) == ("keep-default", {}, [])
-    assert read_tuner_table(render(KEPT, format="tuner-csv", version=V)) == []
+    assert readers.read_example_table(render(KEPT, format="tuner-csv", version=V)) == []
 
 
 @pytest.mark.parametrize("variables", [None, Delivery(policy=BY_SIZE, verdict=PROVEN)])
@@ -256,7 +233,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones():
     with pytest.raises(UsageError) as caught:
         render(TUNED, format="yaml", version=V)
 
-    assert "export, dotenv, json, nccl-conf, tuner-csv" in caught.value.hint
+    assert caught.value.hint == f"one of {', '.join(FORMATS)}"
 
 
 def test_a_table_with_a_rule_that_the_version_lacks_is_refused():

@@ -96,3 +96,25 @@ def test_channels_are_bounded_by_the_version():
 def test_a_document_that_is_no_setting_is_refused(document):
     with pytest.raises(SettingError):
         setting_from_document(document)
+
+
+@pytest.mark.parametrize(("version", "confined"), [("2.30.7", False), ("2.31.2", True), ("2.32.3", True)])
+def test_from_2_31_forcing_one_collective_confines_the_others(version, confined):
+    """Their times are then not the default's: NCCL cannot take LL128, NVLS or PAT for them."""
+    tree, parsed = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4), NcclVersion.parse(version)
+
+    assert tree.applied_to(AR, version=parsed) == tree
+    assert tree.applied_to(AG, version=parsed) == Setting(channels=4, confined=confined)
+    assert tree.applied_to(Collective.ALL_TO_ALL, version=parsed) == DEFAULT
+    assert Setting(channels=4).applied_to(AG, version=parsed) == Setting(channels=4)
+    assert DEFAULT.applied_to(AG, version=parsed) == DEFAULT
+    # A tuner table carries LL128, never a variable, and a table touches nothing else.
+    ll128 = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128)
+    assert ll128.applied_to(AG, version=parsed) == DEFAULT
+
+
+def test_a_confined_choice_is_not_the_default_and_says_what_is_left():
+    confined = Setting(confined=True, channels=2)
+
+    assert not Setting(confined=True).is_default
+    assert confined.label == "auto among ring, tree, ll, simple c=2"

@@ -16,14 +16,20 @@ from ncclt.errors import NccltError
 
 COMMANDS: dict[str, str] = {
     "tune": "ncclt.cli.tune",
+    "check": "ncclt.cli.check",
     "verify": "ncclt.cli.verify",
+    "doctor": "ncclt.cli.doctor",
+    "preflight": "ncclt.cli.preflight",
     "env": "ncclt.cli.env_command",
+    "run": "ncclt.cli.run_command",
+    "attest": "ncclt.cli.attest",
     "profile": "ncclt.cli.profile",
     "cluster": "ncclt.cli.cluster",
     "estimate": "ncclt.cli.estimate",
     "studies": "ncclt.cli.studies",
     "serve": "ncclt.cli.serve",
     "store": "ncclt.cli.store",
+    "plugin": "ncclt.cli.plugin",
     "config": "ncclt.cli.config",
 }
 """Command -> module; each module has a typer application named `app`."""

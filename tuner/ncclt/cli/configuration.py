@@ -79,5 +79,5 @@ def default_map() -> dict[str, Any]:
     if not values:
         return {}
     nested = dict.fromkeys(("list", "show", "import", "add", "migrate"), values)
-    plain = dict.fromkeys(("tune", "serve"), values)
+    plain = dict.fromkeys(("tune", "serve", "preflight"), values)
     return {**plain, **dict.fromkeys(("profile", "cluster", "studies", "store"), nested)}

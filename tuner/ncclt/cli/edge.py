@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -50,6 +52,20 @@ def print_json(document: Any) -> None:
 def say(text: str) -> None:
     """Write a line for people to stderr."""
     sys.stderr.write(text + "\n")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP, which schedulers send, do what Ctrl-C does: end the running launch, then us."""
+    # Under nohup SIGHUP is ignored and stays so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class StopWish:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import report, say
-from ncclt.errors import NccltError, NoRecommendationError, ServerError, UsageError
+from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
 
   eval "$(ncclt env --cluster leonardo --model bert --nodes 2)"
+
+Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap and
+trainjob-env; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md says how to use each.
 
 On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing fitting was published, 69 = store or server
 unreachable.
@@ -33,7 +37,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--nodes", type=int, help="nodes of the job; refused unless measured with as many")
     made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, checked likewise")
     made.add_argument("--nccl-version", help="NCCL that the job loads, checked likewise")
-    made.add_argument("--format", default="export", help="export (default), dotenv, json, nccl-conf or tuner-csv")
+    made.add_argument("--format", default="export", help="how to write it, see above (default export)")
+    made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
+    made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
+    made.add_argument("--channels", type=int, help="nvidia-csv: channels where the policy leaves them to NCCL")
+    made.add_argument("--output", type=Path, metavar="FILE", help="write the text there, whole or not at all")
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
     made.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the server (default 5)")
@@ -51,7 +59,11 @@ def main(argv: Sequence[str]) -> int:
     """Print the environment and return the exit code."""
     arguments = parser().parse_args(argv)
     try:
-        sys.stdout.write(_text(arguments))
+        text = _text(arguments)
+        if arguments.output:
+            _write(arguments.output, text)
+        else:
+            sys.stdout.write(text)
     except NccltError as error:
         if arguments.debug:
             raise
@@ -69,11 +81,11 @@ def _text(arguments: argparse.Namespace) -> str:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     if not arguments.timeout > 0:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
-    server, storage = _source(arguments)
+    server, storage = source(arguments)
     return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
 
 
-def _source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+def source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     """Return server and storage, one of them None: what was said more directly counts, then the server."""
     if arguments.server and arguments.storage:
         raise UsageError("--server and --storage exclude each other", hint="give one of them")
@@ -87,12 +99,12 @@ def _source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
     from ncclt.core.recommendation import Request, select
-    from ncclt.core.render import FORMATS, render
+    from ncclt.core.render import check_form, remarks_left_out, render
     from ncclt.core.version import NcclVersion
     from ncclt.store import published
 
-    if arguments.format not in FORMATS:
-        raise UsageError(f"no format {arguments.format!r}", hint=f"one of {', '.join(FORMATS)}")
+    form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
+    check_form(arguments.format, **form)
     wanted = arguments.nccl_version
     request = Request(
         cluster=cluster,
@@ -104,7 +116,11 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
     found = select(published(storage, cluster=cluster, model=arguments.model), request)
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
-    return render(found, format=arguments.format, version=NcclVersion.parse(found.fingerprint.nccl_version))
+    version = NcclVersion.parse(found.fingerprint.nccl_version)
+    text = render(found, format=arguments.format, version=version, **form)
+    for line in remarks_left_out(found, format=arguments.format, version=version, shell=arguments.shell):
+        say(f"ncclt: {line.removeprefix('# ')}")
+    return text
 
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
@@ -121,14 +137,42 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
             gpus_per_node=arguments.gpus_per_node,
             nccl_version=arguments.nccl_version,
             format=arguments.format,
+            shell=arguments.shell,
+            unset=arguments.unset,
+            channels=arguments.channels,
             timeout_s=arguments.timeout,
             fallback=arguments.fallback,
             # A key on the command line would show in the process list.
             api_key=os.environ.get("NCCLT_API_KEY"),
         )
     except ClientError as error:
-        kind = {404: NoRecommendationError, 422: UsageError}.get(error.status or 0, ServerError)
+        kind = {404: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError}.get(
+            error.status or 0, ServerError
+        )
         raise kind(error.message, hint=error.hint) from error
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
     return fetched.text
+
+
+def _write(path: Path, text: str) -> None:
+    """Put the text in place in one step, readable by all; a script can be executed.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    import os
+    import tempfile
+
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), 0o755 if text.startswith("#!") else 0o644)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink()
+            raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="give another --output") from error

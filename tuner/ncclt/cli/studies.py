@@ -8,18 +8,18 @@ import typer
 
 from ncclt.cli.edge import print_json
 from ncclt.cli.options import AsJson, Storage
-from ncclt.errors import UsageError
+from ncclt.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.study import Trial
     from ncclt.store import StudySummary
 
-app = typer.Typer(help="List and show studies.", no_args_is_help=True)
+app = typer.Typer(help="List, show and replay studies.", no_args_is_help=True)
 
 
 @app.callback()
 def studies() -> None:
-    """List and show studies."""
+    """List, show and replay studies."""
 
 
 @app.command("list")
@@ -66,6 +66,9 @@ def list_studies(
 @app.command("show")
 def show(
     key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Show the launches of the proof, and judge them again.")
+    ] = False,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,6 +80,18 @@ def show(
         trials = store.trials(study.id)
         found = store.recommendations(study=study.id)
     newest = max(found, key=lambda r: r.revision, default=None)
+    if evidence:
+        from ncclt.cli.evidence_view import print_evidence
+        from ncclt.core.proof_document import evidence_document
+
+        if newest is None:
+            raise NotFoundError(f"study {study.name} has no verdict yet", hint="the same `ncclt tune` command goes on")
+        document = evidence_document(newest, trials, study.workload)
+        if as_json:
+            print_json(document)
+        else:
+            print_evidence(document)
+        return
     if as_json:
         print_json(
             {
@@ -104,6 +119,8 @@ def show(
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
     if newest:
         print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
+    if newest and newest.stale:
+        print(f"STALE, no longer served: {newest.stale}")
     print_table(
         ("#", "phase", "setting", "outcome", "time/step us", "detail"),
         [
@@ -119,6 +136,40 @@ def show(
         ],
         numbers=("#", "time/step us"),
     )
+
+
+@app.command("replay")
+def replay_study(
+    key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(help="Who chooses the launches: ours, tpe, random or gp; repeatable. Left out: ours and random."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Searches of each sampler.")] = 10,
+    trials: Annotated[int, typer.Option(help="Launches of each search, the default's included.")] = 20,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search a stored study again on its own measurements, without a GPU, and say how soon each sampler is good."""
+    from ncclt.runners import require_tune_extra
+
+    require_tune_extra()
+    from ncclt.cli.replay_view import print_replay, replay_document
+    from ncclt.search.replay import recording_of, replay
+    from ncclt.store import open_store
+
+    if seeds < 1 or trials < 2:
+        raise UsageError("--seeds must be at least 1, and --trials at least 2")
+    with open_store(storage) as store:
+        study = store.study(key)
+        recording = recording_of(study, store.trials(study.id))
+    names = dict.fromkeys(sampler or ("ours", "random"))
+    replays = [replay(recording, name, seed=seed, launches=trials) for name in names for seed in range(seeds)]
+    document = replay_document(study, recording, replays)
+    if as_json:
+        print_json(document)
+    else:
+        print_replay(document)
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
@@ -142,7 +193,8 @@ def _outcome(summary: StudySummary) -> str:
     if found is None:
         return "-"
     verdict = found.table.verdict
-    return f"{verdict.decision} {(verdict.speedup - 1) * 100:+.1f} %"
+    stale = " STALE" if found.stale else ""
+    return f"{verdict.decision} {(verdict.speedup - 1) * 100:+.1f} %{stale}"
 
 
 def _summary_row(summary: StudySummary) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from rich.text import Text
 
 
 def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", numbers: Sequence[str] = ()
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str = "",
+    numbers: Sequence[str] = (),
+    to_stderr: bool = False,
 ) -> None:
     """Write a table to stdout.
 
@@ -19,6 +24,7 @@ def print_table(
         rows: texts, one per column; never read as markup.
         caption: a line below the table.
         numbers: titles of the columns that are set flush right.
+        to_stderr: write it to stderr, where stdout is somebody else's.
     """
     table = Table(box=None, pad_edge=False, header_style="bold", caption=caption or None, caption_justify="left")
     for title in header:
@@ -27,8 +33,8 @@ def print_table(
         table.add_column(title, justify="right" if number else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console()
+    console = Console(stderr=to_stderr)
     if not console.is_terminal:
         # Piped into a file or a pager, rows must not be folded at 80 columns.
-        console = Console(width=200)
+        console = Console(width=200, stderr=to_stderr)
     console.print(table)

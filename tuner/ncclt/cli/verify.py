@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import EXIT_INTERRUPTED, print_json, say
+from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.errors import UsageError
 
@@ -52,7 +50,9 @@ def verify(
     keep_env: Annotated[
         bool, typer.Option("--keep-env", help="Let NCCL_* variables of this shell reach both sides.")
     ] = False,
-    blocks: Annotated[int, typer.Option(help="A B B A blocks, four launches each.")] = 4,
+    blocks: Annotated[
+        int, typer.Option(help="A B B A blocks at most, four launches each; it ends when decided, after 4 at least.")
+    ] = 12,
     steps: Annotated[int, typer.Option(help="Training steps to measure in each launch.")] = 30,
     warmup: Annotated[int, typer.Option(help="Steps before them.")] = 10,
     min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
@@ -63,7 +63,6 @@ def verify(
     directory: Annotated[
         Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
     ] = Path(),
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     storage: Storage = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be launched; run and store nothing.")
@@ -74,7 +73,7 @@ def verify(
 ) -> None:
     """Launch a training briefly and in turn without and with its recommended environment, and compare step times.
 
-    No line of the training changes. The order A B B A ... cancels drifts; the verdict needs the whole interval.
+    No line of the training changes. The order A B B A ... cancels drifts; it ends when the verdict is certain.
     """
     from ncclt.launch.local import LocalLauncher
     from ncclt.launch.process import KEEP_BYTES
@@ -110,14 +109,13 @@ def verify(
         stop_after=not run_to_end,
         directory=directory,
         open_mpi=is_open_mpi(command[0], environ=os.environ),
-        seed=seed,
     )
     if dry_run:
         _print_plan(request, as_json=as_json)
         return
     watch = _Watch(request, hidden=quiet or as_json, verbose=verbose)
     # A store that cannot be written is told before the training runs, and not an hour later.
-    with open_store(storage) as store, _interruptible():
+    with open_store(storage) as store, interruptible():
         watch.begun()
         try:
             verification = run(
@@ -176,20 +174,6 @@ def _notes(published: Recommendation | None) -> tuple[str, ...]:
     return ("SIMULATED: the recommendation was tuned on a model of the cluster; the step times here are measured",)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, which schedulers send, do what Ctrl-C does: end the running launch, then us."""
-    # Under nohup SIGHUP is ignored and stays so.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
 class _Watch:
     """Says on stderr how the launches go."""
 
@@ -213,7 +197,7 @@ class _Watch:
             sys.stderr.write(result.stdout + result.stderr)
         if not self._hidden:
             took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
-            say(f"ncclt: launch {launch.order + 1}/{len(self._request.order)}, {launch.side}: {took}")
+            say(f"ncclt: launch {launch.order + 1} of {len(self._request.order)} at most, {launch.side}: {took}")
 
 
 def _shown(variables: Variables) -> str:
@@ -242,7 +226,7 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
     import shlex
 
     print(f"command: {shlex.join(request.argv)}")
-    print(f"launches: {len(request.order)}: {' '.join(request.order)}")
+    print(f"launches: {len(request.order)} at most: {' '.join(request.order)}")
     print(f"steps: {request.steps} of each launch, behind {request.warmup} of warm-up")
     print(f"base: {_shown(request.base_env)}")
     print(f"tuned: {_shown(request.tuned_env)}")

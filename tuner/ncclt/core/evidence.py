@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ncclt.core.message import Message
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome
+
+LAUNCHES_PER_BLOCK = 2
+"""Each arm is launched twice in a block of A B B A."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,7 @@ class ArmLaunch:
         order: number of its first trial, so that the interleaving can be seen.
         time_us: communication time per step, µs; None where a trial failed.
         failure: outcome and detail of the trial that failed, for people.
+        message_us: time of one call of each message, µs; empty where a trial failed.
     """
 
     arm: Arm
@@ -28,14 +32,14 @@ class ArmLaunch:
     order: int
     time_us: float | None
     failure: str = ""
+    message_us: Mapping[Message, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The launches of the last verification of a study, in order, and the times per message behind them."""
+    """The launches of the last verification of a study, in order."""
 
     launches: tuple[ArmLaunch, ...]
-    message_samples_us: Mapping[Arm, Mapping[Message, tuple[float, ...]]]
 
     def times_us(self, arm: Arm) -> tuple[float, ...]:
         """Return the times per step of an arm's launches, µs, in order, without the failed ones."""
@@ -47,31 +51,50 @@ class Evidence:
 
     def message_times_us(self, arm: Arm) -> dict[Message, float]:
         """Return the median time of one call per message under an arm, µs."""
-        return {m: statistics.median(samples) for m, samples in self.message_samples_us.get(arm, {}).items()}
+        samples: dict[Message, list[float]] = {}
+        for launch in self.launches:
+            if launch.arm is arm:
+                for message, time_us in launch.message_us.items():
+                    samples.setdefault(message, []).append(time_us)
+        return {message: statistics.median(times_us) for message, times_us in samples.items()}
+
+    def whole_blocks(self, arm: Arm) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
+        """Return pairs of launches, default and arm, of every block in which both were measured twice, in order.
+
+        The first default stands beside the first launch of the arm, and the second beside the second: what a drift adds
+        to one pair it takes from the other.
+        """
+        measured = {(launch.arm, launch.block): launch for launch in self.launches if launch.time_us is not None}
+        last = max((launch.block for launch in self.launches), default=-1)
+        pairs: list[tuple[ArmLaunch, ArmLaunch]] = []
+        for first in range(0, last + 1, LAUNCHES_PER_BLOCK):
+            halves = range(first, first + LAUNCHES_PER_BLOCK)
+            if all((one, half) in measured for one in (Arm.DEFAULT, arm) for half in halves):
+                pairs += [(measured[Arm.DEFAULT, half], measured[arm, half]) for half in halves]
+        return tuple(pairs)
 
 
 def last_verification(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the verification trials after the last search or confirmation: earlier ones judged an older policy."""
-    numbers = [t.number for t in trials if t.phase is not Phase.VERIFY]
-    newest = max(numbers, default=-1)
-    return [t for t in trials if t.phase is Phase.VERIFY and t.number > newest]
+    """Return the trials of the last verification by number.
+
+    Those before the last search or confirmation judged an older policy, and so did those before the last time that a
+    verification began anew: its first block begins with the default.
+    """
+    ordered = sorted(trials, key=lambda trial: trial.number)
+    newest = max((i for i, trial in enumerate(ordered) if trial.phase is not Phase.VERIFY), default=-1)
+    verification = ordered[newest + 1 :]
+    begun = (i for i, trial in enumerate(verification) if trial.arm is Arm.DEFAULT and trial.block == 0)
+    return verification[max(begun, default=0) :]
 
 
 def collect_evidence(trials: Sequence[Trial]) -> Evidence:
     """Gather the launches of the last verification out of all trials of a study."""
     grouped: dict[tuple[Arm, int], list[Trial]] = {}
-    samples: dict[Arm, dict[Message, list[float]]] = {}
     for trial in last_verification(trials):
         assert trial.arm is not None
         grouped.setdefault((trial.arm, trial.block), []).append(trial)
-        mine = samples.setdefault(trial.arm, {})
-        for measurement in trial.result.measurements:
-            mine.setdefault(measurement.message, []).append(measurement.time_us)
     launches = [_launch(arm, block, parts) for (arm, block), parts in grouped.items()]
-    return Evidence(
-        launches=tuple(sorted(launches, key=lambda launch: launch.order)),
-        message_samples_us={arm: {m: tuple(s) for m, s in mine.items()} for arm, mine in samples.items()},
-    )
+    return Evidence(launches=tuple(sorted(launches, key=lambda launch: launch.order)))
 
 
 def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
@@ -82,4 +105,5 @@ def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
         order=parts[0].number,
         time_us=None if failed else sum(t.score_us for t in parts if t.score_us is not None),
         failure=f"{failed.result.outcome}: {failed.result.detail}" if failed else "",
+        message_us={} if failed else {m.message: m.time_us for t in parts for m in t.result.measurements},
     )

@@ -11,17 +11,22 @@ from typing import Any
 from ncclt.core.cluster import Fingerprint, fingerprint_from_document
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, policy_from_document
-from ncclt.errors import InputError, NccltError, NoRecommendationError
+from ncclt.errors import InputError, NccltError, NoRecommendationError, StaleRecommendationError
 
 RECOMMENDATION_SCHEMA = 1
 """Version of the recommendation document."""
 
 
+MIN_EFFECT = 0.02
+"""Gain of communication time per step below which changing anything is not worth it, unless said otherwise."""
+
+
 class Decision(StrEnum):
-    """The two words of a verdict."""
+    """The words of a verdict; only `tuned` changes anything."""
 
     TUNED = "tuned"
     KEEP_DEFAULT = "keep-default"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +34,13 @@ class Verdict:
     """What the interleaved re-measurement against the untouched default proved.
 
     Attributes:
-        decision: `tuned` only if the gain is proven.
+        decision: `tuned` only if the gain is proven, `keep-default` only if it is refuted or harm is shown.
         reason: one sentence for people, with numbers.
         speedup: communication time per step of the default over that of the policy; above 1 = faster.
-        interval: 95 % interval of the speed-up, (low, high).
+        interval: 95 % interval of the speed-up, (low, high), whenever the measuring ended.
         blocks: A/B/B/A blocks measured.
         default_us, policy_us: median communication time per step, µs.
+        min_effect: smallest gain that was worth a change, as a share.
     """
 
     decision: Decision
@@ -44,6 +50,7 @@ class Verdict:
     blocks: int
     default_us: float
     policy_us: float
+    min_effect: float = MIN_EFFECT
 
     def to_document(self) -> dict[str, Any]:
         """Return the verdict as a JSON object."""
@@ -56,6 +63,7 @@ class Verdict:
             "blocks": self.blocks,
             "default_us": self.default_us,
             "policy_us": self.policy_us,
+            "min_effect": self.min_effect,
         }
 
 
@@ -70,6 +78,8 @@ def verdict_from_document(document: Mapping[str, Any]) -> Verdict:
         blocks=int(document["blocks"]),
         default_us=float(document["default_us"]),
         policy_us=float(document["policy_us"]),
+        # The first verdicts do not say it.
+        min_effect=float(document.get("min_effect", MIN_EFFECT)),
     )
 
 
@@ -108,6 +118,11 @@ class Recommendation:
         simulated: the times came from the simulated cluster and not from a machine.
         launcher: where the trials ran.
         created: ISO time.
+        source_digest: hash of the messages of the workload as it is kept, before it was placed and cut; empty where it
+            was not written down.
+        stale: why it is no longer served; empty while it is.
+        dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
+            written down.
     """
 
     id: str
@@ -123,6 +138,9 @@ class Recommendation:
     simulated: bool
     launcher: str
     created: str
+    source_digest: str = ""
+    stale: str = ""
+    dtypes: frozenset[tuple[Collective, str]] = frozenset()
 
     def to_document(self) -> dict[str, Any]:
         """Return the recommendation as the JSON document that is stored and served."""
@@ -141,6 +159,9 @@ class Recommendation:
             "simulated": self.simulated,
             "launcher": self.launcher,
             "created": self.created,
+            "source_digest": self.source_digest,
+            "stale": self.stale,
+            "dtypes": sorted([collective.value, dtype] for collective, dtype in self.dtypes),
         }
 
 
@@ -175,6 +196,10 @@ def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
             simulated=bool(document["simulated"]),
             launcher=str(document["launcher"]),
             created=str(document["created"]),
+            # The first recommendations say none of these.
+            source_digest=str(document.get("source_digest", "")),
+            stale=str(document.get("stale", "")),
+            dtypes=frozenset((Collective(c), str(dtype)) for c, dtype in document.get("dtypes", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"this is no recommendation: {type(error).__name__}: {error}") from error
@@ -208,22 +233,42 @@ class Request:
         return "; ".join(wrong)
 
 
+def replaced_workload(recommendation: Recommendation, digest: str) -> str:
+    """Say that a recommendation is stale because its workload was replaced; empty = it was not.
+
+    Args:
+        recommendation: as it was published.
+        digest: of the workload that has its name now, as it is kept; empty = there is none.
+    """
+    if not digest or not recommendation.source_digest or digest == recommendation.source_digest:
+        return ""
+    return f"the workload {recommendation.model!r} was replaced by one with other messages since it was tuned"
+
+
 def select(candidates: Iterable[Recommendation], request: Request) -> Recommendation:
     """Return the newest published revision that fits the request exactly; never the nearest one.
 
-    A measured recommendation goes before a simulated one whatever its age.
+    A measured recommendation goes before a simulated one whatever its age. Where the newest one is stale none is
+    served: an older one was measured even earlier.
 
     Raises:
         NoRecommendationError: nothing was published for it, or nothing of what was published fits.
+        StaleRecommendationError: what fits is stale.
     """
     what = f"{request.model} on {request.cluster}"
     published = list(candidates)
     fitting = [r for r in published if not request.refusal(r.fingerprint)]
-    if fitting:
-        return max(fitting, key=lambda r: (not r.simulated, r.created, r.revision))
     command = f"ncclt tune --model {request.model} --cluster {request.cluster}"
     if request.nodes is not None:
         command += f" --nodes {request.nodes}"
+    if fitting:
+        newest = max(fitting, key=lambda r: (not r.simulated, r.created, r.revision))
+        if newest.stale:
+            raise StaleRecommendationError(
+                f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
+                hint=f"run `{command}` to tune anew, or `ncclt check` once the cause is repaired",
+            )
+        return newest
     if not published:
         raise NoRecommendationError(f"nothing has been tuned for {what}", hint=f"run `{command}`")
     why = sorted({request.refusal(r.fingerprint) for r in published})

@@ -47,7 +47,7 @@ def headline(recommendation: Recommendation, delivery: Delivery | None) -> str:
     if delivery is None:
         return f"{what}: {Decision.KEEP_DEFAULT}: no policy that plain variables can express was proven"
     verdict = delivery.verdict
-    if verdict.decision is Decision.KEEP_DEFAULT:
+    if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
     low, high = verdict.interval
     return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"

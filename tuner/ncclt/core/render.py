@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,16 @@ from ncclt.core.compile import Compiled, compile_policy
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 from ncclt.core.remark import comment_lines, remarks, token
+from ncclt.core.render_foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
+from ncclt.core.render_shell import (
+    Variables,
+    assignments,
+    check_shell,
+    option_words,
+    pyxis_lines,
+    removals,
+    task_prolog,
+)
 from ncclt.core.render_table import TABLE_FORMAT, render_table
 from ncclt.core.version import NcclVersion
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
@@ -18,51 +27,137 @@ from ncclt.errors import NoRecommendationError, SettingError, UsageError
 ENV_SCHEMA = 1
 """Version of the document of the format `json`."""
 
-FORMATS = ("export", "dotenv", "json", "nccl-conf", TABLE_FORMAT)
+TABLE_FORMATS = (TABLE_FORMAT, *FOREIGN_TABLE_FORMATS)
+"""The formats that deliver the per-size policy; all others deliver variables."""
+
+FORMATS = (
+    "export", "dotenv", "json", "nccl-conf", TABLE_FORMAT, *FOREIGN_TABLE_FORMATS, "slurm-taskprolog", "pyxis",
+    "mpirun-x", "docker-env", "configmap", "trainjob-env",
+)  # fmt: skip
 """What `render` writes."""
+
+WORD_OPTIONS = {"mpirun-x": "-x", "docker-env": "--env"}
+"""The formats that are words for a command line, with the option of that command."""
 
 _CONF_VALUE_LENGTH = 1023
 """Longest value in nccl.conf (NCCL src/misc/param.cc:27-56, 2.30.7)."""
 
 
-def render(recommendation: Recommendation, *, format: str, version: NcclVersion) -> str:
+def render(
+    recommendation: Recommendation,
+    *,
+    format: str,
+    version: NcclVersion,
+    shell: str = "bash",
+    unset: bool = False,
+    channels: int | None = None,
+) -> str:
     """Return the recommendation as text of one format; never more than what its verdict proves.
 
     Args:
         recommendation: what was published.
-        format: one of `FORMATS`. `tuner-csv` delivers the table, the others the variables.
+        format: one of `FORMATS`. `TABLE_FORMATS` deliver the table, the others the variables.
         version: NCCL of the job; must be the one that was measured.
+        shell: `export` only: whose language it is, one of `SHELLS`.
+        unset: `export` only: remove exactly what the same call without it sets.
+        channels: `nvidia-csv` only: for rules that leave the number of channels to NCCL.
 
     Raises:
-        NoRecommendationError: measured with another NCCL.
-        UsageError: no such format.
-        SettingError: the policy cannot be compiled for this NCCL.
+        NoRecommendationError: measured with another NCCL, the proof ended undecided, or `nvidia-csv` without a row.
+        UsageError: no such format or shell, or an option that the format does not have.
+        SettingError: the policy cannot be compiled for this NCCL, or not be said in this format.
     """
-    if format not in FORMATS:
-        raise UsageError(f"unknown format {format!r}", hint=f"one of {', '.join(FORMATS)}")
+    check_form(format, shell=shell, unset=unset, channels=channels)
     measured = recommendation.fingerprint.nccl_version
     if version != NcclVersion.parse(measured):
         raise NoRecommendationError(
             f"{recommendation.model} on {recommendation.cluster} was tuned with NCCL {measured}, not with {version}",
             hint=f"what is best on one NCCL may be wrong on the next; tune again with NCCL {version}",
         )
+    _refuse_undecided(recommendation, format)
     if format == TABLE_FORMAT:
         return render_table(recommendation, version=version)
+    if format in FOREIGN_TABLE_FORMATS:
+        return render_foreign_table(recommendation, format=format, version=version, channels=channels)
+    delivery, compiled = _delivered(recommendation, version)
+    if format == "json":
+        return _render_json(recommendation, delivery, compiled)
+    comments = comment_lines(remarks(recommendation, delivery, compiled.lost))
+    variables = [*compiled.variables, *_trace(recommendation)]
+    match format:
+        case "export":
+            return _render_export(variables, comments, shell=shell, unset=unset)
+        case "dotenv":
+            # As `docker run --env-file` takes them: verbatim, quotes would become part of the value.
+            return _text([*comments, *(f"{name}={value}" for name, value in variables)])
+        case "nccl-conf":
+            return _render_nccl_conf(compiled, comments)
+        case "slurm-taskprolog":
+            return task_prolog(variables, comments, nodes=recommendation.fingerprint.nodes)
+        case "pyxis":
+            return _text([*pyxis_lines(variables), *comments])
+        case "mpirun-x" | "docker-env":
+            return option_words(WORD_OPTIONS[format], variables)
+        case _:
+            return _render_kubernetes(recommendation, format, variables, comments)
+
+
+def check_form(format: str, *, shell: str = "bash", unset: bool = False, channels: int | None = None) -> None:
+    """Refuse a format that does not exist, and an option that it does not have.
+
+    Raises:
+        UsageError: one of both.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"unknown format {format!r}", hint=f"one of {', '.join(FORMATS)}")
+    check_shell(shell)
+    if format != "export" and (unset or shell != "bash"):
+        raise UsageError("--shell and --unset go with --format export", hint=f"leave them out for {format}")
+    if format != "nvidia-csv" and channels is not None:
+        raise UsageError("--channels goes with --format nvidia-csv", hint=f"leave it out for {format}")
+
+
+def remarks_left_out(recommendation: Recommendation, *, format: str, version: NcclVersion, shell: str) -> list[str]:
+    """Return what should be said beside a text that has no room for comments; empty where the text says it itself.
+
+    Words for a command line have none, and csh knows comments in scripts only, not in `eval`.
+    """
+    if format not in WORD_OPTIONS and not (format == "export" and shell == "csh"):
+        return []
+    delivery, compiled = _delivered(recommendation, version)
+    return comment_lines(remarks(recommendation, delivery, compiled.lost))
+
+
+def _delivered(recommendation: Recommendation, version: NcclVersion) -> tuple[Delivery | None, Compiled]:
+    """Return what the variables deliver, None where they can say nothing, and the variables."""
     delivery = recommendation.variables
     policy = delivery.effective if delivery else Policy()
-    compiled = compile_policy(policy, version=version, collectives=recommendation.collectives)
+    compiled = compile_policy(
+        policy, version=version, collectives=recommendation.collectives, dtypes=recommendation.dtypes
+    )
     if not compiled.variables and not policy.is_default:
         delivery = None  # nothing of it can be said, so nothing may be claimed either
     compiled = replace(compiled, lost=(*_left_to_the_table(recommendation, delivery), *compiled.lost))
+    return delivery, compiled
+
+
+def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
+    """Raise NoRecommendationError where a format would deliver nothing, and not because that is known to be right."""
+    table, variables = recommendation.table, recommendation.variables
     match format:
-        case "export":
-            return _render_export(recommendation, delivery, compiled)
-        case "dotenv":
-            return _render_dotenv(recommendation, delivery, compiled)
-        case "nccl-conf":
-            return _render_nccl_conf(recommendation, delivery, compiled)
+        case _ if format in TABLE_FORMATS:
+            asked = [table]
+        case "json":
+            asked = [table, *([variables] if variables else [])]
         case _:
-            return _render_json(recommendation, delivery, compiled)
+            asked = [variables or table]
+    verdicts = [delivery.verdict for delivery in asked]
+    open_ones = [verdict for verdict in verdicts if verdict.decision is Decision.UNDECIDED]
+    if open_ones and not any(verdict.decision is Decision.TUNED for verdict in verdicts):
+        raise NoRecommendationError(
+            f"{recommendation.model} on {recommendation.cluster} is undecided: {open_ones[0].reason}",
+            hint="NCCL's own choice stays; the same `ncclt tune` with more --blocks goes on",
+        )
 
 
 def _left_to_the_table(recommendation: Recommendation, delivery: Delivery | None) -> tuple[str, ...]:
@@ -82,28 +177,30 @@ def _trace(recommendation: Recommendation) -> list[tuple[str, str]]:
     return [*traced, ("NCCLT_SIMULATED", "1")] if recommendation.simulated else traced
 
 
-def _render_export(recommendation: Recommendation, delivery: Delivery | None, compiled: Compiled) -> str:
+def _render_export(variables: Variables, comments: list[str], *, shell: str, unset: bool) -> str:
     """Return shell code for `eval`; comments come last, as an unquoted eval joins all lines into one."""
-    variables = [*compiled.variables, *_trace(recommendation)]
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables]
-    return _text(lines + comment_lines(remarks(recommendation, delivery, compiled.lost)))
+    lines = removals((name for name, _ in variables), shell) if unset else assignments(variables, shell)
+    # csh knows comments in scripts only.
+    return _text([*lines, *([] if shell == "csh" or unset else comments)])
 
 
-def _render_dotenv(recommendation: Recommendation, delivery: Delivery | None, compiled: Compiled) -> str:
-    """Return NAME=value lines as `docker run --env-file` takes them: verbatim, quotes would become part of them."""
-    lines = [f"{name}={value}" for name, value in [*compiled.variables, *_trace(recommendation)]]
-    return _text(comment_lines(remarks(recommendation, delivery, compiled.lost)) + lines)
-
-
-def _render_nccl_conf(recommendation: Recommendation, delivery: Delivery | None, compiled: Compiled) -> str:
+def _render_nccl_conf(compiled: Compiled, comments: list[str]) -> str:
     """Return a file for NCCL_CONF_FILE or /etc/nccl.conf, which NCCL reads itself, so with its own names only."""
     for name, value in compiled.variables:
         if len(value) > _CONF_VALUE_LENGTH:
             raise SettingError(
                 f"{name} has {len(value)} characters, nccl.conf takes {_CONF_VALUE_LENGTH}", hint="use another format"
             )
-    lines = [f"{name}={value}" for name, value in compiled.variables]
-    return _text(comment_lines(remarks(recommendation, delivery, compiled.lost)) + lines)
+    return _text([*comments, *(f"{name}={value}" for name, value in compiled.variables)])
+
+
+def _render_kubernetes(recommendation: Recommendation, format: str, variables: Variables, comments: list[str]) -> str:
+    # Imported here: only these formats need a hash, and `ncclt env` must start fast.
+    from ncclt.core.render_kubernetes import render_configmap, render_env_list
+
+    if format == "configmap":
+        return render_configmap(recommendation, variables, comments)
+    return render_env_list(variables, comments)
 
 
 def _render_json(recommendation: Recommendation, delivery: Delivery | None, compiled: Compiled) -> str:

@@ -1,22 +1,22 @@
-"""Proof: default and policy measured in turn, judged by blocks."""
+"""The verdict: what pairs of launches prove, at whatever number of blocks one looks at them."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclt.core.message import Message
+from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
 from ncclt.core.recommendation import Decision, Verdict
+from ncclt.core.sequential import Interval, centre_of, interval_of, log_capital
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-MIN_EFFECT = 0.02
-"""Gain of communication time per step below which changing anything is not worth it."""
 
 MAX_MESSAGE_LOSS = 0.03
 """Loss that no message of weight may suffer for the sake of the others."""
@@ -24,115 +24,213 @@ MAX_MESSAGE_LOSS = 0.03
 MIN_BLOCKS = 4
 """Fewer A B B A blocks than this decide nothing."""
 
-_RESAMPLES = 10_000
-_CONFIDENCE = 0.95
+FALSE_TUNED = 0.01
+"""Probability, over all the times one may look, that a policy without any gain is called `tuned`."""
 
-# Two-sided 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (any table of the distribution).
-_T975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+INTERVAL_ERROR = 0.05
+"""One minus the confidence of the interval, both ends together and at any number of blocks."""
+
+FALSE_VETO = 0.05
+"""Probability that any message at all vetoes a policy that slows none of them by more than is allowed."""
+
+_CLEARED = math.log(2.0)
+"""Capital of a bet against a loss above `MAX_MESSAGE_LOSS` that clears a message which loses something."""
+
+_FORESIGHT = 100
+"""Blocks up to which it is worth saying how many would decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """An estimate with its 95 % interval."""
+class Pairs:
+    """What a verdict looks at: launches of default and policy side by side, two pairs to a block.
 
-    estimate: float
-    low: float
-    high: float
+    Attributes:
+        default_us, policy_us: time per step of each launch, µs, in pairs and in order.
+        losses: message of weight that the policy changes -> log of its time over the default's, one per pair.
+    """
+
+    default_us: tuple[float, ...]
+    policy_us: tuple[float, ...]
+    losses: Mapping[Message, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.default_us) != len(self.policy_us) or len(self.default_us) % 2:
+            raise ValueError("a block has two launches of the default and two of the policy")
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of whole blocks."""
+        return len(self.default_us) // 2
+
+    @property
+    def gains(self) -> NDArray[np.float64]:
+        """Return the log speed-up of each pair."""
+        logs: NDArray[np.float64] = np.log(np.asarray(self.default_us)) - np.log(np.asarray(self.policy_us))
+        return logs
+
+    def first(self, blocks: int) -> Pairs:
+        """Return the first blocks alone; where they are fewer than asked for, they are repeated."""
+
+        def cut(values: Sequence[float]) -> tuple[float, ...]:
+            return tuple(values[i % len(values)] for i in range(2 * blocks))
+
+        return Pairs(
+            default_us=cut(self.default_us),
+            policy_us=cut(self.policy_us),
+            losses={message: cut(logs) for message, logs in self.losses.items()},
+        )
 
 
 def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> tuple[float, ...]:
-    """Return one speed-up per A B B A block: geometric mean of its two defaults over that of its two policies.
+    """Return one speed-up per block: geometric mean of its two defaults over that of its two policies.
 
     A drift that is linear in time over a block shifts both means alike and cancels.
 
     Args:
         default_us, policy_us: time per step of each launch in order, µs, equally many, an even number.
     """
-    if len(default_us) != len(policy_us) or len(default_us) % 2:
-        raise ValueError("a block has two launches of the default and two of the policy")
-    pairs = zip(default_us[::2], default_us[1::2], policy_us[::2], policy_us[1::2], strict=True)
-    return tuple(math.sqrt(a1 * a2 / (b1 * b2)) for a1, a2, b1, b2 in pairs)
+    gains = Pairs(default_us=tuple(default_us), policy_us=tuple(policy_us)).gains
+    return tuple(float(ratio) for ratio in np.exp((gains[::2] + gains[1::2]) / 2))
 
 
-def bootstrap_interval(speedups: Sequence[float], *, seed: int) -> Interval:
-    """Return the mean log speed-up and its 95 % interval, back in ratios.
+def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
+    """Decide between default and policy, or say that the pairs do not suffice; they may be looked at after each block.
 
-    The percentile interval of a small sample is too narrow; its levels are widened from the normal to Student's t
-    and by sqrt(n / (n - 1)) (expanded percentile interval: Hesterberg, "What Teachers Should Know about the
-    Bootstrap", The American Statistician 69, 2015, section 4.3).
+    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, the estimated gain reaches `min_effect`, and no message
+    of weight is suspected to be slower by more than `MAX_MESSAGE_LOSS`.
+    `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or such a loss is shown of a message
+    (at `FALSE_VETO` shared among all messages).
     """
-    logs: NDArray[np.float64] = np.log(np.asarray(speedups, dtype=np.float64))
-    n = len(logs)
-    rng = np.random.default_rng(seed)
-    means = logs[rng.integers(0, n, size=(_RESAMPLES, n))].mean(axis=1)
-    t = _T975[n - 2] if n - 2 < len(_T975) else statistics.NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
-    tail = statistics.NormalDist().cdf(-t * math.sqrt(n / (n - 1)))
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(
-        estimate=float(np.exp(logs.mean())),
-        low=float(np.exp(low)),
-        high=float(np.exp(high)),
-    )
+    if pairs.blocks < MIN_BLOCKS:
+        return Decision.UNDECIDED
+    gains, worthwhile = pairs.gains, math.log1p(min_effect)
+    if float(log_capital(-gains, -worthwhile)) >= math.log(2 / INTERVAL_ERROR):
+        return Decision.KEEP_DEFAULT
+    harmed, suspected = _messages(pairs)
+    if harmed:
+        return Decision.KEEP_DEFAULT
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED)
+    if proven and not suspected and float(centre_of(gains)) >= worthwhile:
+        return Decision.TUNED
+    return Decision.UNDECIDED
+
+
+def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
+    """Return the worst message that is shown, and the worst that is suspected, to lose more than it may."""
+    if not pairs.losses:
+        return None, None
+    messages = list(pairs.losses)
+    logs = np.array([pairs.losses[message] for message in messages])
+    limit = math.log1p(MAX_MESSAGE_LOSS)
+    centres = centre_of(logs)
+    shown = log_capital(logs, limit) >= math.log(len(messages) / FALSE_VETO)
+    # The odds for any loss make one message suspicious; among many some have them by chance. The full correction, a
+    # factor of their number, would hide real losses, and none would let noise hold back every second policy.
+    losing = log_capital(logs) >= math.log(len(messages)) / 2
+    suspicious = losing & (log_capital(-logs, -limit) < _CLEARED)
+
+    def worst(among: NDArray[np.bool_]) -> Message | None:
+        return messages[int(np.where(among, centres, -math.inf).argmax())] if among.any() else None
+
+    return worst(shown), worst(suspicious)
+
+
+def _immaterial(pairs: Pairs, *, min_effect: float) -> bool:
+    """Tell whether the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
+    if pairs.blocks < MIN_BLOCKS or float(centre_of(pairs.gains)) >= math.log1p(min_effect):
+        return False
+    return float(log_capital(-pairs.gains, -math.log1p(2 * min_effect))) >= math.log(2 / INTERVAL_ERROR)
 
 
 def judge(
-    default_us: Sequence[float],
-    policy_us: Sequence[float],
+    pairs: Pairs,
     *,
-    seed: int,
-    failure: str = "",
-    worst_message: str = "",
-    worst_loss: float = 0.0,
     min_effect: float = MIN_EFFECT,
+    failure: str = "",
+    default_failure: str = "",
+    ended: bool = True,
 ) -> Verdict:
-    """Decide between the default and a policy.
+    """Return the decision with its numbers and its sentence.
 
-    `tuned` needs the estimated gain to reach `min_effect`, the whole 95 % interval to lie above 1, no failed or wrong
-    launch, and no message of weight slower by more than `MAX_MESSAGE_LOSS`.
+    Where the budget ends at a gain that is small but near the minimum effect, no sensible number of blocks would tell
+    on which side it lies: the default stays then by decision, and not for want of one.
 
     Args:
-        default_us, policy_us: communication time per step of each launch, µs, in A B B A order.
-        seed: of the bootstrap.
-        failure: why a launch failed or gave wrong data; disqualifies.
-        worst_message, worst_loss: the message that lost most and its loss as a share, 0.05 = 5 % slower.
+        pairs: of all whole blocks.
         min_effect: smallest gain worth a change, as a share.
+        failure: why a launch of the policy failed or gave wrong data; disqualifies.
+        default_failure: why a launch of the default failed, which ends a proof that is not decided yet.
+        ended: no more blocks are to come.
     """
-    speedups = block_speedups(default_us, policy_us)
-    if len(speedups) >= MIN_BLOCKS:
-        interval = bootstrap_interval(speedups, seed=seed)
-    else:
-        interval = Interval(estimate=1.0, low=0.0, high=math.inf)
-    percent = (
-        f"{(interval.estimate - 1) * 100:+.1f} % (95 % interval {_percent(interval.low)} to {_percent(interval.high)})"
+    measured = pairs.blocks > 0
+    interval = (
+        interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
+        if measured
+        else Interval(estimate=1.0, low=0.0, high=math.inf)
     )
     if failure:
         decision, reason = Decision.KEEP_DEFAULT, f"the policy is disqualified: {failure}"
-    elif len(speedups) < MIN_BLOCKS:
-        decision, reason = Decision.KEEP_DEFAULT, f"only {len(speedups)} of {MIN_BLOCKS} blocks were measured"
-    elif worst_loss > MAX_MESSAGE_LOSS:
-        decision = Decision.KEEP_DEFAULT
-        reason = f"{worst_message} would be {worst_loss * 100:.1f} % slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
-    elif interval.low <= 1.0:
-        decision, reason = Decision.KEEP_DEFAULT, f"no gain is proven: {percent}"
-    elif interval.estimate < 1.0 + min_effect:
-        decision, reason = (
-            Decision.KEEP_DEFAULT,
-            f"the gain of {percent} is below the minimum of {min_effect * 100:.0f} %",
-        )
     else:
-        decision, reason = Decision.TUNED, f"communication per step is faster by {percent} in {len(speedups)} blocks"
+        decision = decide(pairs, min_effect=min_effect)
+        settled = decision is not Decision.UNDECIDED or bool(default_failure)
+        if ended and not settled and _immaterial(pairs, min_effect=min_effect):
+            decision = Decision.KEEP_DEFAULT
+        reason = _reason(decision, pairs, interval, min_effect=min_effect)
+        if decision is Decision.UNDECIDED and default_failure:
+            reason = f"the default itself failed during the proof: {default_failure}"
     return Verdict(
         decision=decision,
         reason=reason,
         speedup=interval.estimate,
         interval=(interval.low, interval.high),
-        blocks=len(speedups),
-        default_us=statistics.median(default_us) if default_us else 0.0,
-        policy_us=statistics.median(policy_us) if policy_us else 0.0,
+        blocks=pairs.blocks,
+        default_us=statistics.median(pairs.default_us) if measured else 0.0,
+        policy_us=statistics.median(pairs.policy_us) if measured else 0.0,
+        min_effect=min_effect,
     )
+
+
+def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float) -> str:
+    gain = (
+        f"{_percent(interval.estimate)} (95 % interval {_percent(interval.low)} to {_percent(interval.high)}, "
+        f"{pairs.blocks} blocks)"
+    )
+    if decision is Decision.TUNED:
+        return f"communication per step is faster by {gain}"
+    if pairs.blocks < MIN_BLOCKS:
+        return f"only {pairs.blocks} of {MIN_BLOCKS} blocks were measured"
+    harmed, suspected = _messages(pairs)
+    if decision is Decision.UNDECIDED:
+        return f"{_doubt(pairs, gain, suspected, min_effect=min_effect)}; {_outlook(pairs, min_effect=min_effect)}"
+    if interval.high < 1.0:
+        return f"the policy is slower: {gain}"
+    if harmed:
+        return f"{harmed.label} is {_loss(pairs, harmed)} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
+    if interval.high < 1.0 + min_effect:
+        return f"the gain is below the minimum of {min_effect * 100:g} %: {gain}"
+    return f"the gain does not reach the minimum of {min_effect * 100:g} %, and twice as much is refuted: {gain}"
+
+
+def _doubt(pairs: Pairs, gain: str, suspected: Message | None, *, min_effect: float) -> str:
+    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
+        return f"no gain is proven and none refuted: {gain}"
+    if suspected:
+        loss = f"{suspected.label} looks {_loss(pairs, suspected)} slower, which may be too much"
+        return f"the gain of {gain} is proven, but {loss}"
+    return f"a gain is proven, but not that it reaches {min_effect * 100:g} %: {gain}"
+
+
+def _outlook(pairs: Pairs, *, min_effect: float) -> str:
+    blocks = pairs.blocks
+    while blocks < _FORESIGHT:
+        blocks += max(1, blocks // 8)
+        if decide(pairs.first(blocks), min_effect=min_effect) is not Decision.UNDECIDED:
+            return f"about {blocks - pairs.blocks} more blocks like these would decide (--blocks {blocks})"
+    return "more blocks like these would not decide"
+
+
+def _loss(pairs: Pairs, message: Message) -> str:
+    return f"{math.expm1(float(centre_of(np.array(pairs.losses[message])))) * 100:.1f} %"
 
 
 def nothing_better(default_us: float, *, why: str) -> Verdict:
@@ -154,4 +252,4 @@ def nothing_better(default_us: float, *, why: str) -> Verdict:
 
 
 def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %" if math.isfinite(ratio) else "unknown"
+    return f"{(ratio - 1) * 100:+.1f} %" if math.isfinite(ratio) and ratio > 0 else "unknown"

@@ -1,25 +1,24 @@
-"""The proof: default and policies launched in turn, A B B A, and judged by blocks."""
+"""The proof: default and policies launched in turn, A B B A and then B A A B, until each policy is decided."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.core.evidence import Evidence, collect_evidence, last_verification
+from ncclt.core.evidence import collect_evidence, last_verification
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Verdict
+from ncclt.core.proof import pairs_of
+from ncclt.core.recommendation import Decision
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
-from ncclt.core.verdict import judge
+from ncclt.core.verdict import MIN_BLOCKS, MIN_EFFECT, decide
 from ncclt.core.workload import Workload
 from ncclt.search.launching import Journal, launch
 
-DEFAULT_BLOCKS = 6
-"""A B B A blocks of a proof; six of them tell a gain of 2 % from a noise of 2 %."""
-
-_WEIGHTY_SHARE = 0.01
+MAX_BLOCKS = 16
+"""Blocks of a proof at most. A gain of 5 % under a noise of 2 % needs 4 to 9 of them, none at all about 12."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,119 +31,134 @@ class Step:
     messages: tuple[Message, ...]
 
 
-def plan(policies: Mapping[Arm, Policy], workload: Workload, *, blocks: int) -> tuple[Step, ...]:
-    """Return all launches of a proof in order: each block walks the arms forth and back.
+def block_steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> tuple[Step, ...]:
+    """Return the launches of one block in order: the arms forth and back, and in every second block back and forth.
+
+    What a linear drift adds to one arm cancels within a block, what a bent one adds within two.
 
     Args:
         policies: the arms; the first one is the default.
         workload: placed.
-        blocks: A B B A blocks.
+        block: from 0.
     """
-    return tuple(_steps(policies, workload, blocks))
+    return tuple(_steps(policies, workload, block))
 
 
-def _steps(policies: Mapping[Arm, Policy], workload: Workload, blocks: int) -> Iterator[Step]:
+def _steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> Iterator[Step]:
     messages = [calls.message for calls in workload.messages]
     forth = list(policies)
-    for block in range(blocks):
-        for half, order in enumerate((forth, forth[::-1])):
-            for arm in order:
-                for setting, part in policies[arm].by_setting(messages).items():
-                    yield Step(arm=arm, block=2 * block + half, setting=setting, messages=tuple(part))
+    halves = (forth, forth[::-1]) if block % 2 == 0 else (forth[::-1], forth)
+    for half, order in enumerate(halves):
+        for arm in order:
+            for setting, part in policies[arm].by_setting(messages).items():
+                yield Step(arm=arm, block=2 * block + half, setting=setting, messages=tuple(part))
 
 
 def prove(
     runner: Runner,
     workload: Workload,
     journal: Journal,
-    steps: Sequence[Step],
+    policies: Mapping[Arm, Policy],
     *,
+    blocks: int = MAX_BLOCKS,
+    min_effect: float = MIN_EFFECT,
     interrupted: Callable[[], bool],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
-    """Launch the steps that the journal does not hold yet; return whether the proof is complete.
+    """Launch what the journal does not hold yet; return whether the proof is complete.
 
-    A failed launch disqualifies its arm, which is not launched again; a default that fails ends the proof.
+    After each block every policy is judged, and one that is decided is launched no more. A failed launch disqualifies
+    its arm; a default that fails ends the proof.
 
     Args:
         runner: where trials run.
         workload: placed.
-        journal: where trials are kept; a verification that was cut off goes on where it stopped.
-        steps: of `plan`.
+        journal: where trials are kept; a verification that was cut off goes on where it stopped, and one that ended
+            undecided goes on when there are more blocks.
+        policies: the arms; the first one is the default. With the default alone there is nothing to prove.
+        blocks: at most.
+        min_effect: smallest gain worth a change, as a share.
         interrupted: asked before every launch.
-        watch: told after every launch: the trial, steps done, steps in all.
+        watch: told after every launch: the trial, launches done, and launches at most, if nothing is decided earlier.
     """
     held = last_verification(journal.trials())
-    disqualified: set[Arm] = set()
-    for number, step in enumerate(steps, start=1):
-        if step.arm in disqualified:
-            continue
-        if held and _is_step(held[0], step):
-            trial = held.pop(0)
-        elif interrupted():
-            return False
-        else:
-            trial = launch(
-                runner,
-                workload,
-                journal,
-                step.setting,
-                phase=Phase.VERIFY,
-                messages=step.messages,
-                arm=step.arm,
-                block=step.block,
-            )
-            watch(trial, number, len(steps))
-        if trial.result.outcome is not Outcome.OK:
-            disqualified.add(step.arm)
-        if Arm.DEFAULT in disqualified:
+    try:
+        return _prove(
+            runner, workload, journal, policies, held,
+            blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
+        )  # fmt: skip
+    except _OtherProofError:
+        # What is held proved other policies, or by another minimum effect: it starts anew.
+        return _prove(
+            runner, workload, journal, policies, [],
+            blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
+        )  # fmt: skip
+
+
+class _OtherProofError(Exception):
+    """The launches that are held do not belong to this proof."""
+
+
+def _prove(
+    runner: Runner,
+    workload: Workload,
+    journal: Journal,
+    policies: Mapping[Arm, Policy],
+    held: list[Trial],
+    *,
+    blocks: int,
+    min_effect: float,
+    interrupted: Callable[[], bool],
+    watch: Callable[[Trial, int, int], None],
+) -> bool:
+    # Only launches up to the present block are judged: so a proof that goes on decides as it did when it was launched.
+    seen: list[Trial] = []
+    left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
+    for block in range(blocks):
+        if not left:
             break
+        steps = block_steps({Arm.DEFAULT: policies[Arm.DEFAULT], **left}, workload, block)
+        for step in steps:
+            if step.arm is not Arm.DEFAULT and step.arm not in left:
+                continue
+            if held:
+                trial = held.pop(0)
+                if not _is_step(trial, step):
+                    raise _OtherProofError
+            elif interrupted():
+                return False
+            else:
+                trial = _launch(runner, workload, journal, step)
+                watch(trial, len(seen) + 1, len(seen) + len(steps) * (blocks - block))
+            seen.append(trial)
+            if trial.result.outcome is not Outcome.OK:
+                if step.arm is Arm.DEFAULT:
+                    return True
+                del left[step.arm]
+        left = _undecided(left, seen, workload, min_effect=min_effect)
     return True
+
+
+def _launch(runner: Runner, workload: Workload, journal: Journal, step: Step) -> Trial:
+    return launch(
+        runner, workload, journal, step.setting,
+        phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block,
+    )  # fmt: skip
 
 
 def _is_step(trial: Trial, step: Step) -> bool:
     return (trial.arm, trial.block, trial.setting) == (step.arm, step.block, step.setting)
 
 
-def verdict_of(
-    arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, seed: int, min_effect: float
-) -> Verdict:
-    """Judge one arm against the default by the last verification among the trials.
-
-    Args:
-        arm: which one.
-        policy: what the arm forced.
-        trials: all trials of the study.
-        workload: placed.
-        seed: of the bootstrap.
-        min_effect: smallest gain worth a change, as a share.
-    """
+def _undecided(
+    arms: Mapping[Arm, Policy], trials: Sequence[Trial], workload: Workload, *, min_effect: float
+) -> dict[Arm, Policy]:
+    """Return the arms that need more blocks."""
     evidence = collect_evidence(trials)
-    default_us, policy_us = evidence.times_us(Arm.DEFAULT), evidence.times_us(arm)
-    complete = min(len(default_us), len(policy_us)) // 2 * 2
-    message, loss = _worst_message(arm, policy, evidence, workload)
-    return judge(
-        default_us[:complete],
-        policy_us[:complete],
-        seed=seed,
-        failure=evidence.failure(arm) or evidence.failure(Arm.DEFAULT),
-        worst_message=message,
-        worst_loss=loss,
-        min_effect=min_effect,
-    )
-
-
-def _worst_message(arm: Arm, policy: Policy, evidence: Evidence, workload: Workload) -> tuple[str, float]:
-    """Return the message of weight that loses most under a policy and its loss as a share (0 = none loses)."""
-    before, after = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
-    total = sum(calls.calls_per_step * before.get(calls.message, 0.0) for calls in workload.messages)
-    worst = ("", 0.0)
-    for calls in workload.messages:
-        message = calls.message
-        if message not in before or message not in after or policy.setting_for(message).is_default:
-            continue
-        weighty = calls.calls_per_step * before[message] >= _WEIGHTY_SHARE * total
-        loss = after[message] / before[message] - 1
-        if weighty and loss > worst[1]:
-            worst = (message.label, loss)
-    return worst
+    left = {}
+    for arm, policy in arms.items():
+        launches = evidence.whole_blocks(arm)
+        few = len(launches) < 2 * MIN_BLOCKS
+        if few or decide(pairs_of(policy, launches, workload), min_effect=min_effect) is Decision.UNDECIDED:
+            left[arm] = policy
+    return left

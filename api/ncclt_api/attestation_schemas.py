@@ -1,0 +1,110 @@
+"""The JSON of attestations: the one thing that this service is told, so what comes in is bounded in every part."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializer
+
+from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
+from ncclt.core.message import Collective
+
+_STRICT = ConfigDict(extra="forbid")
+
+_MOST = 2**53
+"""No honest count is larger; beyond it JSON's numbers lose their last digits."""
+
+
+class AttestationRow(BaseModel):
+    """One kind of message; size_bytes and group_size 0 = not known, or any."""
+
+    model_config = _STRICT
+
+    collective: Collective
+    size_bytes: int = Field(ge=0, le=_MOST)
+    group_size: int = Field(ge=0, le=_MOST)
+    wanted: str = Field(max_length=200)
+    used: str = Field(max_length=200)
+    calls: int = Field(ge=0, le=_MOST)
+    state: RowState
+    reason: str = Field(max_length=4000)
+
+
+class WitnessDocument(BaseModel):
+    """Reports of the plugin or logs of NCCL that say the same."""
+
+    model_config = _STRICT
+
+    kind: Literal["plugin-report", "nccl-log"]
+    nccl_version: str = Field(max_length=100)
+    table: str = Field(max_length=100)
+    checksum: str = Field(max_length=100)
+    not_in_use: str = Field(max_length=1000)
+    count: int = Field(ge=1, le=_MOST)
+
+
+class NewAttestation(BaseModel):
+    """Whether a recommendation took effect in one job, as it is told."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    id: str = Field(pattern="^[0-9a-f]{32}$", description="hash of the content")
+    recommendation: str = Field(min_length=1, max_length=200)
+    cluster: str = Field(max_length=200)
+    model: str = Field(max_length=200)
+    form: Form
+    effect: Effect
+    reason: str = Field(max_length=4000)
+    calls_as_wanted: int = Field(ge=0, le=_MOST)
+    calls_differing: int = Field(ge=0, le=_MOST)
+    calls_unruled: int = Field(ge=0, le=_MOST)
+    rows: list[AttestationRow] = Field(max_length=MOST_ROWS)
+    witnesses: list[WitnessDocument] = Field(max_length=1000)
+    hosts: int = Field(ge=0, le=_MOST)
+    notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
+    created: AwareDatetime
+
+    @field_serializer("created")
+    def _iso(self, value: AwareDatetime) -> str:
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+class AttestationDocument(BaseModel):
+    """Whether a recommendation took effect in one job."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_version: int = Field(alias="schema")
+    id: str
+    recommendation: str
+    cluster: str
+    model: str
+    form: Form
+    effect: Effect
+    reason: str
+    calls_as_wanted: int
+    calls_differing: int
+    calls_unruled: int
+    rows: list[AttestationRow]
+    witnesses: list[WitnessDocument]
+    hosts: int
+    notes: list[str]
+    created: str
+
+
+class AttestationList(BaseModel):
+    """Attestations of one recommendation, newest first."""
+
+    items: list[AttestationDocument]
+
+
+class AttestationSummary(BaseModel):
+    """An attestation in one line."""
+
+    id: str
+    effect: Effect
+    form: Form
+    reason: str
+    created: str

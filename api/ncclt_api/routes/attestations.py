@@ -1,0 +1,55 @@
+"""Whether recommendations took effect in jobs: told by the jobs, shown to everybody."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from ncclt.core.attestation import attestation_from_document
+from ncclt.errors import InputError
+from ncclt_api.attestation_schemas import AttestationDocument, AttestationList, NewAttestation
+from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.routes import PROBLEMS
+
+router = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
+
+
+class AttestationsQuery(StrictQuery):
+    """Which attestations."""
+
+    recommendation: str = Field(description="id of a published revision")
+    limit: int = Field(20, ge=1, le=200, description="how many at most")
+
+
+@router.get("", operation_id="listAttestations", summary="What jobs told of one recommendation, newest first")
+def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
+    """List the newest attestations; an unknown recommendation is an error, not an empty list."""
+    known = store.recommendation(query.recommendation)
+    found = store.attestations([known.id], limit=query.limit)
+    return AttestationList(items=[AttestationDocument.model_validate(one.to_document()) for one in found])
+
+
+@router.post(
+    "",
+    operation_id="addAttestation",
+    summary="Tell whether a recommendation took effect",
+    status_code=201,
+    responses={
+        200: {"model": AttestationDocument, "description": "the same finding was told before: nothing changed"},
+        413: PROBLEMS[404] | {"description": "longer than any attestation"},
+    },
+)
+def add_attestation(body: NewAttestation, store: CurrentStore, response: Response) -> AttestationDocument:
+    """Keep one attestation, as `ncclt attest --json` prints it; its id is the hash of its content."""
+    document = body.model_dump(mode="json", by_alias=True)
+    known = store.recommendation(body.recommendation)
+    if (known.cluster, known.model) != (body.cluster, body.model):
+        raise InputError(
+            f"the recommendation {known.id} is for {known.model} on {known.cluster}",
+            hint="post what `ncclt attest --json` prints",
+        )
+    if not store.add_attestation(attestation_from_document(document)):
+        response.status_code = 200
+    return AttestationDocument.model_validate(document)

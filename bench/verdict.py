@@ -1,0 +1,257 @@
+"""How often is a verdict wrong, and how soon is it right, beside what the best of many trials would have claimed?
+
+Each study proves one policy against the default with the code of `ncclt tune` (`search.prove`, `core.proof`); only the
+launches are invented, so the truth is known. Unless a case says otherwise one launch in a hundred takes five times as
+long, and all times rise by 10 % in a straight line over the longest run.
+
+The last column is the usual practice: launch N settings once each, take the fastest, and call it a gain when it beats
+the one launch of the default by 2 %. In cases called "selected" the policy is that winner.
+
+    python bench/verdict.py [--json] [--studies N | --quick] [--case PATTERN] [--blocks N] [--trials N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.proof import verdict_of
+from ncclt.core.recommendation import Decision
+from ncclt.core.setting import Setting
+from ncclt.core.study import Arm
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.verdict import MIN_EFFECT
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.search.prove import MAX_BLOCKS, prove
+from ncclt.testing.fakes import FakeJournal
+
+CLUSTER = Cluster(
+    name="bench", gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    nccl_version="2.27.3",
+)  # fmt: skip
+POLICY = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE, protocol=Protocol.LL),))
+OUTLIER = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One truth.
+
+    Attributes:
+        name: as it is printed.
+        gain: true speed-up of the policy minus 1.
+        sigma: of the log of a launch's time.
+        message_sigma: the same of each message by itself.
+        messages: how many, of equal weight.
+        first_gain: true gain of the first message, where it is not the policy's.
+        drift: share by which times have risen at a share of the longest run.
+        memory: correlation of a launch's noise with the one before.
+        outliers: probability that a launch takes `OUTLIER` times as long.
+        wrong_from: launch of the policy that gives wrong data, counted from 0.
+        selected: the policy is the fastest of many single launches.
+    """
+
+    name: str
+    gain: float = 0.0
+    sigma: float = 0.02
+    message_sigma: float = 0.0
+    messages: int = 1
+    first_gain: float | None = None
+    drift: Callable[[float], float] = lambda share: 0.10 * share
+    memory: float = 0.0
+    outliers: float = 0.01
+    wrong_from: int | None = None
+    selected: bool = False
+
+
+def _warming(share: float) -> float:
+    return 0.10 * math.exp(-8 * share)
+
+
+def _step(share: float) -> float:
+    return 0.10 if share > 0.15 else 0.0
+
+
+CASES = (
+    *(Case(name=f"flat, noise {s:.1%}", sigma=s) for s in (0.005, 0.02, 0.05, 0.20)),
+    *(Case(name=f"flat, noise {s:.1%}, selected", sigma=s, selected=True) for s in (0.02, 0.05, 0.20)),
+    Case(name="flat, noise 2.0%, warming up", drift=_warming),
+    Case(name="flat, noise 2.0%, one jump", drift=_step),
+    Case(name="flat, noise 2.0%, correlated", memory=0.8),
+    *(Case(name=f"gain {g:.0%}, noise {s:.1%}", gain=g, sigma=s)
+      for g, s in ((0.03, 0.005), (0.03, 0.02), (0.05, 0.005), (0.05, 0.02), (0.05, 0.05), (0.10, 0.02), (0.10, 0.05),
+                   (0.20, 0.20))),
+    *(Case(name=f"loss {g:.0%}, noise {s:.1%}", gain=-g, sigma=s)
+      for g, s in ((0.01, 0.02), (0.03, 0.02), (0.03, 0.05), (0.05, 0.20))),
+    Case(name="loss 3%, noise 5.0%, selected", gain=-0.03, sigma=0.05, selected=True),
+    Case(name="gain 10%, 12 messages of noise 5.0%", gain=0.10, messages=12, message_sigma=0.05),
+    Case(name="gain 10%, 12 messages of noise 10.0%", gain=0.10, messages=12, message_sigma=0.10),
+    Case(name="gain 10%, one of 12 loses 8%", gain=0.10, messages=12, message_sigma=0.02, first_gain=-0.08),
+    Case(name="gain 10%, one of 12 loses 1%", gain=0.10, messages=12, message_sigma=0.02, first_gain=-0.01),
+    Case(name="gain 10%, one of 3 loses 5%", gain=0.10, messages=3, message_sigma=0.02, first_gain=-0.05),
+    Case(name="gain 10%, wrong data in launch 7", gain=0.10, wrong_from=6),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What came of all studies of a case."""
+
+    case: str
+    studies: int
+    tuned_rate: float
+    keep_default_rate: float
+    undecided_rate: float
+    best_of_n_rate: float
+    blocks_mean: float
+    blocks_p95: int
+
+
+class Launches:
+    """A runner that draws its times; it also counts, so that time can drift."""
+
+    name = "bench"
+    simulated = True
+    cluster = CLUSTER
+
+    def __init__(self, case: Case, gain: float, *, longest: int, seed: int) -> None:
+        self._case = case
+        self._gain = gain
+        self._longest = longest
+        self._random = random.Random(seed)
+        self._number = 0
+        self._policy = 0
+        self._noise = 0.0
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Draw one launch."""
+        case, draw = self._case, self._random
+        factor = self.factor()
+        if not setting.is_default:
+            self._policy += 1
+            if case.wrong_from is not None and self._policy > case.wrong_from:
+                return TrialResult(outcome=Outcome.WRONG_RESULT, detail=f"wrong data in repeat {repeat}")
+        measured = []
+        for position, message in enumerate(messages):
+            gain = self._gain if position or case.first_gain is None else case.first_gain
+            time_us = 1000.0 * factor / (1.0 if setting.is_default else 1.0 + gain)
+            if case.message_sigma:
+                time_us *= math.exp(draw.gauss(0.0, case.message_sigma))
+            measured.append(Measurement(message=message, samples_us=(time_us,)))
+        return TrialResult(outcome=Outcome.OK, measurements=tuple(measured))
+
+    def factor(self) -> float:
+        """Return noise and drift of the next launch as a factor."""
+        case, draw = self._case, self._random
+        fresh = draw.gauss(0.0, case.sigma)
+        self._noise = case.memory * self._noise + math.sqrt(1 - case.memory**2) * fresh
+        drift = 1.0 + case.drift(self._number / self._longest)
+        self._number += 1
+        return math.exp(self._noise) * drift * (OUTLIER if draw.random() < case.outliers else 1.0)
+
+
+def best_of(case: Case, *, trials: int, seed: int) -> tuple[bool, float]:
+    """Play the usual practice: whether it claims a gain, and the true gain of the setting that it picks.
+
+    In a case with a gain one setting has it and the others are like the default; a loss is that of all.
+    """
+    launches = Launches(case, case.gain, longest=trials + 1, seed=seed)
+    default = launches.factor()
+    gains = [case.gain if case.gain < 0 or number == 0 else 0.0 for number in range(trials)]
+    times = [launches.factor() / (1.0 + gain) for gain in gains]
+    fastest = min(range(trials), key=times.__getitem__)
+    return default / times[fastest] >= 1.0 + MIN_EFFECT, gains[fastest]
+
+
+def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -> Row:
+    """Play all studies of a case."""
+    workload = Workload(
+        name="bench",
+        messages=tuple(
+            MessageCalls(
+                message=Message(
+                    collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << (16 + number), group_size=8
+                ),
+                calls_per_step=1.0,
+            )
+            for number in range(case.messages)
+        ),
+        provenance=Provenance(source="bench"),
+    )
+    decisions, lengths, claims = [], [], 0
+    for number in range(studies):
+        claimed, picked = best_of(case, trials=trials, seed=seed + 2 * number)
+        claims += claimed
+        gain = picked if case.selected else case.gain
+        runner, journal = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeJournal()
+        prove(
+            runner, workload, journal, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+            blocks=blocks, interrupted=lambda: False, watch=lambda *_: None,
+        )  # fmt: skip
+        verdict = verdict_of(Arm.TABLE, POLICY, journal.trials(), workload, min_effect=MIN_EFFECT)
+        decisions.append(verdict.decision)
+        lengths.append(verdict.blocks)
+    return Row(
+        case=case.name,
+        studies=studies,
+        tuned_rate=decisions.count(Decision.TUNED) / studies,
+        keep_default_rate=decisions.count(Decision.KEEP_DEFAULT) / studies,
+        undecided_rate=decisions.count(Decision.UNDECIDED) / studies,
+        best_of_n_rate=claims / studies,
+        blocks_mean=statistics.fmean(lengths),
+        blocks_p95=sorted(lengths)[math.ceil(0.95 * studies) - 1],
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, or one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--studies", type=int, default=1000, help="studies of each case (default 1000)")
+    parser.add_argument("--quick", action="store_true", help="100 studies of each case")
+    parser.add_argument("--case", help="only cases whose name fits this pattern with *")
+    parser.add_argument("--blocks", type=int, default=MAX_BLOCKS, help=f"at most (default {MAX_BLOCKS})")
+    parser.add_argument("--trials", type=int, default=40, help="N of the best of N (default 40)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same table")
+    options = parser.parse_args(argv)
+    studies = 100 if options.quick else options.studies
+    if min(studies, options.blocks, options.trials) < 1:
+        parser.error("--studies, --blocks and --trials must be at least 1")
+    cases = [case for case in CASES if fnmatch.fnmatch(case.name, options.case or "*")]
+    if not cases:
+        parser.error(f"no case fits {options.case!r}; there are: {', '.join(case.name for case in CASES)}")
+    started = time.monotonic()
+    rows = []
+    if not options.json:
+        print(f"{'case':<38}{'tuned':>8}{'keep':>8}{'undec.':>8}{'best of N':>11}{'blocks':>8}{'p95':>5}")
+    for case in cases:
+        # Every case has launches of its own, whichever others are asked for.
+        seed = options.seed + 1_000_003 * CASES.index(case)
+        row = run_case(case, studies=studies, blocks=options.blocks, trials=options.trials, seed=seed)
+        rows.append(row)
+        if not options.json:
+            rates = (row.tuned_rate, row.keep_default_rate, row.undecided_rate)
+            shown = "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.best_of_n_rate:>11.1%}"
+            print(f"{row.case:<38}{shown}{row.blocks_mean:>8.1f}{row.blocks_p95:>5}", flush=True)
+    seconds = time.monotonic() - started
+    if options.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": round(seconds, 1)}, indent=2))
+    else:
+        print(f"\n{studies} studies of each case, {seconds:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Attestations: told once, checked in every part, shown with the recommendation."""
+
+import copy
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt_api.app import create_app
+from ncclt_api.security import MOST_BODY_BYTES
+
+URL = "/v1/attestations"
+KNOWN = "0c0ffee2"  # published in the samples, and nothing was told of it
+
+
+@pytest.fixture
+def service(samples, empty_store):
+    """The service on a store of its own."""
+    samples.fill(empty_store)
+    with TestClient(create_app(empty_store)) as client:
+        yield client
+
+
+@pytest.fixture
+def document(samples, service, empty_store):
+    """A new attestation, as `ncclt attest --json` prints it."""
+    return samples.attestation(empty_store.recommendation(KNOWN)).to_document()
+
+
+def test_what_is_told_is_kept_once_and_listed(service, document):
+    assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+    first = service.post(URL, json=document)
+    again = service.post(URL, json={**document, "created": "2027-01-01T00:00:00+00:00"})
+
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == document["id"]
+    (kept,) = service.get(URL, params={"recommendation": KNOWN}).json()["items"]
+    assert kept == document | {"created": "2026-11-20T12:00:00.000+00:00"}
+    assert kept["effect"] == "partly"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({"recommendation": "none"}, 404, "no recommendation 'none'"),
+        ({"model": "other"}, 422, "is for resnet101 on leonardo"),
+        ({"effect": "took-effect"}, 422, "does not have the id of its content"),
+        ({"effect": "splendid"}, 422, "effect"),
+        ({"schema": 2}, 422, "schema"),
+        ({"more": 1}, 422, "more"),
+        ({"calls_as_wanted": -1}, 422, "calls_as_wanted"),
+        ({"hosts": 2**60}, 422, "hosts"),
+        ({"created": "yesterday"}, 422, "created"),
+        ({"id": "x"}, 422, "id"),
+        ({"reason": "x" * 5000}, 422, "reason"),
+        ({"notes": ["x"] * 101}, 422, "notes"),
+        ({"rows": [{}]}, 422, "rows"),
+    ],
+)
+def test_what_is_wrong_is_refused_as_a_problem(service, document, change, status, said):
+    answer = service.post(URL, json=document | change)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert said in answer.json()["detail"]
+    assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+
+
+def test_a_row_may_not_bring_anything_of_its_own(service, document):
+    changed = copy.deepcopy(document)
+    changed["rows"][0]["script"] = "x"
+    assert service.post(URL, json=changed).status_code == 422
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_request_that_is_too_long_is_not_read(service, announced):
+    """Whether its length stands in the head or not."""
+    piece = b" " * 65536
+    body = piece * (MOST_BODY_BYTES // len(piece) + 1)
+    content = body if announced else (piece for _ in range(MOST_BODY_BYTES // len(piece) + 1))
+    answer = service.post(URL, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
+def test_what_is_no_object_is_refused(service, body):
+    assert service.post(URL, content=body, headers={"Content-Type": "application/json"}).status_code in (400, 422)
+
+
+def test_an_unknown_recommendation_is_an_error_and_no_empty_list(client):
+    assert client.get(URL, params={"recommendation": "none"}).status_code == 404
+    assert client.get(URL).status_code == 422
+
+
+def test_a_recommendation_carries_what_jobs_told(client):
+    (listed,) = client.get("/v1/recommendations?model=bert").json()["items"]
+    one = client.get("/v1/recommendations/0c0ffee1").json()
+    of_study = client.get("/v1/studies/5e1f00aa").json()["recommendations"][0]
+
+    assert listed == one == of_study
+    assert [row["effect"] for row in one["attestations"]] == ["partly", "took-effect"]
+    assert one["verifications"][0]["verdict"]["speedup"] == 1.05
+    assert client.get("/v1/recommendations/none").status_code == 404
+
+
+def test_the_pages_show_it(client):
+    page = client.get("/studies/5e1f00aa").text
+    assert "In real jobs" in page
+    assert '<span class="badge tuned">took effect</span>' in page
+    assert "40 of 43 calls that the policy speaks of went as it says" in page
+    assert "offers no such choice" in page
+    assert "Speed-up of the step" in page
+    assert "1.050×" in page
+    assert "in a job: partly" in client.get("/").text
+    assert "No job has told yet" in client.get("/studies/7a6bbb02").text

@@ -1,0 +1,141 @@
+"""`ncclt check`, `ncclt studies show --evidence` and `ncclt env` over one proof on the simulated cluster."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ncclt.cli import env
+from ncclt.cli.check import check
+from ncclt.cli.studies import show
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.proof import verdict_of
+from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.study import Arm, Study, StudyState
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import NoRecommendationError
+from ncclt.runners import simulated_ground
+from ncclt.search.prove import prove
+from ncclt.testing.fakes import FakeJournal
+from ncclt.testing.store_contract import sample_cluster
+
+SOURCE = Workload(
+    name="mine",
+    messages=tuple(
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size), calls_per_step=1.0
+        )
+        for size in (1 << 12, 1 << 14, 1 << 16)
+    ),
+    provenance=Provenance(source="test"),
+)
+RING = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE),))
+
+
+@pytest.fixture
+def proven(command):
+    """A store with the proof of a policy; called tuned, whatever came out, so that there is something to deliver."""
+    cluster = sample_cluster()
+    workload = SOURCE.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+    journal = FakeJournal()
+    runner = simulated_ground(cluster, seed=7, reason="test").runner
+    arms = {Arm.DEFAULT: Policy(), Arm.TABLE: RING}
+    prove(runner, workload, journal, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
+    verdict = verdict_of(Arm.TABLE, RING, journal.trials(), workload, min_effect=0.02)
+    study = Study(
+        id="abc123", name="s", cluster=cluster, workload=workload, launcher="simulate", simulated=True,
+        process_wide=(), seed=7, state=StudyState.DONE,
+    )  # fmt: skip
+    found = Recommendation(
+        id="r1", revision=1, study="abc123", cluster=cluster.name, model="mine", workload_digest=workload.digest(),
+        collectives=workload.collectives, fingerprint=cluster.fingerprint(),
+        table=Delivery(policy=RING, verdict=verdict), variables=None, simulated=True, launcher="simulate",
+        created="2026-01-01T00:00:00", source_digest=SOURCE.digest(),
+    )  # fmt: skip
+    store = command.store
+    store.add_cluster(cluster)
+    store.add_workload(SOURCE)
+    store.open_study(study)
+    for trial in journal.trials():
+        store.add_trial(study.id, trial)
+    store.publish(found)
+    called = replace(found, id="r2", table=replace(found.table, verdict=replace(verdict, decision=Decision.TUNED)))
+    store.publish(called)
+    return command
+
+
+def run_check(command, *words):
+    app = typer.Typer()
+    app.command()(check)
+    cluster = sample_cluster()
+    options = [
+        "--model", "mine", "--cluster", cluster.name, "--nodes", str(cluster.nodes), "--points", "3",
+        "--launcher", "simulate", "--storage", command.url, *words,
+    ]  # fmt: skip
+    return CliRunner().invoke(app, options, catch_exceptions=False)
+
+
+def test_a_healthy_one_is_fresh_and_the_check_is_kept(proven):
+    done = run_check(proven, "--json")
+
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["freshness"], document["recommendation"], document["launches"]) == ("fresh", "r2", 8)
+    assert proven.store.checks("r2")[0].to_document() == document
+
+
+def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
+    moved = replace(sample_cluster(), nccl_version="2.30.7")
+    proven.store.add_cluster(moved, replace=True)
+
+    done = run_check(proven)
+    assert done.exit_code == 4
+    assert "stale" in done.stdout
+    assert "2.30.7" in done.stdout
+
+    asked = ["--cluster", moved.name, "--model", "mine", "--storage", proven.url, "--format", "tuner-csv"]
+    assert env.main(asked) == 3
+
+    proven.store.add_cluster(sample_cluster(), replace=True)
+    assert run_check(proven, "--quiet").exit_code == 0
+    assert env.main(asked) == 0
+
+
+def test_nothing_published_is_nothing_to_check(command):
+    command.store.add_cluster(sample_cluster())
+    command.store.add_workload(SOURCE)
+
+    with pytest.raises(NoRecommendationError):
+        run_check(command)
+
+
+def test_evidence_is_judged_again_from_the_trials(proven):
+    document = json.loads(proven(show, "abc123", "--evidence", "--json"))
+
+    (arm,) = document["arms"]
+    assert (document["recommendation"], arm["arm"]) == ("r2", "table")
+    assert arm["same"] is False, "r2 claims more than its launches prove"
+    assert len(arm["blocks"]) == arm["recomputed"]["blocks"]
+    assert arm["blocks"][-1]["decision"] == arm["recomputed"]["decision"]
+    text = proven(show, "abc123", "--evidence")
+    assert "recomputed: DIFFERENT" in text
+
+    honest = replace(proven.store.recommendation("r1"), id="r3")
+    proven.store.publish(honest)
+    assert "recomputed: same" in proven(show, "abc123", "--evidence")
+
+
+def test_an_undecided_one_serves_nothing_and_says_why(proven, capsys):
+    found = proven.store.recommendation("r1")
+    verdict = replace(found.table.verdict, decision=Decision.UNDECIDED, reason="no gain is proven and none refuted")
+    proven.store.publish(replace(found, id="r4", table=replace(found.table, verdict=verdict)))
+
+    for format in ("export", "tuner-csv", "json"):
+        code = env.main(["--cluster", found.cluster, "--model", "mine", "--storage", proven.url, "--format", format])
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (3, "")
+        assert "is undecided: no gain is proven" in printed.err

@@ -1,0 +1,22 @@
+"""The bench of verdicts drives the real code and prints what it promises; its figures are not asserted here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).parents[3] / "bench" / "verdict.py"
+
+
+def test_it_prints_one_document_of_rows():
+    done = subprocess.run(
+        [sys.executable, str(BENCH), "--json", "--studies", "10", "--case", "*noise 0.5%"],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+
+    rows = {row["case"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["flat, noise 0.5%"]["tuned_rate"] == 0.0
+    assert rows["gain 5%, noise 0.5%"]["tuned_rate"] == 1.0
+    for row in rows.values():
+        assert {"case", "studies", "tuned_rate", "keep_default_rate", "undecided_rate", "best_of_n_rate"} <= set(row)
+        assert row["tuned_rate"] + row["keep_default_rate"] + row["undecided_rate"] == 1.0

@@ -1,0 +1,55 @@
+"""Preflights are kept, and found newest first."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.expectation import expectation
+from ncclt.errors import StoreError
+from ncclt.preflight import SIZES, PreflightRequest, Soundings, preflight
+from ncclt.simulate.fabric import SimulatedFabric, parse_weakness
+from ncclt.store import open_store
+
+CLUSTER = Cluster(
+    name="dgx", nodes=4, gpus_per_node=2, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    fabric="infiniband", nics_per_node=2, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
+)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
+        yield opened
+
+
+def sample(id, *, weak=(), **changes):
+    hosts = ("a", "b", "c", "d")
+    fabric = SimulatedFabric(CLUSTER, hosts, weaknesses=[parse_weakness(text) for text in weak])
+    expected = expectation(CLUSTER, SIZES, tolerance=0.15)
+    request = PreflightRequest(
+        cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated"
+    )
+    soundings = Soundings(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
+    found = preflight(request, soundings, now=lambda: "2026-01-01", clock=lambda: 0.0)
+    return replace(found, id=id, **changes)
+
+
+def test_what_is_kept_comes_back_whole(store):
+    preflight = sample("p1", weak=["b=0.5", "c:1=hang"])
+    assert preflight.findings
+    store.add_preflight(preflight)
+    assert store.preflights() == (preflight,)
+
+
+def test_the_newest_come_first_of_one_cluster_or_of_all(store):
+    for id, cluster in (("p1", "dgx"), ("p2", "other"), ("p3", "dgx")):
+        store.add_preflight(sample(id, cluster=cluster))
+    assert [one.id for one in store.preflights(cluster="dgx")] == ["p3", "p1"]
+    assert [one.id for one in store.preflights(limit=2)] == ["p3", "p2"]
+
+
+def test_one_is_stored_once(store):
+    store.add_preflight(sample("p1"))
+    with pytest.raises(StoreError, match="already stored"):
+        store.add_preflight(sample("p1"))

@@ -1,0 +1,119 @@
+"""When a recommendation stops being served: what its newest check says, and whether its workload is still the same."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.canary import Check, Freshness
+from ncclt.core.drift import Change
+from ncclt.core.recommendation import Request, select
+from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
+from ncclt.store import open_store, published
+from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
+
+CHANGE = Change(what="gain", before=1.1, now=0.9, noise=0.02, changed=True)
+
+
+def sample_check(id, *, stale=True, recommendation="r1"):
+    return Check(
+        id=id, recommendation=recommendation, cluster="pair", model="toy",
+        freshness=Freshness.STALE if stale else Freshness.FRESH, reasons=("the gain is lost",) if stale else (),
+        changes=(CHANGE,), launches=8, launcher="simulate", created="2026-01-02T03:04:05.678",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path / 'ncclt.db'}"
+
+
+@pytest.fixture
+def store(url):
+    with open_store(url) as opened:
+        opened.open_study(sample_study())
+        opened.publish(sample_recommendation("r1"))
+        yield opened
+
+
+def both_ways(store, url):
+    """Return the recommendation's staleness as the store and as the fast reader of `ncclt env` tell it."""
+    (slow,), (fast,) = store.recommendations(model="toy"), published(url, cluster="pair", model="toy")
+    assert slow == fast
+    return slow.stale
+
+
+def test_the_newest_check_decides(store, url):
+    assert both_ways(store, url) == ""
+
+    store.add_check(sample_check("c1"))
+    assert both_ways(store, url) == "the check of 2026-01-02T03:04:05 found: the gain is lost"
+    assert store.recommendation("r1").stale
+    assert store.studies().items[0].recommendation.stale
+
+    store.add_check(sample_check("c2", stale=False))
+    assert both_ways(store, url) == ""
+    assert [check.id for check in store.checks("r1")] == ["c2", "c1"]
+    assert store.checks("r1")[1] == sample_check("c1")
+
+
+def test_a_new_revision_is_fresh(store, url):
+    store.add_check(sample_check("c1"))
+    store.publish(sample_recommendation("r2"))
+
+    assert select(published(url, cluster="pair", model="toy"), Request(cluster="pair", model="toy")).id == "r2"
+
+
+def test_a_stale_one_is_refused_with_its_reason(store, url):
+    store.publish(sample_recommendation("r0"))
+    store.add_check(sample_check("c1", recommendation="r0"))
+
+    with pytest.raises(StaleRecommendationError, match="the gain is lost") as caught:
+        select(published(url, cluster="pair", model="toy"), Request(cluster="pair", model="toy"))
+
+    assert "ncclt tune" in caught.value.hint
+
+
+def test_a_workload_that_was_replaced_makes_it_stale(store, url):
+    first = sample_workload("mine")
+    store.add_workload(first)
+    store.publish(replace(sample_recommendation("r2", model="mine"), source_digest=first.digest()))
+    assert select(published(url, cluster="pair", model="mine"), Request(cluster="pair", model="mine")).id == "r2"
+
+    store.add_workload(sample_workload("mine", messages=3), replace=True)
+
+    (slow,), (fast,) = store.recommendations(model="mine"), published(url, cluster="pair", model="mine")
+    assert "was replaced" in slow.stale
+    assert slow == fast
+
+
+def test_a_shipped_workload_is_compared_too(store, url):
+    shipped = store.workload("bert")
+    store.publish(replace(sample_recommendation("r2", model="bert"), source_digest=shipped.digest()))
+    store.publish(replace(sample_recommendation("r3", model="bert"), source_digest="another"))
+
+    slow, fast = store.recommendations(model="bert"), published(url, cluster="pair", model="bert")
+
+    assert slow == fast
+    assert [bool(r.stale) for r in slow] == [True, False]
+
+
+def test_a_store_from_before_the_checks_is_still_read(store, url):
+    store.publish(sample_recommendation("r2"))
+    store.close()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("DROP TABLE checks")
+        connection.execute("UPDATE ncclt_alembic_version SET version_num = '0004'")
+
+    assert len(published(url, cluster="pair", model="toy")) == 2
+    with open_store(url, migrate=False) as old:
+        assert len(old.recommendations(model="toy")) == 2
+
+
+def test_a_check_belongs_to_a_recommendation_and_is_stored_once(store):
+    with pytest.raises(NotFoundError):
+        store.add_check(sample_check("c1", recommendation="nobody"))
+    store.add_check(sample_check("c1"))
+    with pytest.raises(StoreError, match="already stored"):
+        store.add_check(sample_check("c1"))

@@ -1,0 +1,174 @@
+"""`ncclt attest`: whether a recommendation took effect in a job, by what the job left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.configuration import lookup
+from ncclt.cli.edge import print_json, say
+from ncclt.cli.options import AsJson
+from ncclt.core.attestation import Attestation, Effect, Form
+from ncclt.errors import NoRecommendationError, ServerError, UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.attestation import Delivered
+    from ncclt.core.recommendation import Recommendation
+
+app = typer.Typer()
+
+_SHOWN_ROWS = 30
+_WORDS = {
+    Effect.TOOK_EFFECT: "took effect",
+    Effect.PARTLY: "took effect PARTLY",
+    Effect.NOT_AT_ALL: "did NOT take effect",
+    Effect.UNKNOWN: "unknown whether it took effect",
+}
+_SERVER_TIMEOUT_S = 10.0
+
+
+@app.command(epilog="Exit codes: 0 = it took effect, 1 = partly, not at all, or not known, 3 = no such recommendation.")
+def attest(
+    files: Annotated[
+        list[Path], typer.Argument(help="Reports of the plugin and logs of NCCL (INIT,ENV,TUNING), of one job.")
+    ],
+    recommendation: Annotated[
+        str | None, typer.Option(help="Id of what the job was given. Left out: as the plugin's reports say.")
+    ] = None,
+    form: Annotated[
+        Form | None, typer.Option(help="How it was given. Left out: as the files show it.", show_default=False)
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="ncclt server to ask and to tell. [NCCLT_SERVER]")] = None,
+    # No default from the environment here: what was said more directly counts, then the server, as in `ncclt env`.
+    storage: Annotated[str | None, typer.Option(help="Database URL of the store. [NCCLT_STORAGE]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
+    from ncclt.attestation import attest_files, form_of, reported_tables
+
+    if server and storage:
+        raise UsageError("--server and --storage exclude each other", hint="give one of them")
+    if not server and not storage:
+        server, storage = lookup("server").value, lookup("storage").value
+        server = server if not os.environ.get("NCCLT_STORAGE") else None
+    id = recommendation or _only(reported_tables(files))
+    how = form or form_of(files)
+    delivered = delivered_from(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+    attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    if as_json:
+        print_json(attestation.to_document())
+    else:
+        print_attestation(attestation, to_stderr=False)
+    keep(attestation, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+    raise typer.Exit(0 if attestation.effect is Effect.TOOK_EFFECT else 1)
+
+
+def _only(ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return ids[0]
+    said = f"the files name several: {', '.join(ids)}" if ids else "the files do not name it"
+    raise UsageError(f"which recommendation was the job given? {said}", hint="name it with --recommendation ID")
+
+
+def delivered_from(id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float) -> Delivered:
+    """Return what a job got that was given a recommendation.
+
+    Raises:
+        NotFoundError: there is no such recommendation.
+        ServerError: the server is away.
+        UsageError: it delivers nothing in this form.
+    """
+    from ncclt.attestation import delivered_of
+
+    return delivered_of(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
+
+
+def _recommendation(id: str, *, server: str | None, storage: str | None, timeout_s: float) -> Recommendation:
+    if server:
+        from ncclt.client import ClientError, fetch_recommendation
+        from ncclt.core.recommendation import recommendation_from_document
+
+        try:
+            found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=os.environ.get("NCCLT_API_KEY"))
+        except ClientError as error:
+            kind = NoRecommendationError if error.status == 404 else ServerError
+            raise kind(error.message, hint=error.hint) from error
+        return recommendation_from_document(found)
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        return store.recommendation(id)
+
+
+def keep(attestation: Attestation, *, server: str | None, storage: str | None, timeout_s: float) -> None:
+    """Keep an attestation where its recommendation is: on the server, else in the local store.
+
+    Raises:
+        NotFoundError: the recommendation is not known there.
+        ServerError, StoreError: it cannot be reached.
+    """
+    if server:
+        from ncclt.client import ClientError, post_attestation
+
+        try:
+            post_attestation(
+                server, attestation.to_document(), timeout_s=timeout_s, api_key=os.environ.get("NCCLT_API_KEY")
+            )
+        except ClientError as error:
+            kind = NoRecommendationError if error.status == 404 else ServerError
+            raise kind(error.message, hint=error.hint) from error
+        say(f"ncclt: posted to {server}")
+        return
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        is_new = store.add_attestation(attestation)
+        say(f"ncclt: {'stored in' if is_new else 'already in'} {store.shown}")
+
+
+def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
+    """Write the finding and its messages, for people.
+
+    Args:
+        attestation: to write.
+        to_stderr: where stdout belongs to the job.
+    """
+    out = sys.stderr if to_stderr else sys.stdout
+    out.write(
+        f"ncclt: {attestation.recommendation} ({attestation.model} on {attestation.cluster}, as {attestation.form}) "
+        f"{_WORDS[attestation.effect]}: {attestation.reason}\n"
+    )
+    if attestation.rows:
+        from ncclt.cli.tables import print_table
+        from ncclt.core.message import format_bytes
+
+        print_table(
+            ("collective", "size", "ranks", "wanted", "used", "calls", "state", "why"),
+            [
+                (
+                    row.collective.value,
+                    format_bytes(row.size_bytes) if row.size_bytes else "-",
+                    str(row.group_size or "any"),
+                    row.wanted,
+                    row.used or "-",
+                    str(row.calls),
+                    row.state.value,
+                    row.reason,
+                )
+                for row in attestation.rows[:_SHOWN_ROWS]
+            ],
+            numbers=("size", "calls"),
+            to_stderr=to_stderr,
+        )
+        if len(attestation.rows) > _SHOWN_ROWS:
+            out.write(f"and {len(attestation.rows) - _SHOWN_ROWS} more rows: --json shows them\n")
+    if attestation.calls_unruled:
+        out.write(f"{attestation.calls_unruled} calls are left to NCCL by the policy\n")
+    for note in attestation.notes:
+        out.write(f"note: {note}\n")

@@ -1,0 +1,202 @@
+"""`ncclt check`: is what was published still true here?"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, say
+from ncclt.cli.ground import (
+    Backend,
+    BenchmarkName,
+    ClusterName,
+    Container,
+    GpusPerNode,
+    GroundOptions,
+    HostFile,
+    Hosts,
+    KeepEnv,
+    Landscape,
+    LauncherArg,
+    LauncherName,
+    Namespace,
+    NcclTestsFolder,
+    NcclVersionName,
+    Nodes,
+    Python,
+    Scratch,
+    Where,
+    ground_from_options,
+)
+from ncclt.cli.options import AsJson, Quiet, Storage
+
+if TYPE_CHECKING:
+    from ncclt.check import CheckRequest
+    from ncclt.core.canary import Check
+    from ncclt.core.study import Arm
+    from ncclt.core.trial import TrialResult
+    from ncclt.runners import Ground
+    from ncclt.store import Store
+
+app = typer.Typer()
+
+EXIT_STALE = 4
+"""The recommendation is stale, and no longer served."""
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Option(help="Name of the workload whose recommendation is checked.")],
+    cluster: ClusterName = None,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    nccl_version: NcclVersionName = None,
+    points: Annotated[int, typer.Option(help="Messages to measure again, those of most weight: 3 to 6.")] = 5,
+    blocks: Annotated[int, typer.Option(help="A B B A blocks of default and policy.")] = 2,
+    tolerance: Annotated[float, typer.Option(help="Share by which a time may change in any case.")] = 0.10,
+    launcher: LauncherName = None,
+    landscape: Landscape = None,
+    where: Where = None,
+    benchmark: BenchmarkName = None,
+    backend: Backend = "nccl",
+    nccl_tests: NcclTestsFolder = None,
+    hosts: Hosts = None,
+    hostfile: HostFile = None,
+    python: Python = sys.executable,
+    container: Container = None,
+    namespace: Namespace = None,
+    launcher_arg: LauncherArg = None,
+    scratch: Scratch = None,
+    keep_env: KeepEnv = False,
+    storage: Storage = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a few messages again under default and policy, and stop serving what is no longer true.
+
+    A recommendation becomes stale when NCCL, topology or performance have changed beyond the noise; `ncclt env` then
+    refuses it. A later check that finds nothing wrong serves it again. Exit codes: 0 = fresh, 4 = stale, 3 = there is
+    nothing to check.
+    """
+    from ncclt.check import check as run
+    from ncclt.store import open_store
+
+    options = GroundOptions(
+        cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
+        landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
+        hosts=hosts, hostfile=hostfile, python=python, container=container, namespace=namespace,
+        launcher_arg=tuple(launcher_arg or ()), scratch=scratch, keep_env=keep_env,
+    )  # fmt: skip
+    choice = options.choice()
+    with open_store(storage) as store:
+        # One seed for noise that is invented: a check must not repeat the study's own launches.
+        ground = ground_from_options(options, choice, store, store.workload(model), seed=0)
+        request = _request(
+            store, ground, model, nccl_version=nccl_version, points=points, blocks=blocks, tolerance=tolerance
+        )
+        watch = _Watch(hidden=quiet or as_json)
+        watch.begun(request, ground)
+        with StopWish() as stop:
+            found = run(
+                request, ground.runner, interrupted=stop, watch=watch,
+                now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
+            )  # fmt: skip
+        if found is None:
+            say("ncclt: interrupted: nothing was recorded")
+            raise typer.Exit(EXIT_INTERRUPTED)
+        store.add_check(found)
+    if as_json:
+        print_json(found.to_document())
+    else:
+        _print(found)
+    if found.reasons:
+        raise typer.Exit(EXIT_STALE)
+
+
+def _request(
+    store: Store,
+    ground: Ground,
+    model: str,
+    *,
+    nccl_version: str | None,
+    points: int,
+    blocks: int,
+    tolerance: float,
+) -> CheckRequest:
+    from dataclasses import replace
+
+    from ncclt.check import CheckRequest
+    from ncclt.core.recommendation import Request, select
+    from ncclt.core.version import NcclVersion
+
+    cluster = ground.runner.cluster
+    wanted = Request(
+        cluster=cluster.name,
+        model=model,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        nccl_version=str(NcclVersion.parse(nccl_version)) if nccl_version else None,
+    )
+    # A stale one may be checked again: that is how it is served again.
+    published = [replace(r, stale="") for r in store.recommendations(cluster=cluster.name, model=model)]
+    found = select(published, wanted)
+    study = store.study(found.study)
+    return CheckRequest(
+        recommendation=found,
+        study=study,
+        trials=store.trials(study.id),
+        points=points,
+        blocks=blocks,
+        tolerance=tolerance,
+    )
+
+
+class _Watch:
+    """Tells of every launch on stderr."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        self._hidden = hidden
+        self._launches = 0
+
+    def begun(self, request: CheckRequest, ground: Ground) -> None:
+        """Say what is checked, and where."""
+        if self._hidden:
+            return
+        found = request.recommendation
+        say(f"ncclt: checking {found.id} (revision {found.revision}) of {found.model} on {found.cluster}")
+        say(f"ncclt: launches run on: {ground.runner.name}, {ground.reason}")
+
+    def __call__(self, arm: Arm, result: TrialResult) -> None:
+        """Tell of one launch."""
+        self._launches += 1
+        if not self._hidden:
+            say(f"ncclt: launch {self._launches}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
+
+
+def _print(found: Check) -> None:
+    if found.changes:
+        from ncclt.cli.tables import print_table
+
+        print_table(
+            ("what", "before", "now", "change", "noise", ""),
+            [
+                (
+                    change.what,
+                    f"{change.before:.4g}",
+                    f"{change.now:.4g}",
+                    f"{(change.ratio - 1) * 100:+.1f} %",
+                    f"{change.noise * 100:.1f} %",
+                    "changed" if change.changed else "",
+                )
+                for change in found.changes
+            ],
+            numbers=("before", "now", "change", "noise"),
+        )
+    print(f"{found.freshness}: {found.model} on {found.cluster}, recommendation {found.recommendation}")
+    for reason in found.reasons:
+        print(f"  {reason}")
+    if found.reasons:
+        print("  It is no longer served; tune again with a new --study, or check again once the cause is repaired.")

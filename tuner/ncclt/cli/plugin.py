@@ -1,0 +1,96 @@
+"""`ncclt plugin`: find, build and try the NCCL tuner plugin."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.edge import print_json, say
+from ncclt.cli.options import AsJson
+from ncclt.errors import NotFoundError, UsageError
+
+app = typer.Typer(
+    help="Find, build and try the NCCL tuner plugin that delivers a table per size.", no_args_is_help=True
+)
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@app.callback()
+def plugin() -> None:
+    """Find, build and try the NCCL tuner plugin that delivers a table per size."""
+
+
+@app.command("path", epilog="Exit codes: 0 = printed, 3 = there is none.")
+def path() -> None:
+    """Print the path of the compiled plugin, for NCCL_TUNER_PLUGIN."""
+    sys.stdout.write(f"{_found()}\n")
+
+
+@app.command("build")
+def build(
+    into: Annotated[
+        Path | None, typer.Option("--into", help="Folder for the shared object; left out: the user's data folder.")
+    ] = None,
+) -> None:
+    """Compile the plugin for this machine (gcc, cc, clang, or what CC names)."""
+    from ncclt.plugin import LIBRARY_NAME, user_library
+    from ncclt.plugin.build import build as build_plugin
+
+    made = build_plugin(user_library() if into is None else into.absolute() / LIBRARY_NAME)
+    sys.stdout.write(f"{made}\n")
+
+
+@app.command("check", epilog="Exit codes: 0 = it works and the table is in use, 1 = it does not, 3 = there is none.")
+def check(
+    policy: Annotated[
+        Path | None,
+        typer.Argument(help="Table to try, as `ncclt env --format tuner-csv` prints it.", show_default=False),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks of the communicator to try.", min=1)] = 8,
+    nodes: Annotated[int, typer.Option(help="Nodes that it reaches over.", min=1)] = 1,
+    collective: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast or reduce.")] = (
+        "all_reduce"
+    ),
+    size: Annotated[
+        list[str] | None, typer.Option("--size", help="Tuning size, for example 65536 or 4M; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load the plugin as NCCL does, without NCCL and without a GPU, and show what it would choose.
+
+    Where NCCL disabled an algorithm or protocol on the real machine, the plugin leaves the call to NCCL.
+    """
+    from ncclt.plugin.check import examine
+
+    sizes = tuple(_bytes(text) for text in size or ("8", "64K", "1M", "16M", "256M", "4G"))
+    found = examine(_found(), policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes)
+    if as_json:
+        print_json(found.to_document())
+    else:
+        say(f"ncclt: {found.library} answers as tuner API {', '.join(f'v{v}' for v in found.api_versions)}")
+        say(f"ncclt: {found.said}")
+        for row in found.choices:
+            sys.stdout.write(f"{row.text()}\n")
+    raise typer.Exit(0 if found.works else 1)
+
+
+def _found() -> Path:
+    from ncclt.plugin import find
+
+    library = find()
+    if library is None:
+        raise NotFoundError(
+            "the NCCL tuner plugin is not here", hint="build it with `ncclt plugin build`, or name it by NCCLT_PLUGIN"
+        )
+    return library
+
+
+def _bytes(text: str) -> int:
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in _UNITS or not (number.isascii() and number.isdigit()):
+        raise UsageError(f"{text!r} is no size", hint="for example 65536, 64K, 4M or 1G")
+    return int(number) * _UNITS[unit]

@@ -1,0 +1,55 @@
+"""How much the launches of one setting differ, and what a few of them say together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+USUAL_SIGMA = 0.02
+"""Standard deviation of the logarithm of a time between launches, as long as nothing else is known."""
+
+_USUAL_WEIGHT = 8
+"""Repeats that the usual value is worth."""
+
+_OUTLIER_SIGMAS = 6.0
+"""A launch that is this much slower than its siblings met something else than the setting: it does not count."""
+
+
+def typical_us(times_us: Sequence[float], sigma: float) -> float:
+    """Return what some launches of one setting say, µs: the geometric mean without the outliers.
+
+    Disturbances make a launch slower and never faster, so the lower median is the measure of what an outlier is: of two
+    launches that contradict each other the faster one counts.
+
+    Args:
+        times_us: one per launch, at least one.
+        sigma: standard deviation of their logarithms.
+    """
+    if len(times_us) == 1:
+        return times_us[0]
+    low = math.log(statistics.median_low(times_us))
+    logs = [math.log(t) for t in times_us]
+    return math.exp(statistics.fmean(log for log in logs if log - low <= _OUTLIER_SIGMAS * sigma))
+
+
+def launch_sigma(repeated: Iterable[Sequence[float]]) -> float:
+    """Return the standard deviation of the logarithm of a time between launches of one setting.
+
+    The usual value, corrected by what repeats show: the median of their squared differences, which a few outliers do
+    not move, scaled to a variance.
+
+    Args:
+        repeated: times of one message under one setting, one per launch.
+    """
+    squares = [
+        (math.log(later) - math.log(earlier)) ** 2 / 2
+        for times in repeated
+        for earlier, later in zip(times, times[1:], strict=False)
+    ]
+    if not squares:
+        return USUAL_SIGMA
+    # The median of a chi-square variable with one degree of freedom is 0.455.
+    seen = statistics.median(squares) / 0.455
+    weight = _USUAL_WEIGHT + len(squares)
+    return math.sqrt((_USUAL_WEIGHT * USUAL_SIGMA**2 + len(squares) * seen) / weight)
