@@ -19,7 +19,7 @@ def test_one_seed_gives_one_document_with_all_its_parts(ncclt):
 
     assert first.stdout == second.stdout
     assert document["simulated"] is True
-    assert document["verdict"] in ("tuned", "keep-default")
+    assert document["verdict"] in ("tuned", "keep-default", "undecided")
     assert document["interval"][0] <= document["speedup"] <= document["interval"][1]
     assert {"rules", "parameters"} == set(document["policy"])
     assert {m["size_bytes"] for m in document["messages"]} == {4_228_000, 16_931_912}

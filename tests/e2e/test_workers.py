@@ -39,7 +39,7 @@ def test_eight_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, po
 
 
 def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
-    words = ("tune", "--model", "nasnetmobile-unfused", "--trials", 30, "--patience", 0, "--json", "--storage")
+    words = ("tune", "--model", "resnet101", "--trials", 16, "--patience", 0, "--json", "--storage")
 
     one = json.loads(ncclt(*words, "sqlite:///one.db").stdout)
     four = json.loads(ncclt(*words, "sqlite:///four.db", "--parallel", 4).stdout)
@@ -47,12 +47,12 @@ def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
     assert one["verdict"] == four["verdict"] == "tuned"
     assert abs(one["speedup"] / four["speedup"] - 1) < 0.03
     numbers = [trial["number"] for trial in four["trials"]]
-    assert sorted(numbers) == list(range(30))
+    assert sorted(numbers) == list(range(16))
     assert any("4 trials at once" in note for note in four["notes"])
 
 
 def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
-    words = ("tune", "--model", "bert", "--trials", 60, "--patience", 0, "--json", "--storage", "sqlite:///ncclt.db")
+    words = ("tune", "--model", "bert", "--trials", 30, "--patience", 0, "--json", "--storage", "sqlite:///ncclt.db")
     first, second = (ncclt.start(*words) for _ in range(2))
     try:
         second.wait(timeout=3)
@@ -64,4 +64,4 @@ def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
     assert second.returncode == 0, err
     study = json.loads(out)
     assert study["verdict"] is not None
-    assert sorted(trial["number"] for trial in study["trials"]) == list(range(60))
+    assert sorted(trial["number"] for trial in study["trials"]) == list(range(30))

@@ -100,6 +100,12 @@ class Ground:
             if isinstance(runner, LaunchedRunner):
                 runner.kill()
 
+    def calibrate(self, wall_s: float) -> None:
+        """Tell the runners how long the stored default of a resumed study took, s: their timeouts follow from it."""
+        for runner in (self.runner, *self.others):
+            if isinstance(runner, LaunchedRunner):
+                runner.calibrate(wall_s)
+
     def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.
 
@@ -153,9 +159,7 @@ def process_wide_ladders(names: tuple[str, ...], cluster: Cluster) -> dict[str, 
             )
     ladders = {}
     for name in names:
-        values, default = allowed[name].values, allowed[name].default
-        assert isinstance(values, tuple), "searchable parameters list their values"
-        ladders[name] = tuple(int(value) for value in values if value != default)
+        ladders[name] = allowed[name].ladder
     return ladders
 
 

@@ -24,7 +24,7 @@ from ncclt.errors import UsageError
 from ncclt.journal import StudyJournal
 from ncclt.runners import Ground
 from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm
-from ncclt.search.launching import measure_default
+from ncclt.search.launching import measure_default, stored_default
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.prove import MAX_BLOCKS, prove
@@ -219,6 +219,8 @@ def _tune(
     notes: tuple[str, ...],
 ) -> TuneResult:
     resumed = len(journal.trials())
+    if default := stored_default(journal):
+        ground.calibrate(default.result.wall_s)
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
     warm = _warm_settings(store, study) if request.warm else ()
