@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from ncclt.core.compile import check_rule, compile_policy, rule_label
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.remark import comment_lines, remarks
+from ncclt.core.remark import comment_lines, remarks, token
 from ncclt.core.selection import COLLECTIVE_WORDS
 from ncclt.core.version import NcclVersion
 
 TABLE_FORMAT = "tuner-csv"
+
+HEADER_FORMAT = 1
+"""Version of the first line, which our plugin checks (plugin/table.c); for NVIDIA's it is a comment."""
 
 COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
 """NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
@@ -22,6 +25,9 @@ plugin reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves 
 
 ANY = -1
 """The plugin's word for "whatever it is"; as a number of channels "not chosen"."""
+
+_LONGEST_ID = 64
+"""As the plugin keeps it."""
 
 _CHANNELS_ARE_A_LIMIT_SINCE = NcclVersion(2, 31)
 
@@ -39,29 +45,59 @@ def render_table(recommendation: Recommendation, *, version: NcclVersion) -> str
     Raises:
         SettingError: a rule or parameter that this NCCL does not have.
     """
+    rules, lost, needs = table_rules(recommendation, version)
+    rows = [table_row(rule, recommendation) for rule in rules]
+    said = remarks(recommendation, recommendation.table, lost)
+    header = _header(rows, recommendation, version)
+    return "".join(f"{line}\n" for line in [header, *comment_lines(_head(said, needs)), *rows])
+
+
+def table_rules(recommendation: Recommendation, version: NcclVersion) -> tuple[list[Rule], list[str], list[str]]:
+    """Return the rules that become rows, exact groups first, what is lost, and what the environment must hold as well.
+
+    Raises:
+        SettingError: a rule or parameter that this NCCL does not have.
+    """
     policy = recommendation.table.effective
-    rows, lost = [], []
+    rules, lost = [], []
     for rule in sorted(policy.rules, key=lambda r: (r.collective, -r.group_size, r.min_bytes)):
         check_rule(rule, version)
         if rule.algorithm is None or rule.protocol is None:
             lost.append(f"{rule_label(rule)}: a row must name algorithm and protocol")
         else:
-            rows.append(_row(rule, recommendation))
+            rules.append(rule)
+    if version >= _CHANNELS_ARE_A_LIMIT_SINCE and any(rule.channels is not None for rule in policy.rules):
+        lost.append(f"NCCL {version} takes the channels of a table as an upper limit")
     parameters = compile_policy(
         Policy(parameters=policy.parameters), version=version, collectives=recommendation.collectives
     )
     needs = [f"needs {name}={value} in the environment" for name, value in parameters.variables]
-    if version >= _CHANNELS_ARE_A_LIMIT_SINCE and any(rule.channels is not None for rule in policy.rules):
-        lost.append(f"NCCL {version} takes the channels of a table as an upper limit")
-    said = remarks(recommendation, recommendation.table, [*lost, *parameters.lost])
-    return "".join(f"{line}\n" for line in [*comment_lines(_head(said, needs)), *rows])
+    return rules, [*lost, *parameters.lost], needs
+
+
+def _header(rows: list[str], recommendation: Recommendation, version: NcclVersion) -> str:
+    """Return the line by which the plugin knows the table, and finds one that is cut off, edited or of another NCCL."""
+    valid = recommendation.fingerprint
+    return (
+        f"# ncclt-table {HEADER_FORMAT} id={token(recommendation.id)[:_LONGEST_ID]} nccl={version} nodes={valid.nodes} "
+        f"ranks={valid.nodes * valid.gpus_per_node} rows={len(rows)} fnv1a={table_checksum(rows):016x}"
+    )
+
+
+def table_checksum(rows: Iterable[str]) -> int:
+    """Return FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923), over all rows, each with its line feed."""
+    value = 0xCBF29CE484222325
+    for byte in "".join(f"{row}\n" for row in rows).encode():
+        value = (value ^ byte) * 0x100000001B3 & (2**64 - 1)
+    return value
 
 
 def _head(said: list[str], needs: list[str]) -> Iterable[str]:
     return [*said, *needs, _WARNING, ",".join(COLUMNS)]
 
 
-def _row(rule: Rule, recommendation: Recommendation) -> str:
+def table_row(rule: Rule, recommendation: Recommendation) -> str:
+    """Return one row of `COLUMNS`."""
     valid = recommendation.fingerprint
     world = valid.nodes * valid.gpus_per_node
     whole_job = rule.group_size in (0, world)

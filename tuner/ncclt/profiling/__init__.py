@@ -19,6 +19,7 @@ READERS: dict[str, str] = {
     "flight_recorder": "ncclt.profiling.flight_recorder",
     "param_comms": "ncclt.profiling.param_comms",
     "inspector": "ncclt.profiling.inspector",
+    "plugin_report": "ncclt.profiling.plugin_report",
     "deepspeed": "ncclt.profiling.deepspeed",
     "megatron_log": "ncclt.profiling.megatron_log",
     "nccl_log": "ncclt.profiling.nccl_log",

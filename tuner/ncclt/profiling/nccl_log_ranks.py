@@ -70,7 +70,7 @@ class Findings:
         for line, count in tunings.items():
             collective = OPERATIONS.get(line.operation)
             if collective is not None and 0 < int(line.size) <= MOST_BYTES:
-                size, complete = _full_size(line, collective, comms.group_decided_by(line.origin)[0])
+                size, complete = full_size(line, collective, comms.group_decided_by(line.origin)[0])
                 self.choices.add(collective, size, line.choice, count, per_rank=not complete)
 
 
@@ -136,7 +136,7 @@ def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Mess
     collective = OPERATIONS.get(line.operation)
     if collective is None:
         return f"calls of {line.operation}, which ncclt has no message for"
-    size, complete = _full_size(line, collective, group)
+    size, complete = full_size(line, collective, group)
     if not complete:
         return (
             f"calls of {line.operation}: TUNING lines tell one rank's part, and no INIT line how many ranks there are"
@@ -150,7 +150,7 @@ def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Mess
     )
 
 
-def _full_size(line: TuningLine, collective: Collective, group: int) -> tuple[int, bool]:
+def full_size(line: TuningLine, collective: Collective, group: int) -> tuple[int, bool]:
     """Return the size of a decision, bytes, and whether that is of the full buffer."""
     size = int(line.size)
     if line.is_full_size or collective not in PER_RANK:

@@ -1,0 +1,63 @@
+"""What one decision of the tuner plugin costs, in ns, beside a linear scan of the same table and an empty plugin.
+
+    python bench/plugin.py [--rules 10,100,1000] [--calls 500000] [--json]
+
+NCCL asks the plugin at every collective. The linear scan is how NVIDIA's example plugin looks a call up; it is written
+anew in bench/plugin_calls.c. All rules are of one collective, which is the worst for a search. Needs a C compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ncclt.plugin.build import FLAGS, compiler, source_folder, sources
+
+TARGET_NS = 60.0
+
+
+def compiled(folder: Path) -> Path:
+    found = compiler()
+    if found is None:
+        raise SystemExit("bench/plugin.py needs a C compiler, for example gcc")
+    program = folder / "plugin_calls"
+    flags = [flag for flag in FLAGS if flag != "-fPIC"]
+    files = [*sources(), Path(__file__).with_name("plugin_calls.c")]
+    subprocess.run([found, *flags, f"-I{source_folder()}", "-o", program, *files], check=True)
+    return program
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rules", default="10,100,1000", help="sizes of the table, with commas; at most 4096")
+    parser.add_argument("--calls", type=int, default=500_000, help="decisions per round; the best of 7 rounds counts")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = compiled(folder)
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("NCCLT_")}
+        environ["NCCLT_POLICY"] = str(folder / "table.csv")
+        for rules in map(int, arguments.rules.split(",")):
+            done = subprocess.run(
+                [program, str(rules), str(arguments.calls)],
+                cwd=folder, env=environ, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            for line in done.stdout.splitlines():
+                case, taken = line.split()
+                rows.append({"rules": rules, "case": case, "ns_per_decision": float(taken)})
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+        return
+    for row in rows:
+        print(f"{row['rules']:5} rules  {row['case']:16} {row['ns_per_decision']:8.1f} ns")
+    print(f"target: ncclt at most {TARGET_NS:.0f} ns at 1,000 rules")
+
+
+if __name__ == "__main__":
+    main()

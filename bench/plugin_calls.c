@@ -1,0 +1,112 @@
+/* The program behind bench/plugin.py: what one decision costs. Usage: plugin_calls RULES CALLS; needs NCCLT_POLICY.
+ *
+ * Cases: `empty` = a plugin that decides nothing, `linear` = a scan over the same rows, first match first, as NVIDIA's
+ * example plugin looks (written here, with its test of every column), `ncclt` and `ncclt-counting` = ours. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "nccl_tuner_abi.h"
+
+extern const struct nccl_tuner_v6 ncclTunerPlugin_v6;
+
+enum { MOST_RULES = 4096, SIZES = 512, ORDER = 8192, ROUNDS = 7, RANKS = 16, NODES = 2 };
+
+typedef int decide(void *, int, size_t, int, float **, int, int, int, int *);
+
+struct scanned {
+  int function, algorithm, protocol, channels, nodes, ranks, pipe_ops, registered;
+  size_t first, last;
+};
+
+static struct scanned rows[MOST_RULES];
+static int row_count;
+
+static int decide_nothing(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                          int protocols, int registered, int *channels) {
+  (void)context, (void)function, (void)bytes, (void)pipe_ops, (void)costs, (void)algorithms, (void)protocols;
+  (void)registered, (void)channels;
+  return 0;
+}
+
+static int decide_linear(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                         int protocols, int registered, int *channels) {
+  (void)context;
+  float *table = (float *)(void *)costs;
+  for (int i = 0; i < row_count; i++) {
+    const struct scanned *row = &rows[i];
+    if (row->function != function || bytes < row->first || bytes > row->last) continue;
+    if ((row->nodes != -1 && row->nodes != NODES) || (row->ranks != -1 && row->ranks != RANKS)) continue;
+    if ((row->pipe_ops != -1 && row->pipe_ops != pipe_ops) || (row->registered != -1 && row->registered != registered))
+      continue;
+    if (row->algorithm >= algorithms || row->protocol >= protocols) continue;
+    float *cost = &table[row->algorithm * protocols + row->protocol];
+    if (*cost == -1.0f) continue;
+    *cost = 0;
+    if (row->channels != -1) *channels = row->channels;
+    return 0;
+  }
+  return 0;
+}
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static size_t sizes[SIZES];
+static unsigned short order[ORDER];
+
+static double ns_per_decision(decide *volatile function, void *context, long calls) {
+  double best = 1e9;
+  volatile long sink = 0;
+  for (int round = 0; round < ROUNDS; round++) { /* the quickest round: others are disturbed by the machine */
+    float costs[21];
+    for (int i = 0; i < 21; i++) costs[i] = 1;
+    double started = seconds();
+    for (long i = 0; i < calls; i++) {
+      int channels = 0;
+      costs[i % 21] = 1;
+      function(context, NCCL_ALL_REDUCE, sizes[order[i % ORDER]], 1, (float **)(void *)costs, 7, 3, 0, &channels);
+      sink += channels;
+    }
+    double taken = (seconds() - started) * 1e9 / (double)calls;
+    if (taken < best) best = taken;
+  }
+  return best;
+}
+
+int main(int count, char **arguments) {
+  if (count != 3) return 2;
+  row_count = atoi(arguments[1]);
+  long calls = atol(arguments[2]);
+  const char *path = getenv("NCCLT_POLICY");
+  FILE *file = path && row_count > 0 && row_count <= MOST_RULES && calls > 0 ? fopen(path, "w") : NULL;
+  if (!file) return 2;
+  for (int i = 0; i < row_count; i++) { /* every range is 1000 bytes long */
+    rows[i] = (struct scanned){NCCL_ALL_REDUCE, NCCL_RING, i % 3, 1 + i % 32, NODES, RANKS, -1, -1, (size_t)i * 1000,
+                               (size_t)i * 1000 + 999};
+    static const char *const NAMES[] = {"ll", "ll128", "simple"};
+    fprintf(file, "allreduce,%zu,%zu,ring,%s,%d,%d,%d\n", rows[i].first, rows[i].last, NAMES[i % 3], 1 + i % 32, NODES,
+            RANKS);
+  }
+  if (fclose(file)) return 2;
+  srand(1);
+  for (int i = 0; i < SIZES; i++) sizes[i] = (size_t)rand() % ((size_t)row_count * 1000);
+  for (int i = 0; i < ORDER; i++) order[i] = (unsigned short)(rand() % SIZES);
+
+  void *plain = NULL, *counting = NULL;
+  char folder[] = "."; /* the script's own folder: the report is written where it runs */
+  ncclTunerPlugin_v6.init(&plain, 1, RANKS, NODES, NULL, NULL, NULL);
+  setenv("NCCLT_PLUGIN_REPORT", folder, 1);
+  ncclTunerPlugin_v6.init(&counting, 2, RANKS, NODES, NULL, NULL, NULL);
+  printf("empty %.2f\n", ns_per_decision(decide_nothing, NULL, calls));
+  printf("linear %.2f\n", ns_per_decision(decide_linear, NULL, calls));
+  printf("ncclt %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, plain, calls));
+  printf("ncclt-counting %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, counting, calls));
+  ncclTunerPlugin_v6.finalize(plain);
+  ncclTunerPlugin_v6.finalize(counting);
+  return 0;
+}

@@ -1,0 +1,85 @@
+/* What NCCL expects of a tuner plugin, tuner API v2 (NCCL 2.21.5) to v6 (2.30.3 to 2.32).
+ *
+ * Written for ncclt from the documented layouts; no header of NCCL is needed to build the plugin. The size and order of
+ * the members are the binary interface: tests/unit/plugin checks them against an independent description. */
+#ifndef NCCLT_NCCL_TUNER_ABI_H
+#define NCCLT_NCCL_TUNER_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { NCCL_SUCCESS = 0 }; /* ncclResult_t; the plugin returns nothing else, an error would fail the collective */
+
+enum { NCCL_BROADCAST, NCCL_REDUCE, NCCL_ALL_GATHER, NCCL_REDUCE_SCATTER, NCCL_ALL_REDUCE, NCCL_FUNCTIONS };
+
+enum {
+  NCCL_TREE,
+  NCCL_RING,
+  NCCL_COLLNET_DIRECT,
+  NCCL_COLLNET_CHAIN,
+  NCCL_NVLS,
+  NCCL_NVLS_TREE,
+  NCCL_PAT, /* since 2.23 */
+  NCCL_ALGORITHMS
+};
+
+enum { NCCL_LL, NCCL_LL128, NCCL_SIMPLE, NCCL_PROTOCOLS };
+
+enum { NCCL_LOG_INFO = 3 };                                 /* ncclDebugLogLevel */
+enum { NCCL_LOG_INIT = 0x01, NCCL_LOG_TUNING = 0x40 };      /* ncclDebugLogSubSys */
+
+typedef void (*nccl_logger)(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
+
+struct nccl_nvl_domain_v5 {
+  int domains, min_ranks_per_domain, max_ranks_per_domain;
+};
+
+/* NCCL's cost model, which a plugin may alter. Ours never does: what it holds is of no interest here. */
+struct nccl_constants_v5;
+
+/* The cost table is declared `float **` by NCCL and is really one contiguous block of algorithms x protocols floats. */
+struct nccl_tuner_v2 {
+  const char *name;
+  int (*init)(size_t ranks, size_t nodes, nccl_logger log, void **context);
+  int (*get_coll_info)(void *context, int function, size_t bytes, int collnet, int nvls, int pipe_ops, int *algorithm,
+                       int *protocol, int *channels);
+  int (*destroy)(void *context);
+};
+
+struct nccl_tuner_v3 {
+  const char *name;
+  int (*init)(size_t ranks, size_t nodes, nccl_logger log, void **context);
+  int (*get_coll_info)(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                       int protocols, int *channels);
+  int (*destroy)(void *context);
+};
+
+struct nccl_tuner_v4 {
+  const char *name;
+  int (*init)(size_t ranks, size_t nodes, nccl_logger log, void **context);
+  int (*get_coll_info)(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                       int protocols, int registered, int *channels);
+  int (*destroy)(void *context);
+};
+
+struct nccl_tuner_v5 {
+  const char *name;
+  int (*init)(void **context, uint64_t communicator, size_t ranks, size_t nodes, nccl_logger log,
+              struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants);
+  int (*get_coll_info)(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                       int protocols, int registered, int *channels);
+  int (*finalize)(void *context);
+};
+
+struct nccl_tuner_v6 {
+  const char *name;
+  int (*init)(void **context, uint64_t communicator, size_t ranks, size_t nodes, nccl_logger log,
+              struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants);
+  int (*get_coll_info)(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                       int protocols, int registered, int *channels);
+  int (*get_chunk_size)(void *context, int function, size_t bytes, int algorithm, int protocol, int channels,
+                        size_t *chunk_bytes); /* may be NULL */
+  int (*finalize)(void *context);
+};
+
+#endif

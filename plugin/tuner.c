@@ -1,0 +1,152 @@
+/* The symbols that NCCL looks for, newest first, and what a call does.
+ *
+ * Rules that hold for every NCCL (docs/plugin.md, "What the plugin writes"): the chosen entry of the cost table becomes
+ * 1e-6 and only if it was >= 0; no other entry is written, and never a negative value, which would win from NCCL 2.31 on;
+ * channels stay as they came unless the row names some. No function ever returns an error: NCCL would fail the
+ * collective with it. */
+#include <stdint.h>
+
+#include "communicator.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+
+static const float CHEAPEST_US = 1e-6f;
+
+/* MAXCHANNELS before NCCL 2.25, which speaks API v4 at most. */
+enum { CHANNELS_BEFORE_V4 = 32 };
+
+static void count(struct ncclt_communicator *communicator, int function, uint64_t bytes, int registered,
+                  enum ncclt_outcome outcome, struct ncclt_choice choice) {
+  if (!communicator->decisions) return;
+  struct ncclt_decision decision = {.function = function,
+                                    .registered = registered,
+                                    .outcome = outcome,
+                                    .choice = choice,
+                                    .bytes = bytes};
+  ncclt_decisions_count(communicator->decisions, &decision);
+}
+
+/* CollNet's channels are not limited by NCCL's scheduler: a number above its own would be out of range. */
+static void set_channels(const struct ncclt_communicator *communicator, struct ncclt_choice *choice, int *channels) {
+  if (choice->algorithm == NCCL_COLLNET_DIRECT || choice->algorithm == NCCL_COLLNET_CHAIN) choice->channels = 0;
+  if (communicator->api < 4 && choice->channels > CHANNELS_BEFORE_V4) choice->channels = CHANNELS_BEFORE_V4;
+  if (choice->channels && channels) *channels = choice->channels;
+}
+
+static int choose(void *context, int function, uint64_t bytes, float *costs, int algorithms, int protocols,
+                  int registered, int *channels) {
+  struct ncclt_communicator *communicator = context;
+  struct ncclt_choice choice = {0, 0, 0};
+  if (!communicator || function < 0 || function >= NCCL_FUNCTIONS) return NCCL_SUCCESS;
+  enum ncclt_outcome outcome = NCCLT_UNMATCHED;
+  if (ncclt_communicator_find(communicator, function, bytes, registered, &choice)) {
+    outcome = NCCLT_UNAVAILABLE;
+    if (costs && choice.algorithm < algorithms && choice.protocol < protocols) {
+      float *cost = &costs[(long)choice.algorithm * protocols + choice.protocol];
+      if (*cost >= 0) {
+        *cost = CHEAPEST_US;
+        set_channels(communicator, &choice, channels);
+        outcome = NCCLT_APPLIED;
+      }
+    }
+  }
+  count(communicator, function, bytes, registered, outcome, choice);
+  return NCCL_SUCCESS;
+}
+
+static int init_v5(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log, int api) {
+  if (context) *context = ncclt_communicator_open(api, id, ranks, nodes, log);
+  return NCCL_SUCCESS;
+}
+
+static int close_communicator(void *context) {
+  ncclt_communicator_close(context);
+  return NCCL_SUCCESS;
+}
+
+static int choose_v4(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                     int protocols, int registered, int *channels) {
+  (void)pipe_ops;
+  return choose(context, function, bytes, (float *)costs, algorithms, protocols, registered, channels);
+}
+
+static int init_of_v6(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
+                      struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
+  (void)domain, (void)constants;
+  return init_v5(context, id, ranks, nodes, log, 6);
+}
+
+/* No getChunkSize: NCCL's own chunks were measured, and a wrong one divides by zero in NCCL. */
+EXPORTED const struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"ncclt", init_of_v6, choose_v4, NULL, close_communicator};
+
+static int init_of_v5(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
+                      struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
+  (void)domain, (void)constants;
+  return init_v5(context, id, ranks, nodes, log, 5);
+}
+
+EXPORTED const struct nccl_tuner_v5 ncclTunerPlugin_v5 = {"ncclt", init_of_v5, choose_v4, close_communicator};
+
+static int init_of_v4(size_t ranks, size_t nodes, nccl_logger log, void **context) {
+  return init_v5(context, 0, ranks, nodes, log, 4);
+}
+
+EXPORTED const struct nccl_tuner_v4 ncclTunerPlugin_v4 = {"ncclt", init_of_v4, choose_v4, close_communicator};
+
+static int init_of_v3(size_t ranks, size_t nodes, nccl_logger log, void **context) {
+  return init_v5(context, 0, ranks, nodes, log, 3);
+}
+
+static int choose_v3(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
+                     int protocols, int *channels) {
+  (void)pipe_ops;
+  return choose(context, function, bytes, (float *)costs, algorithms, protocols, 0, channels);
+}
+
+EXPORTED const struct nccl_tuner_v3 ncclTunerPlugin_v3 = {"ncclt", init_of_v3, choose_v3, close_communicator};
+
+static int init_of_v2(size_t ranks, size_t nodes, nccl_logger log, void **context) {
+  return init_v5(context, 0, ranks, nodes, log, 2);
+}
+
+/* API v2 (NCCL 2.21) has no cost table, so it cannot tell what NCCL disabled: only what is implemented, supported here
+ * and safe everywhere is asked for. LL128 is not: whether the links keep its order is known to NCCL alone. */
+static int is_safe_in_v2(const struct ncclt_communicator *communicator, int function, struct ncclt_choice choice,
+                         int collnet, int nvls) {
+  int reduces_all = function == NCCL_ALL_REDUCE;
+  int gathers = function == NCCL_ALL_GATHER || function == NCCL_REDUCE_SCATTER;
+  if (choice.protocol == NCCL_LL128) return 0;
+  switch (choice.algorithm) {
+    case NCCL_RING: return 1;
+    case NCCL_TREE: return reduces_all;
+    case NCCL_COLLNET_DIRECT: return collnet == 1 && choice.protocol == NCCL_SIMPLE && (reduces_all || gathers);
+    case NCCL_COLLNET_CHAIN: return collnet == 1 && choice.protocol == NCCL_SIMPLE && reduces_all;
+    case NCCL_NVLS:
+      return nvls == 1 && choice.protocol == NCCL_SIMPLE && (reduces_all || gathers) &&
+             (communicator->nodes == 1 || collnet == 1);
+    case NCCL_NVLS_TREE: return nvls == 1 && choice.protocol == NCCL_SIMPLE && reduces_all && communicator->nodes > 1;
+    default: return 0; /* PAT came with 2.23 */
+  }
+}
+
+static int choose_v2(void *context, int function, size_t bytes, int collnet, int nvls, int pipe_ops, int *algorithm,
+                     int *protocol, int *channels) {
+  (void)pipe_ops;
+  struct ncclt_communicator *communicator = context;
+  struct ncclt_choice choice = {0, 0, 0};
+  if (!communicator || function < 0 || function >= NCCL_FUNCTIONS) return NCCL_SUCCESS;
+  enum ncclt_outcome outcome = NCCLT_UNMATCHED;
+  if (ncclt_communicator_find(communicator, function, bytes, 0, &choice)) {
+    outcome = NCCLT_UNAVAILABLE;
+    if (algorithm && protocol && is_safe_in_v2(communicator, function, choice, collnet, nvls)) {
+      *algorithm = choice.algorithm;
+      *protocol = choice.protocol;
+      set_channels(communicator, &choice, channels);
+      outcome = NCCLT_APPLIED;
+    }
+  }
+  count(communicator, function, bytes, 0, outcome, choice);
+  return NCCL_SUCCESS;
+}
+
+EXPORTED const struct nccl_tuner_v2 ncclTunerPlugin_v2 = {"ncclt", init_of_v2, choose_v2, close_communicator};

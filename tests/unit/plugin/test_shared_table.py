@@ -1,0 +1,199 @@
+"""The table in shared memory: one writer, many readers, whole tables only."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.plugin.loaded import FUNCTIONS
+from ncclt.plugin.shared_table import MOST_ROWS, VARIABLE, SharedRow, SharedTable
+
+ALL_REDUCE = FUNCTIONS.index("allreduce")
+
+
+@pytest.fixture
+def table(tmp_path):
+    with SharedTable.create(tmp_path / "shared") as table:
+        yield table
+
+
+def watching(plugin, table, **options):
+    return plugin.communicator(**{"ranks": 8, "nodes": 2, "environ": {VARIABLE: str(table.path)}, **options})
+
+
+def row(algorithm="ring", protocol="ll", **more):
+    return SharedRow(collective="allreduce", algorithm=algorithm, protocol=protocol, **more)
+
+
+@pytest.mark.parametrize("api", [3, 4, 5, 6])
+def test_a_switch_holds_from_the_next_call_on(plugin, table, api):
+    with watching(plugin, table, api=api) as comm:
+        assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+        assert table.publish([row("tree", "simple", channels=4)]) == 1
+        answer = comm.ask(ALL_REDUCE, 64)
+        assert (answer.costs[2] < 1, answer.channels) == (True, 4)
+        assert table.publish([row("ring", "ll128", first_bytes=100, last_bytes=200)]) == 2
+        assert comm.ask(ALL_REDUCE, 99).costs == comm.ask(ALL_REDUCE, 201).costs == [1.0] * 21
+        assert comm.ask(ALL_REDUCE, 100).costs[4] < 1
+        assert comm.ask(FUNCTIONS.index("reduce"), 100).costs == [1.0] * 21
+        assert table.publish([]) == 3
+        assert comm.ask(ALL_REDUCE, 150).costs == [1.0] * 21
+
+
+def test_the_first_row_that_fits_the_communicator_counts(plugin, table):
+    rows = [row("tree", nodes=4), row("nvls", "simple", ranks=4), row("ring", ranks=8, nodes=2), row("tree")]
+    table.publish(rows)
+    with watching(plugin, table) as comm:
+        assert comm.ask(ALL_REDUCE, 2**63).costs[3] < 1
+
+
+def test_it_replaces_the_table_of_the_policy(plugin, table, tmp_path):
+    (tmp_path / "policy").write_text("allreduce,0,100,tree,ll,2,-1,-1\n")
+    environ = {VARIABLE: str(table.path), "NCCLT_POLICY": str(tmp_path / "policy")}
+    with watching(plugin, table, environ=environ) as comm:
+        assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+
+
+@pytest.mark.parametrize("spoil", [8, 16, 20])
+def test_a_file_that_is_no_shared_table_changes_nothing(plugin, table, tmp_path, spoil):
+    table.publish([row()])
+    content = bytearray(table.path.read_bytes())
+    content[spoil] ^= 1
+    other = tmp_path / "other"
+    other.write_bytes(content)
+    with watching(plugin, table, environ={VARIABLE: str(other)}) as comm:
+        assert "own choice stays" in comm.said[0]
+        assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+
+
+def test_a_short_file_changes_nothing(plugin, table, tmp_path):
+    (tmp_path / "short").write_bytes(table.path.read_bytes()[:-1])
+    with watching(plugin, table, environ={VARIABLE: str(tmp_path / "short")}) as comm:
+        assert "too short" in comm.said[0]
+
+
+def test_a_half_written_table_is_never_used(plugin, table):
+    """The generation is announced, and the rows do not fit their checksum."""
+    table.publish([row()])
+    with table.path.open("r+b") as file:
+        file.seek(32 + 8224 + 32 + 25)  # slot 1, first row, its algorithm
+        file.write(b"\x00")
+    with watching(plugin, table) as comm:
+        assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+
+
+def read_while_switching(plugin, path, wanted, found):
+    """Ask until `wanted` calls were seen; every answer must be one whole table: channels fit the algorithm."""
+    with plugin.communicator(ranks=8, nodes=2, environ={VARIABLE: str(path)}) as comm:
+        for _ in range(wanted):
+            answer = comm.ask(ALL_REDUCE, 64)
+            cheap = [at for at, cost in enumerate(answer.costs) if cost < 1]
+            found.add((tuple(cheap), answer.channels))
+
+
+# Two tables of many rows, of which the last one fits: a reader takes its time.
+NOT_YET = [row("tree", nodes=99)] * (MOST_ROWS - 1)
+TABLES = ([*NOT_YET, row("tree", "ll", channels=1)], [*NOT_YET, row("ring", "simple", channels=2)])
+WHOLE = {((), 0), ((0,), 1), ((5,), 2)}
+
+
+# Another process: it asks whenever a line comes in, as often as the line says, and tells what it saw.
+RANK = """
+import json, os, sys
+from pathlib import Path
+from ncclt.plugin.loaded import LoadedPlugin
+with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=8, nodes=2) as comm:
+    for line in sys.stdin:
+        found = set()
+        for _ in range(int(line)):
+            answer = comm.ask(4, 64)
+            found.add((tuple(at for at, cost in enumerate(answer.costs) if cost < 1), answer.channels))
+        print(json.dumps(sorted(found)), flush=True)
+"""
+
+
+@contextmanager
+def rank(library, table):
+    environ = {**os.environ, VARIABLE: str(table.path)}
+    command = [sys.executable, "-c", RANK, str(library)]
+    with subprocess.Popen(
+        command, env=environ, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.stdin.close()
+            process.wait(timeout=120)
+
+
+def ask(process, calls):
+    process.stdin.write(f"{calls}\n")
+
+
+def answers(process):
+    return {(tuple(cheap), channels) for cheap, channels in json.loads(process.stdout.readline())}
+
+
+def test_threads_and_processes_see_whole_tables_only(library, plugin, table):
+    found, elsewhere = set(), set()
+    threads = [threading.Thread(target=read_while_switching, args=(plugin, table.path, 1500, found)) for _ in range(2)]
+    with rank(library, table) as process:
+        ask(process, 4000)
+        for thread in [*threads, listener := threading.Thread(target=lambda: elsewhere.update(answers(process)))]:
+            thread.start()
+        turn = 0
+        while any(thread.is_alive() for thread in [*threads, listener]):
+            table.publish(TABLES[turn % 2])
+            turn += 1
+
+    assert turn > 1
+    assert found <= WHOLE
+    assert elsewhere <= WHOLE
+    assert len(found) > 1
+    assert len(elsewhere) > 1
+
+
+def test_all_processes_agree_behind_a_barrier(library, table):
+    """As the persistent worker uses it: publish, let every rank know, one collective, wait for all."""
+    with rank(library, table) as first, rank(library, table) as second:
+        for turn in range(1, 11):
+            table.publish([row(channels=turn)])
+            for process in (first, second):
+                ask(process, 1)
+            assert answers(first) == answers(second) == {((3,), turn)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"collective": "all_reduce"}, {"algorithm": "Ring"}, {"protocol": "ll64"}, {"channels": 300}, {"first_bytes": -1}],
+)
+def test_a_row_that_makes_no_sense_leaves_the_table_as_it_was(table, change):
+    table.publish([row()])
+    before = table.path.read_bytes()
+    words = {"collective": "allreduce", "algorithm": "ring", "protocol": "ll", **change}
+
+    with pytest.raises(UsageError):
+        table.publish([SharedRow(**words)])
+
+    assert table.path.read_bytes() == before
+
+
+def test_too_many_rows_and_a_taken_name_are_refused(table):
+    with pytest.raises(UsageError, match="256"):
+        table.publish([row()] * (MOST_ROWS + 1))
+    with pytest.raises(UsageError, match="cannot be made"):
+        SharedTable.create(table.path)
+
+
+def test_closing_removes_the_file_and_readers_keep_their_view(plugin, tmp_path):
+    table = SharedTable.create(tmp_path / "shared")
+    table.publish([row()])
+    with watching(plugin, table) as comm:
+        table.close()
+        assert not table.path.exists()
+        assert comm.ask(ALL_REDUCE, 64).costs[3] < 1

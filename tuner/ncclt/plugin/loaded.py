@@ -1,0 +1,194 @@
+"""Plays NCCL's part towards the compiled plugin, so that it can be tried where there is no GPU and no NCCL.
+
+The layouts are written here a second time, from NCCL's documented tuner API and not from our C header: a mistake in one
+of them shows.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ncclt.errors import InputError
+
+COLLECTIVES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
+FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+"""NCCL's numbers are the positions (2.23 and later); the functions in our words and in those of tables."""
+
+API_VERSIONS = (2, 3, 4, 5, 6)
+
+# A caller of a variadic function passes such arguments in the same registers on x86-64 and aarch64 Linux; the plugin
+# always gives "%s" and one finished sentence.
+_LOGGER = c.CFUNCTYPE(None, c.c_int, c.c_ulong, c.c_char_p, c.c_int, c.c_char_p, c.c_char_p)
+_COSTS = c.POINTER(c.c_float)
+_INIT_OLD = c.CFUNCTYPE(c.c_int, c.c_size_t, c.c_size_t, _LOGGER, c.POINTER(c.c_void_p))
+_INIT_NEW = c.CFUNCTYPE(
+    c.c_int, c.POINTER(c.c_void_p), c.c_uint64, c.c_size_t, c.c_size_t, _LOGGER, c.c_void_p, c.c_void_p
+)
+_END = c.CFUNCTYPE(c.c_int, c.c_void_p)
+_INTS = (c.c_int,) * 3
+_CHOOSE = {
+    2: c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int, c.c_size_t, *_INTS, *(c.POINTER(c.c_int),) * 3),
+    3: c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int, c.c_size_t, c.c_int, _COSTS, c.c_int, c.c_int, c.POINTER(c.c_int)),
+    4: c.CFUNCTYPE(
+        c.c_int, c.c_void_p, c.c_int, c.c_size_t, c.c_int, _COSTS, c.c_int, c.c_int, c.c_int, c.POINTER(c.c_int)
+    ),
+}
+_CHOOSE[5] = _CHOOSE[6] = _CHOOSE[4]
+
+
+def _layout(version: int) -> type[c.Structure]:
+    init = _INIT_OLD if version < 5 else _INIT_NEW
+    chunk = [("get_chunk_size", c.c_void_p)] if version == 6 else []
+    fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), *chunk, ("end", _END)]
+    return type(f"Tuner{version}", (c.Structure,), {"_fields_": fields})
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What a call left behind.
+
+    Attributes:
+        costs: the cost table after the call, row by row; empty with API v2.
+        channels: 0 = NCCL's own number.
+        algorithm, protocol: numbers that API v2 was given, None where it was given none.
+    """
+
+    costs: list[float]
+    channels: int
+    algorithm: int | None = None
+    protocol: int | None = None
+
+
+@dataclass(kw_only=True)
+class Communicator:
+    """A communicator that the plugin believes to serve.
+
+    Attributes:
+        said: what the plugin told NCCL's log.
+        context: the plugin's own handle.
+    """
+
+    tuner: c.Structure
+    api: int
+    context: c.c_void_p
+    said: list[str] = field(default_factory=list)
+
+    def ask(
+        self,
+        function: int,
+        size_bytes: int,
+        *,
+        costs: Sequence[float] = (1.0,) * 21,
+        protocols: int = 3,
+        registered: int = 0,
+        supports: tuple[int, int] = (1, 1),
+    ) -> Answer:
+        """Ask for one collective as NCCL does.
+
+        Args:
+            function: number of the collective.
+            size_bytes: tuning size.
+            costs: the cost table, row by row; ignored by API v2.
+            protocols: its number of columns.
+            registered: whether the buffers are (API v4 and later).
+            supports: whether CollNet and NVLS are supported (API v2).
+
+        Raises:
+            InputError: the plugin returned an error, which would fail the collective.
+        """
+        channels = c.c_int(0)
+        if self.api == 2:
+            algorithm, protocol = c.c_int(-1), c.c_int(-1)
+            code = self.tuner.choose(
+                self.context, function, size_bytes, *supports, 1, c.byref(algorithm), c.byref(protocol), channels
+            )
+            _check(code)
+            given = algorithm.value >= 0
+            return Answer(
+                costs=[],
+                channels=channels.value,
+                algorithm=algorithm.value if given else None,
+                protocol=protocol.value if given else None,
+            )
+        table = (c.c_float * len(costs))(*costs)
+        shape = (len(costs) // protocols, protocols)
+        more = (registered,) if self.api >= 4 else ()
+        _check(self.tuner.choose(self.context, function, size_bytes, 1, table, *shape, *more, channels))
+        return Answer(costs=list(table), channels=channels.value)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise InputError(f"the plugin returned the error {code}", hint="this is a bug of ncclt's plugin: report it")
+
+
+class LoadedPlugin:
+    """A compiled plugin in this process."""
+
+    def __init__(self, path: Path) -> None:
+        """Load a shared object.
+
+        Raises:
+            InputError: it cannot be loaded, or lacks a symbol that NCCL looks for.
+        """
+        try:
+            self._library = c.CDLL(str(path.absolute()), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            self._tuners = {
+                version: _layout(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
+                for version in API_VERSIONS
+            }
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path} cannot be loaded as a tuner plugin: {error}", hint="build it here: ncclt plugin build"
+            ) from error
+
+    @contextmanager
+    def communicator(
+        self, *, api: int = 6, ranks: int, nodes: int, number: int = 1, environ: Mapping[str, str | None] | None = None
+    ) -> Iterator[Communicator]:
+        """Open a communicator as NCCL does, and close it at the end.
+
+        Args:
+            api: version of the tuner API.
+            ranks: ranks of the communicator.
+            nodes: nodes it reaches over.
+            number: its id (API v5 and later).
+            environ: variables that the plugin shall see while it opens, None = not set.
+        """
+        said: list[str] = []
+        logger = _LOGGER(lambda _level, _flags, _file, _line, _format, text: said.append(text.decode(errors="replace")))
+        context, tuner = c.c_void_p(), self._tuners[api]
+        with _variables(environ or {}):
+            if api < 5:
+                _check(tuner.init(ranks, nodes, logger, c.byref(context)))
+            else:
+                _check(tuner.init(c.byref(context), number, ranks, nodes, logger, None, None))
+        try:
+            yield Communicator(tuner=tuner, api=api, context=context, said=said)
+        finally:
+            _check(tuner.end(context))
+
+
+@contextmanager
+def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    try:
+        _set(wanted)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,153 @@
+"""Writes the table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
+
+One file per node, best in /dev/shm. The controller of a node publishes the same rows on every node, waits until all
+nodes have done so (a barrier of its own), and only then lets the next collective begin: all ranks must choose alike.
+The layout is told in plugin/shared.h.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ncclt.errors import InputError, UsageError
+from ncclt.plugin.loaded import ALGORITHMS, FUNCTIONS, PROTOCOLS
+
+VARIABLE = "NCCLT_POLICY_SHM"
+
+MOST_ROWS = 256
+
+_MAGIC = b"NCCLTSHM"
+_FORMAT = 1
+_HEAD = struct.Struct("=Q8sIIQ")
+_SLOT_HEAD = struct.Struct("=QQQQ")
+_ROW = struct.Struct("=QQIIBBBB4x")
+_SLOT_BYTES = _SLOT_HEAD.size + MOST_ROWS * _ROW.size
+_BYTES = _HEAD.size + 2 * _SLOT_BYTES
+_LARGEST = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRow:
+    """One row; the first one that fits a call counts.
+
+    Attributes:
+        collective, algorithm, protocol: in NCCL's lower-case words, as in the table's text (`allreduce`, `nvls_tree`).
+        first_bytes, last_bytes: tuning sizes, both inclusive; last_bytes None = no upper end.
+        channels: 0 = left to NCCL.
+        nodes, ranks: of the communicators that the row is for; 0 = any.
+    """
+
+    collective: str
+    algorithm: str
+    protocol: str
+    first_bytes: int = 0
+    last_bytes: int | None = None
+    channels: int = 0
+    nodes: int = 0
+    ranks: int = 0
+
+    def packed(self) -> bytes:
+        """Return the row's 32 bytes.
+
+        Raises:
+            UsageError: an unknown word, or a number out of range.
+        """
+        try:
+            return _ROW.pack(
+                self.first_bytes,
+                _LARGEST if self.last_bytes is None else self.last_bytes,
+                self.nodes,
+                self.ranks,
+                FUNCTIONS.index(self.collective),
+                ALGORITHMS.index(self.algorithm),
+                PROTOCOLS.index(self.protocol),
+                self.channels,
+            )
+        except (ValueError, struct.error) as error:
+            raise UsageError(f"no row of a shared table: {self}: {error}") from error
+
+
+class SharedTable:
+    """A shared table and its only writer; close it when the trials are over.
+
+    Example:
+        with SharedTable.create(Path("/dev/shm/ncclt-7f3a")) as table:
+            generation = table.publish([SharedRow(collective="allreduce", algorithm="ring", protocol="ll")])
+    """
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self.path = path
+        self._memory = memory
+        self.generation = 0
+
+    @classmethod
+    def create(cls, path: Path) -> SharedTable:
+        """Make a new shared table that says nothing yet: NCCL's own choice.
+
+        Raises:
+            UsageError: the file is there already, or cannot be made.
+        """
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be made: {error.strerror}", hint="take a new name in /dev/shm") from error
+        try:
+            # Written and not only extended: a full /dev/shm must fail here and not as SIGBUS in a rank.
+            os.write(file, _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0) + bytes(2 * _SLOT_BYTES))
+            if os.fstat(file).st_size != _BYTES:
+                raise InputError(f"{path} cannot be written in full", hint="is /dev/shm full?")
+            memory = mmap.mmap(file, _BYTES)
+        except (OSError, InputError):
+            path.unlink()
+            raise
+        finally:
+            os.close(file)
+        return cls(path, memory)
+
+    def publish(self, rows: Sequence[SharedRow]) -> int:
+        """Replace the table for every call that begins from now on; no rows = NCCL's own choice.
+
+        Returns:
+            The generation, counted from 1: equal on all nodes that published equally often.
+
+        Raises:
+            UsageError: too many rows, or a row that makes no sense; the table stays as it was.
+        """
+        if len(rows) > MOST_ROWS:
+            raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
+        body = b"".join(row.packed() for row in rows)
+        generation = self.generation + 1
+        counted = struct.pack("=QQ", generation, len(rows))
+        at = _HEAD.size + generation % 2 * _SLOT_BYTES
+        self._memory[at : at + _SLOT_HEAD.size] = counted + struct.pack("=QQ", _fnv1a(counted + body), 0)
+        self._memory[at + _SLOT_HEAD.size : at + _SLOT_HEAD.size + len(body)] = body
+        # Last, and in one aligned store of 8 bytes. Where a processor shows it early, the checksum makes readers wait.
+        self._memory[:8] = struct.pack("=Q", generation)
+        self.generation = generation
+        return generation
+
+    def close(self) -> None:
+        """Unmap and remove the file; ranks that have it open keep their view of the last table."""
+        self._memory.close()
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> SharedTable:
+        """Return the table."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close it."""
+        self.close()
+
+
+def _fnv1a(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & _LARGEST
+    return value
