@@ -1,0 +1,116 @@
+"""`ncclt env` with its formats: shells, undoing, files, and what goes to stderr."""
+
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli import env
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+
+RING = Policy(
+    rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=4),)
+)
+
+
+@pytest.fixture
+def ask(command, capsys):
+    """Return a caller of `ncclt env`, which gives its exit code, stdout and stderr."""
+    study = sample_study()
+    found = sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name)
+    found = replace(found, variables=replace(found.table, policy=RING))
+    command.store.add_cluster(sample_cluster())
+    command.store.add_workload(sample_workload())
+    command.store.open_study(study)
+    command.store.publish(found)
+
+    def call(*words):
+        code = env.main(["--cluster", found.cluster, "--model", found.model, "--storage", command.url, *words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_shells_and_undoing_reach_the_renderer(ask):
+    assert "export NCCL_ALGO=" in ask()[1]
+    assert "set -gx NCCL_ALGO '" in ask("--shell", "fish")[1]
+    code, undo, _ = ask("--shell", "csh", "--unset")
+
+    assert code == 0
+    assert "unsetenv NCCL_ALGO;" in undo
+
+
+def test_stdout_carries_the_words_alone_and_stderr_what_they_cannot_say(ask):
+    code, out, err = ask("--format", "mpirun-x")
+
+    assert code == 0
+    assert out.count("\n") == 1
+    assert out.startswith("-x NCCL_")
+    assert "lost: the per-size policy" in err
+    assert "lost:" not in ask("--format", "dotenv")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--format", "yaml"), 2, "unknown format 'yaml'"),
+        (("--shell", "zsh"), 2, "unknown shell 'zsh'"),
+        (("--format", "json", "--unset"), 2, "go with --format export"),
+        (("--channels", "4"), 2, "--channels goes with"),
+        (("--format", "nvidia-csv"), 2, "on one channel"),
+    ],
+)
+def test_what_makes_no_sense_prints_nothing(ask, words, code, said):
+    found, out, err = ask(*words)
+
+    assert (found, out) == (code, "")
+    assert said in err
+    assert "hint: " in err
+
+
+def test_channels_reach_the_table_for_nvidia(ask):
+    code, out, _ = ask("--format", "nvidia-csv", "--channels", "6")
+
+    assert code == 0
+    assert out.splitlines()[-1].startswith("allreduce,0,9223372036854775807,tree,ll,6,")
+
+
+def test_a_file_is_replaced_whole_and_can_be_read_by_all(ask, tmp_path):
+    umask = os.umask(0o077)
+    try:
+        wanted = tmp_path / "bert.yaml"
+        wanted.write_text("old")
+        code, out, _ = ask("--format", "configmap", "--output", str(wanted))
+        script = tmp_path / "prolog.sh"
+        ask("--format", "slurm-taskprolog", "--output", str(script))
+    finally:
+        os.umask(umask)
+
+    assert (code, out) == (0, "")
+    assert wanted.read_text() == ask("--format", "configmap")[1]
+    assert stat.S_IMODE(wanted.stat().st_mode) == 0o644
+    assert stat.S_IMODE(script.stat().st_mode) == 0o755
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".yaml", ".sh")) == [
+        "bert.yaml",
+        "prolog.sh",
+    ]
+
+
+def test_a_failure_leaves_the_old_file_alone(ask, tmp_path):
+    wanted = tmp_path / "bert.env"
+    wanted.write_text("old")
+
+    assert ask("--format", "nvidia-csv", "--output", str(wanted))[0] == 2
+    assert wanted.read_text() == "old"
+    code, _, err = ask("--output", str(tmp_path / "nowhere" / "bert.env"))
+    assert code == 2
+    assert "cannot be written" in err
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert ask("--output", str(folder))[0] == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".folder")]

@@ -1,0 +1,365 @@
+"""The health of a fabric: what was launched where, what it says about nodes, links and GPUs, and the record of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ncclt.core.message import Collective, bus_factor
+from ncclt.core.trial import Outcome
+from ncclt.errors import InputError
+
+PREFLIGHT_SCHEMA = 1
+"""Version of the preflight document."""
+
+_FAILED_WORDS = {
+    Outcome.WRONG_RESULT: "gives WRONG DATA",
+    Outcome.CRASHED: "crashes",
+    Outcome.TIMEOUT: "does not finish",
+    Outcome.INVALID: "does not start",
+}
+SEVERITY = (Outcome.WRONG_RESULT, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INVALID, Outcome.OK)
+"""The worst first: wrong data spoils a training in silence."""
+
+
+class State(StrEnum):
+    """What a preflight says about the fabric."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNMEASURED = "unmeasured"
+
+
+class Part(StrEnum):
+    """What a finding is about; `group`: somewhere among these nodes; `fabric`: all of it alike."""
+
+    NODE = "node"
+    LINK = "link"
+    GPU = "gpu"
+    GPU_LINK = "gpu_link"
+    GROUP = "group"
+    FABRIC = "fabric"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Where one launch runs.
+
+    Attributes:
+        hosts: names of the nodes, in the order of the ranks.
+        gpus: which GPUs of the one node; empty = all GPUs of all nodes.
+    """
+
+    hosts: tuple[str, ...]
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name the section for people: `n00-n07 (8 nodes)`, `n03+n07`, `n03 GPU 0+5`."""
+        return hosts_label(self.hosts) + (f" GPU {'+'.join(map(str, self.gpus))}" if self.gpus else "")
+
+    def ranks(self, gpus_per_node: int) -> int:
+        """Return how many ranks a launch has there."""
+        return len(self.gpus) or len(self.hosts) * gpus_per_node
+
+
+def hosts_label(hosts: tuple[str, ...]) -> str:
+    """Name some nodes briefly: all of a few, the ends of many."""
+    return "+".join(hosts) if len(hosts) <= 3 else f"{hosts[0]}..{hosts[-1]} ({len(hosts)} nodes)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one launch of all_reduce gave at one section.
+
+    Attributes:
+        section: where.
+        ranks: how many took part.
+        repeat: earlier launches there.
+        outcome: `ok`, or how it failed.
+        times_us: (size in bytes, time of one call in µs), by size; empty where it failed.
+        expected_gbps: bus bandwidth expected there at the largest size, 1e9 bytes/s.
+        detail: last lines of output of a launch that failed.
+        wall_s: how long the launch took.
+    """
+
+    section: Section
+    ranks: int
+    repeat: int
+    outcome: Outcome
+    times_us: tuple[tuple[int, float], ...] = ()
+    expected_gbps: float
+    detail: str = ""
+    wall_s: float = 0.0
+
+    @property
+    def busbw_gbps(self) -> tuple[tuple[int, float], ...]:
+        """Return (size in bytes, bus bandwidth in 1e9 bytes/s), by size."""
+        factor = bus_factor(Collective.ALL_REDUCE, self.ranks)
+        return tuple((size, size / time_us / 1e3 * factor) for size, time_us in self.times_us)
+
+    @property
+    def gbps(self) -> float:
+        """Return the bus bandwidth at the largest size, 1e9 bytes/s; 0 where the launch failed."""
+        return self.busbw_gbps[-1][1] if self.outcome is Outcome.OK and self.times_us else 0.0
+
+    @property
+    def share(self) -> float:
+        """Return the share of what is expected; 0 where the launch failed."""
+        return self.gbps / self.expected_gbps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A part of the fabric that falls short.
+
+    Attributes:
+        part: what it is.
+        hosts: its node, or the two ends of a link, or all nodes that it is somewhere among.
+        gpus: of the node, for a GPU or a pair of them.
+        outcome: `ok` = slow; else how launches with it fail.
+        busbw_gbps: what it reaches, median of its launches; 0 where they fail.
+        reference_gbps: what its peers reach, or what is expected where there are no peers.
+        launches: that it rests on.
+        remark: what else is known about it.
+    """
+
+    part: Part
+    hosts: tuple[str, ...]
+    gpus: tuple[int, ...] = ()
+    outcome: Outcome = Outcome.OK
+    busbw_gbps: float = 0.0
+    reference_gbps: float = 0.0
+    launches: int = 0
+    remark: str = ""
+
+    @property
+    def share(self) -> float:
+        """Return what is left of the reference, 0 to 1."""
+        return self.busbw_gbps / self.reference_gbps if self.reference_gbps else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """Say it in words."""
+        hosts = hosts_label(self.hosts)
+        who = {
+            Part.NODE: f"node {hosts}",
+            Part.LINK: f"the link {hosts}",
+            Part.GPU: f"GPU {self.gpus[0] if self.gpus else ''} of node {hosts}",
+            Part.GPU_LINK: f"the link between GPU {' and '.join(map(str, self.gpus))} of node {hosts}",
+            Part.GROUP: f"something among {hosts}",
+            Part.FABRIC: f"all of {hosts} alike",
+        }[self.part]
+        if self.outcome is Outcome.OK:
+            does = f"reaches {self.share * 100:.0f} % of {self.reference_gbps:.3g} GB/s"
+        else:
+            does = _FAILED_WORDS[self.outcome]
+        partners = " with every partner" if self.part in (Part.NODE, Part.GPU) else ""
+        return f"{who} {does}{partners}" + (f"; {self.remark}" if self.remark else "")
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the finding as a JSON object."""
+        return {
+            "part": self.part.value,
+            "hosts": list(self.hosts),
+            "gpus": list(self.gpus),
+            "outcome": self.outcome.value,
+            "busbw_gbps": self.busbw_gbps,
+            "reference_gbps": self.reference_gbps,
+            "share": self.share,
+            "launches": self.launches,
+            "remark": self.remark,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """All nodes together at one size; `expected_gbps` is None where nothing says what to expect."""
+
+    size_bytes: int
+    time_us: float
+    busbw_gbps: float
+    expected_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """One examination of a fabric.
+
+    Attributes:
+        id: identifies it.
+        created: ISO time.
+        cluster: name of the cluster.
+        fingerprint: digest of the cluster's fingerprint, with the size of the job.
+        launcher, benchmark: words of where and what ran.
+        simulated: the times come from a model.
+        hosts, gpus_per_node: what was examined.
+        source: where the expectation comes from, for people.
+        expected: (size in bytes, bus bandwidth expected of all nodes), 1e9 bytes/s.
+        tolerance: share by which all nodes may fall short of it.
+        state: the verdict.
+        findings: the worst first.
+        readings: every launch, in order.
+        notes: what the reader must know.
+        wall_s: how long it took.
+    """
+
+    id: str
+    created: str
+    cluster: str
+    fingerprint: str
+    launcher: str
+    benchmark: str
+    simulated: bool
+    hosts: tuple[str, ...]
+    gpus_per_node: int
+    source: str
+    expected: tuple[tuple[int, float], ...]
+    tolerance: float
+    state: State
+    findings: tuple[Finding, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    notes: tuple[str, ...] = ()
+    wall_s: float = 0.0
+
+    @property
+    def rows(self) -> tuple[SizeRow, ...]:
+        """Return what all nodes reached together, by size: each the median of its launches."""
+        seen: dict[int, list[float]] = {}
+        for reading in self.readings:
+            if reading.section == Section(hosts=self.hosts) and reading.outcome is Outcome.OK:
+                for size, time_us in reading.times_us:
+                    seen.setdefault(size, []).append(time_us)
+        factor = bus_factor(Collective.ALL_REDUCE, len(self.hosts) * self.gpus_per_node)
+        expected = dict(self.expected)
+        rows = []
+        for size, times in sorted(seen.items()):
+            time_us = statistics.median(times)
+            gbps = size / time_us / 1e3 * factor
+            rows.append(SizeRow(size_bytes=size, time_us=time_us, busbw_gbps=gbps, expected_gbps=expected.get(size)))
+        return tuple(rows)
+
+    @property
+    def verdict(self) -> str:
+        """Say the outcome in one line."""
+        mark = "SIMULATED: " if self.simulated else ""
+        if self.state is State.UNMEASURED:
+            return f"{mark}could not measure: {self.notes[-1] if self.notes else 'no launch gave a result'}"
+        if self.state is State.DEGRADED:
+            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
+            return f"{mark}degraded: {self.findings[0].sentence}{more}"
+        largest = self.rows[-1]
+        share = largest.busbw_gbps / (largest.expected_gbps or largest.busbw_gbps)
+        return (
+            f"{mark}healthy: {hosts_label(self.hosts)} reach {share * 100:.0f} % of "
+            f"{largest.expected_gbps or largest.busbw_gbps:.3g} GB/s ({self.source})"
+        )
+
+    def pairs(self, host: str = "") -> dict[tuple[str, str], float]:
+        """Return the median bus bandwidth of every pair that was measured, 1e9 bytes/s; 0 = it failed.
+
+        Args:
+            host: pairs of GPUs of this node; empty = pairs of nodes.
+        """
+        seen: dict[tuple[str, str], list[float]] = {}
+        for reading in self.readings:
+            section = reading.section
+            if host and section.hosts == (host,) and len(section.gpus) == 2:
+                first, second = sorted(section.gpus)
+                seen.setdefault((str(first), str(second)), []).append(reading.gbps)
+            if not host and len(section.hosts) == 2:
+                a, b = sorted(section.hosts, key=self.hosts.index)
+                seen.setdefault((a, b), []).append(reading.gbps)
+        return {pair: statistics.median(values) for pair, values in seen.items()}
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the preflight as the versioned JSON object that is printed and stored."""
+        return {
+            "schema": PREFLIGHT_SCHEMA,
+            "id": self.id,
+            "created": self.created,
+            "state": self.state.value,
+            "verdict": self.verdict,
+            "simulated": self.simulated,
+            "cluster": self.cluster,
+            "fingerprint": self.fingerprint,
+            "launcher": self.launcher,
+            "benchmark": self.benchmark,
+            "hosts": list(self.hosts),
+            "gpus_per_node": self.gpus_per_node,
+            "source": self.source,
+            "expected": [{"size_bytes": size, "busbw_gbps": gbps} for size, gbps in self.expected],
+            "tolerance": self.tolerance,
+            "findings": [finding.to_document() for finding in self.findings],
+            "readings": [_reading_document(reading) for reading in self.readings],
+            "notes": list(self.notes),
+            "wall_s": self.wall_s,
+        }
+
+
+def _reading_document(reading: Reading) -> dict[str, Any]:
+    return {
+        "hosts": list(reading.section.hosts),
+        "gpus": list(reading.section.gpus),
+        "ranks": reading.ranks,
+        "repeat": reading.repeat,
+        "outcome": reading.outcome.value,
+        "times_us": [list(pair) for pair in reading.times_us],
+        "busbw_gbps": reading.gbps,
+        "expected_gbps": reading.expected_gbps,
+        "detail": reading.detail,
+        "wall_s": reading.wall_s,
+    }
+
+
+def preflight_from_document(document: Mapping[str, Any]) -> Preflight:
+    """Read back what `Preflight.to_document` wrote.
+
+    Raises:
+        InputError: it is of another version.
+    """
+    if document.get("schema") != PREFLIGHT_SCHEMA:
+        raise InputError(
+            f"a preflight of schema {document.get('schema')!r}, not {PREFLIGHT_SCHEMA}", hint="a newer ncclt wrote it"
+        )
+    plain = ("id", "created", "cluster", "fingerprint", "launcher", "benchmark", "simulated", "gpus_per_node",
+             "source", "tolerance", "wall_s")  # fmt: skip
+    return Preflight(
+        **{name: document[name] for name in plain},
+        hosts=tuple(document["hosts"]),
+        expected=tuple((one["size_bytes"], one["busbw_gbps"]) for one in document["expected"]),
+        state=State(document["state"]),
+        findings=tuple(_finding(one) for one in document["findings"]),
+        readings=tuple(_reading(one) for one in document["readings"]),
+        notes=tuple(document["notes"]),
+    )
+
+
+def _finding(document: Mapping[str, Any]) -> Finding:
+    return Finding(
+        part=Part(document["part"]),
+        hosts=tuple(document["hosts"]),
+        gpus=tuple(document["gpus"]),
+        outcome=Outcome(document["outcome"]),
+        busbw_gbps=document["busbw_gbps"],
+        reference_gbps=document["reference_gbps"],
+        launches=document["launches"],
+        remark=document["remark"],
+    )
+
+
+def _reading(document: Mapping[str, Any]) -> Reading:
+    return Reading(
+        section=Section(hosts=tuple(document["hosts"]), gpus=tuple(document["gpus"])),
+        ranks=document["ranks"],
+        repeat=document["repeat"],
+        outcome=Outcome(document["outcome"]),
+        times_us=tuple((size, time_us) for size, time_us in document["times_us"]),
+        expected_gbps=document["expected_gbps"],
+        detail=document["detail"],
+        wall_s=document["wall_s"],
+    )
