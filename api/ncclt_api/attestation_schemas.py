@@ -41,6 +41,8 @@ class WitnessDocument(BaseModel):
     table: str = Field(max_length=100)
     checksum: str = Field(max_length=100)
     not_in_use: str = Field(max_length=1000)
+    ranks: int = Field(ge=0, le=_MOST)
+    nodes: int = Field(ge=0, le=_MOST)
     count: int = Field(ge=1, le=_MOST)
 
 

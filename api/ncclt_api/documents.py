@@ -7,7 +7,7 @@ from typing import Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.study import Study, Trial
+from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
 from ncclt.store import CatalogueEntry, StudySummary
@@ -83,13 +83,19 @@ def study_detail(store: Store, study: Study, recommendations: tuple[Recommendati
         _study_fields(study)
         | {
             "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
+            "gpu_hours": gpu_seconds(store.trials(study.id), study.cluster) / 3600,
             "recommendations": [proven_recommendation(store, r) for r in newest_first(recommendations)],
         }
     )
 
 
-def trial_document(trial: Trial) -> TrialDocument:
-    """Return a trial with its measurements."""
+def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
+    """Return a trial with its measurements.
+
+    Args:
+        trial: of the study.
+        cluster: of the study: what a launch holds.
+    """
     return TrialDocument(
         number=trial.number,
         phase=trial.phase,
@@ -102,6 +108,8 @@ def trial_document(trial: Trial) -> TrialDocument:
         block=trial.block,
         detail=trial.result.detail,
         wall_s=trial.result.wall_s,
+        gpu_seconds=gpu_seconds([trial], cluster),
+        place=trial.result.place,
         started=trial.started,
         measurements=[_measurement_document(m) for m in trial.result.measurements],
     )

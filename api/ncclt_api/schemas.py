@@ -276,6 +276,7 @@ class StudyDetail(StudyDocument):
     """A study with its workload and what it published."""
 
     workload: WorkloadDocument
+    gpu_hours: float = Field(description="what all launches of the study cost")
     recommendations: list[ProvenRecommendation]
 
 
@@ -303,6 +304,8 @@ class TrialDocument(BaseModel):
     block: int
     detail: str
     wall_s: float
+    gpu_seconds: float = Field(description="wall time times the GPUs that the launch held")
+    place: str = Field(description="the nodes it ran on; empty where the launcher chose them")
     started: str
     measurements: list[MeasurementDocument]
 

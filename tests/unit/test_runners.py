@@ -43,9 +43,16 @@ def test_the_place_is_chosen_and_the_reason_said(given, name, reason):
     assert (choice.name, choice.reason) == (name, reason)
 
 
-def test_a_slurm_allocation_is_never_passed_over_in_silence():
-    with pytest.raises(UsageError, match="Slurm allocation 7"):
-        choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
+def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
+    choice = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
+
+    assert (choice.name, choice.reason) == ("slurm", "this is Slurm allocation 7")
+
+
+def test_an_unknown_launcher_is_refused_with_those_that_are_known():
+    with pytest.raises(UsageError, match="no launcher 'slum'") as refused:
+        choose("slum")
+    assert "slurm" in refused.value.hint
 
 
 def test_a_landscape_goes_with_replay_alone():

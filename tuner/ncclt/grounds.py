@@ -84,7 +84,12 @@ SHARES_FILES = ("local", "torchrun")
 
 
 def launched_ground(
-    cluster: Cluster, collectives: frozenset[Collective], place: Place, *, environ: Mapping[str, str]
+    cluster: Cluster,
+    collectives: frozenset[Collective],
+    place: Place,
+    *,
+    environ: Mapping[str, str],
+    ask: bool = True,
 ) -> Ground:
     """Return real nodes as a place to measure.
 
@@ -93,6 +98,7 @@ def launched_ground(
         collectives: of the workload.
         place: how commands are launched there.
         environ: the process environment.
+        ask: whether programs may be started there to ask what they can do.
 
     Raises:
         UsageError: launcher, benchmark, cluster and nodes do not fit together.
@@ -106,7 +112,7 @@ def launched_ground(
 
     host_sets = _host_sets(cluster, place, environ)
     launchers = [launcher_of(cluster, place, hosts, environ=environ) for hosts in host_sets]
-    benchmark, said = benchmark_of(cluster, place, launchers[0], collectives)
+    benchmark, said = benchmark_of(cluster, place, launchers[0], collectives, ask=ask)
     timeouts = Timeouts()
     runners = [
         LaunchedRunner(
@@ -208,7 +214,7 @@ def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> li
 
 
 def benchmark_of(
-    cluster: Cluster, place: Place, launcher: Launcher, collectives: frozenset[Collective]
+    cluster: Cluster, place: Place, launcher: Launcher, collectives: frozenset[Collective], *, ask: bool = True
 ) -> tuple[Benchmark, tuple[str, ...]]:
     """Return what runs, and what is to be said of it.
 
@@ -217,6 +223,7 @@ def benchmark_of(
         place: how commands are launched.
         launcher: where the programs are asked what they can do.
         collectives: that will be measured.
+        ask: whether programs may be started there to ask what they can do.
 
     Raises:
         UsageError: its programs are not there, or cannot measure such a job.
@@ -234,9 +241,14 @@ def benchmark_of(
         # One of a third party: it knows by itself what it needs.
         other: Benchmark = benchmark_module(name).create()
         return other, ()
-    from ncclt.measure.nccl_tests_features import detect
+    from ncclt.measure.nccl_tests_features import LEAST, detect
 
-    features = detect(place.nccl_tests, collectives=collectives, run=asking(launcher))
+    try:
+        features = detect(place.nccl_tests, collectives=collectives, run=asking(launcher) if ask else None)
+    except UsageError:
+        if ask:
+            raise
+        features = LEAST
     if place.launcher != "local" and features.mpi is False:
         raise UsageError(
             f"these nccl-tests were built without MPI: under --launcher {place.launcher} each process would run alone",

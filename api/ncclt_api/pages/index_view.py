@@ -61,9 +61,8 @@ def study_rows(
     shown = list(summaries)
     # One axis for all rows, so that the pictures can be compared.
     reach = interval_reach(verdict.interval for verdict in map(_verdict, shown) if verdict)
-    return tuple(
-        _row(summary, position, now=now, reach=reach, effects=effects or {}) for position, summary in enumerate(shown)
-    )
+    told = effects or {}
+    return tuple(_row(one, place, now=now, reach=reach, effects=told) for place, one in enumerate(shown))
 
 
 def _verdict(summary: StudySummary) -> Verdict | None:

@@ -48,7 +48,7 @@ def get_study(id: str, store: CurrentStore) -> StudyDetail:
 def list_trials(id: str, store: CurrentStore) -> TrialList:
     """List every trial with its measurements, by number."""
     study = store.study(id)
-    trials = [trial_document(trial) for trial in store.trials(study.id)]
+    trials = [trial_document(trial, study.cluster) for trial in store.trials(study.id)]
     return TrialList(study=study.id, simulated=study.simulated, items=trials)
 
 

@@ -190,7 +190,7 @@ class GroundOptions:
 
 
 def ground_from_options(
-    options: GroundOptions, choice: LauncherChoice, store: Store, workload: Workload, *, seed: int
+    options: GroundOptions, choice: LauncherChoice, store: Store, workload: Workload, *, seed: int, ask: bool = True
 ) -> Ground:
     """Return the place to measure that a command was told.
 
@@ -200,6 +200,7 @@ def ground_from_options(
         store: knows the clusters.
         workload: what will be measured.
         seed: of simulated noise.
+        ask: whether programs may be started there to ask what they can do.
     """
     from ncclt.grounds import launched_ground
     from ncclt.runners import replayed_ground, simulated_ground
@@ -214,7 +215,7 @@ def ground_from_options(
     cluster = options.chosen_cluster(choice, store)
     if choice.name == "simulate":
         return simulated_ground(cluster, seed=seed, reason=choice.reason, parallel=options.parallel)
-    return launched_ground(cluster, workload.collectives, options.place(choice), environ=os.environ)
+    return launched_ground(cluster, workload.collectives, options.place(choice), environ=os.environ, ask=ask)
 
 
 def _conditions(where: tuple[str, ...]) -> dict[str, str]:

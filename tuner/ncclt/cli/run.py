@@ -17,6 +17,7 @@ from ncclt.core.version import NcclVersion
 from ncclt.delivery import (
     Handover,
     Offer,
+    is_one_of_several,
     offer_from_documents,
     offer_from_table,
     plan_handover,
@@ -103,6 +104,11 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.policy is not None and plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
     offer = _offer(arguments, cluster, server, storage, with_table=plugin is not None)
+    if offer is None and arguments.nodes != 1 and is_one_of_several(command, os.environ):
+        say(
+            "ncclt: if other nodes of this job did get a recommendation, ranks disagree and NCCL can hang: "
+            "--fallback fail, or --policy FILE on a shared file system, is the same for all"
+        )
     handover = _handover(arguments, command, offer, plugin)
     for note in handover.notes:
         say(f"ncclt: {note}")

@@ -50,7 +50,9 @@ def _attest(
         if offer.model
         else delivered_from(offer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
     )
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.stat().st_size)
+    # The plugin renames a finished report; what a killed process left half written is none.
+    written = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".part")
+    files = sorted(path for path in written if path.stat().st_size)
     attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
     print_attestation(attestation, to_stderr=True)
     keep(attestation, server=server, storage=storage, timeout_s=timeout_s)

@@ -8,9 +8,13 @@ import typer
 
 from ncclt.cli.edge import print_json
 from ncclt.cli.options import AsJson, Storage
+from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ncclt.core.cluster import Cluster
     from ncclt.core.study import Trial
     from ncclt.store import StudySummary
 
@@ -109,7 +113,8 @@ def show(
                 "created": study.created,
                 "updated": study.updated,
                 "recommendation": newest.to_document() if newest else None,
-                "trials": [trial_row(t) for t in trials],
+                "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
+                "trials": [trial_row(t, study.cluster) for t in trials],
             }
         )
         return
@@ -121,6 +126,7 @@ def show(
         print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
     if newest and newest.stale:
         print(f"STALE, no longer served: {newest.stale}")
+    print(f"cost: {gpu_time(trials, study.cluster)} in {len(trials)} launches")
     print_table(
         ("#", "phase", "setting", "outcome", "time/step us", "detail"),
         [
@@ -172,8 +178,13 @@ def replay_study(
         print_replay(document)
 
 
-def trial_row(trial: Trial) -> dict[str, Any]:
-    """Return a trial as a JSON object, without its samples."""
+def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
+    """Return a trial as a JSON object, without its samples.
+
+    Args:
+        trial: of the study.
+        cluster: of the study: what a launch holds.
+    """
     return {
         "number": trial.number,
         "phase": trial.phase.value,
@@ -185,7 +196,15 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "outcome": trial.result.outcome.value,
         "detail": trial.result.detail,
         "time_per_step_us": trial.score_us,
+        "gpu_seconds": gpu_seconds([trial], cluster),
+        "place": trial.result.place,
     }
+
+
+def gpu_time(trials: Sequence[Trial], cluster: Cluster) -> str:
+    """Return what launches cost, for people."""
+    seconds = gpu_seconds(trials, cluster)
+    return f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
 
 
 def _outcome(summary: StudySummary) -> str:

@@ -70,7 +70,7 @@ def submit_study(
             )
         say(f"ncclt: note: {why}")
     request = BatchRequest(
-        command=(sys.executable, "-m", "ncclt", *sys.argv[1:]),
+        command=(sys.executable, "-m", "ncclt", *(word for word in sys.argv[1:] if word != "--dry-run")),
         shape=JobShape(nodes=cluster.nodes * parallel, processes_per_node=cluster.gpus_per_node),
         gpus_per_node=cluster.gpus_per_node if on_gpus and not _asks_for_gpus(sbatch_args) else None,
         time_limit=time_limit,

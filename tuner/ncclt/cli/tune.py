@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from datetime import UTC, datetime
@@ -167,7 +168,7 @@ def tune(
                 sbatch_args=tuple(sbatch_arg or ()), dry_run=dry_run,
             )  # fmt: skip
             raise typer.Exit(code)
-        ground = ground_from_options(options, choice, store, workload, seed=seed)
+        ground = ground_from_options(options, choice, store, workload, seed=seed, ask=not dry_run)
         if dry_run:
             _print_plan(request, ground, as_json=as_json)
             return
@@ -233,12 +234,12 @@ def _print_plan(request: TuneRequest, ground: Ground, *, as_json: bool) -> None:
     from ncclt.tune import study_of
 
     workload, notes = ground.cut(request.workload)
-    document = plan_document(
-        study_of(request, ground, workload), ground, ground.space(workload, request.process_wide), request, notes
-    )
+    space = ground.space(workload, request.process_wide)
+    document = plan_document(study_of(request, ground, workload), ground, space, request, notes)
     if as_json:
         print_json(document)
         return
+    launches = document.pop("launches", [])
     for key, value in document.items():
         if isinstance(value, list):
             print(f"{key}:")
@@ -246,3 +247,13 @@ def _print_plan(request: TuneRequest, ground: Ground, *, as_json: bool) -> None:
                 print(f"  {item}")
         else:
             print(f"{key}: {value}")
+    for launch in launches:
+        print(f"launch of {launch['setting']}, at most {launch['timeout_s']:.0f} s:")
+        for name in launch["unset_env"]:
+            print(f"  unset {name}")
+        for name, value in launch["set_env"].items():
+            print(f"  {name}={shlex.quote(value)}")
+        print(f"  {shlex.join(launch['argv'])}")
+        for name, text in launch["files"].items():
+            print(f"  file {name}:")
+            print("".join(f"    {line}\n" for line in text.splitlines()), end="")

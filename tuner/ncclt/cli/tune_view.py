@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ncclt.cli.edge import say
-from ncclt.cli.studies import trial_row
+from ncclt.cli.studies import gpu_time, trial_row
 from ncclt.core.compile import variables_for_setting
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
@@ -19,10 +19,8 @@ from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ncclt.core.cluster import Cluster
     from ncclt.core.study import Study, Trial
+    from ncclt.core.workload import Workload
     from ncclt.runners import Ground
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
@@ -142,12 +140,6 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
     print(use_lines(found, storage_option))
 
 
-def gpu_time(trials: Sequence[Trial], cluster: Cluster) -> str:
-    """Return what launches cost, for people."""
-    seconds = gpu_seconds(trials, cluster)
-    return f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
-
-
 def verdict_words(found: Recommendation) -> str:
     """Return the verdict as a sentence."""
     verdict = found.table.verdict
@@ -242,7 +234,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "variables": _variables_row(found),
         "recommendation": {"id": found.id, "revision": found.revision} if found else None,
         "messages": [_message_row(row) for row in result.messages],
-        "trials": [trial_row(t) for t in result.trials if t.phase is Phase.SEARCH],
+        "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         "notes": list(result.notes),
@@ -278,6 +270,7 @@ def plan_document(
 ) -> dict[str, Any]:
     """Return what a study would do, for `--dry-run`."""
     cluster, workload = study.cluster, study.workload
+    launches = _launch_rows(ground, space, workload)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -303,4 +296,27 @@ def plan_document(
             for s in space.anchors()
         ],
         "notes": list(notes),
+        **({"launches": launches} if launches else {}),
     }
+
+
+def _launch_rows(ground: Ground, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
+    """Return what would be started for the default and for the first setting after it, where anything is started."""
+    from ncclt.core.setting import DEFAULT
+    from ncclt.launched import LaunchedRunner
+
+    if not isinstance(ground.runner, LaunchedRunner):
+        return []
+    messages = [calls.message for calls in workload.messages]
+    return [
+        {
+            "setting": setting.label,
+            "argv": list(plan.argv),
+            "set_env": dict(plan.set_env),
+            "unset_env": list(plan.unset_env),
+            "files": dict(plan.files),
+            "timeout_s": plan.timeout_s,
+        }
+        for setting in (DEFAULT, *space.anchors()[:1])
+        for plan in ground.runner.plans(setting, messages)
+    ]

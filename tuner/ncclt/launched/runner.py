@@ -15,13 +15,17 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
-from ncclt.launch.launcher import Launcher
+from ncclt.launch.launcher import Launcher, LaunchPlan
 from ncclt.launched.outcome import judge
 from ncclt.launched.timeouts import Timeouts
-from ncclt.measure.benchmark import Benchmark, CommandOutput
+from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 
 ASKING_S = 120.0
 """How long a program may take to say what it can do; a login node or a file system can be slow."""
+
+
+_SOME_FOLDER = Path("{results}")
+"""Stands in plans that are only shown for the folder that each trial makes for its results."""
 
 
 class LaunchedRunner:
@@ -87,6 +91,25 @@ class LaunchedRunner:
         self._killed = True
         self._launcher.kill()
 
+    def plans(self, setting: Setting, messages: Sequence[Message]) -> tuple[LaunchPlan, ...]:
+        """Return the launches of one trial as they would be made, and make none.
+
+        Raises:
+            UsageError: the benchmark cannot measure one of the messages.
+            SettingError: the setting cannot be forced here.
+        """
+        variables = _safe_variables(setting, self._variables)
+        commands = self._benchmark.commands(messages, folder=_SOME_FOLDER if self._scratch_is_shared else None)
+        return tuple(self._plan(command, variables, self._timeouts.limit_s(command.messages)) for command in commands)
+
+    def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
+        return self._launcher.plan(
+            command.argv,
+            variables={**dict(command.variables), **variables},
+            timeout_s=limit_s,
+            files=command.files,
+        )
+
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Launch once under `setting` and measure all messages.
 
@@ -114,14 +137,7 @@ class LaunchedRunner:
             if self._killed:
                 raise KeyboardInterrupt
             limit_s = self._timeouts.limit_s(command.messages)
-            launch = self._launcher.run(
-                self._launcher.plan(
-                    command.argv,
-                    variables={**dict(command.variables), **variables},
-                    timeout_s=limit_s,
-                    files=command.files,
-                )
-            )
+            launch = self._launcher.run(self._plan(command, variables, limit_s))
             if launch.killed:
                 raise KeyboardInterrupt
             wall_s += launch.wall_s
