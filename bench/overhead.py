@@ -68,7 +68,9 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
 
         started = time.perf_counter()
         space = ground.space(workload, request.process_wide)
-        with Proposer(space, workload, name=study.name, seed=1, storage_url=store.optuna_url) as proposer:
+        with Proposer(
+            space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url
+        ) as proposer:
             search(
                 runner, workload, journal, proposer, request.budget,
                 clock=time.monotonic, interrupted=lambda: False, watch=watch,

@@ -66,6 +66,7 @@ class NewAttestation(BaseModel):
     witnesses: list[WitnessDocument] = Field(max_length=1000)
     hosts: int = Field(ge=0, le=_MOST)
     notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
+    evidence: str = Field(max_length=100, description="hash of the files, by which one job is told from the next")
     created: AwareDatetime
 
     @field_serializer("created")
@@ -93,6 +94,7 @@ class AttestationDocument(BaseModel):
     witnesses: list[WitnessDocument]
     hosts: int
     notes: list[str]
+    evidence: str
     created: str
 
 

@@ -15,11 +15,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
+from ncclt.attestation import delivered_of
+from ncclt.core.attestation import Form, Observed, Use, Witness
+from ncclt.core.attestation import Outcome as Chosen
+from ncclt.core.effect import attest
 from ncclt.core.legality import Algorithm
+from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
 from ncclt.core.study import Phase
 from ncclt.core.verification import Side, StepLaunch, Verification
-from ncclt.errors import StoreError
+from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import open_store, published
 from ncclt.store.database import Database
 from ncclt.store.leases import SILENT_S, this_worker
@@ -65,6 +70,22 @@ def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1
     )  # fmt: skip
 
 
+def sample_attestation(recommendation, *, right=1.0):
+    """Return an attestation of ten calls, a share of which went as they should; not all of its text is ASCII."""
+    calls = {Chosen.APPLIED: round(10 * right), Chosen.UNAVAILABLE: 10 - round(10 * right)}
+    uses = [
+        Use(
+            collective=Collective.ALL_REDUCE, size_bytes=1024, group_size=8, choice="tree/ll", outcome=outcome,
+            calls=number,
+        )
+        for outcome, number in calls.items()
+        if number
+    ]  # fmt: skip
+    witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
+    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, notes=("µ \x00 \udc80",))
+    return attest(delivered_of(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01")
+
+
 class VerificationsContract:
     """What every store must do with verifications."""
 
@@ -103,6 +124,42 @@ class VerificationsContract:
             assert migrated.migration().is_current
             assert (migrated.recommendations(), migrated.verifications()) == ((published_before,), ())
             migrated.add_verification(sample_verification("a"))
+
+
+class AttestationsContract:
+    """What every store must do with attestations."""
+
+    def test_an_attestation_is_kept_once_and_comes_back_newest_first(self, store):
+        for id in ("a", "b"):
+            store.publish(sample_recommendation(id))
+        partly, well = sample_attestation("a", right=0.5), sample_attestation("a")
+        assert [store.add_attestation(one) for one in (partly, well, replace(partly, created="later"))] == [
+            True, True, False,
+        ]  # fmt: skip
+        assert store.attestations(["a", "b"]) == (well, partly)
+        assert store.attestations(["a"], limit=1) == (well,)
+        assert store.attestations(["b"]) == store.attestations([]) == ()
+        assert store.effects(["a", "b"]) == {"a": "took-effect"}
+        with pytest.raises(NotFoundError):
+            store.add_attestation(sample_attestation("z"))
+
+    def test_a_store_from_before_attestations_has_none(self, store, store_url):
+        store.publish(sample_recommendation("a"))
+        store.close()
+        for table in LATER_TABLES:
+            self.execute(store_url, f"DROP TABLE {table}")
+        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '0001'")
+        with open_store(store_url, migrate=False) as old:
+            assert (old.attestations(["a"]), old.effects(["a"]), old.verifications()) == ((), {}, ())
+        with open_store(store_url) as migrated:
+            assert migrated.add_attestation(sample_attestation("a"))
+
+    def test_a_damaged_attestation_is_an_error_of_the_store(self, store, store_url):
+        store.publish(sample_recommendation("a"))
+        store.add_attestation(sample_attestation("a"))
+        self.execute(store_url, "UPDATE attestations SET document = '{}'")
+        with pytest.raises(StoreError, match=r"the attestation [0-9a-f]{32} in the store cannot be read"):
+            store.attestations(["a"])
 
 
 class LeasesContract:
@@ -162,7 +219,7 @@ class LeasesContract:
         assert shared.acquire("abc123", "end", OTHER)
 
 
-class TestSqlite(StoreContract, VerificationsContract, LeasesContract):
+class TestSqlite(StoreContract, VerificationsContract, AttestationsContract, LeasesContract):
     @pytest.fixture
     def store_url(self, tmp_path):
         return f"sqlite:///{tmp_path}/new folder/50%#.db"
@@ -258,7 +315,7 @@ with open_store({store_url!r}) as store:
         assert len(store.trials("abc123")) == int(number) < 500
 
 
-class TestPostgresql(StoreContract, VerificationsContract, LeasesContract):
+class TestPostgresql(StoreContract, VerificationsContract, AttestationsContract, LeasesContract):
     @pytest.fixture
     def store_url(self, postgresql, request):
         name = f"test_{abs(hash(request.node.nodeid))}"

@@ -110,6 +110,7 @@ def test_the_list_shows_every_study(visit):
     assert page.locator("svg.interval").count() == 2
     assert page.locator(".badge.simulated").count() == 2
     assert "1.083×" in page.locator("tbody tr", has_text="bert on").first.inner_text()
+    assert "in a job: partly" in page.locator("tbody tr", has_text="bert on").first.inner_text()
     assert fits(page)
 
 
@@ -122,6 +123,16 @@ def test_a_study_shows_verdict_pictures_and_evidence(visit):
     assert page.locator("svg.plot circle.trial").count() > 20
     assert page.locator("#evidence-heading").is_visible()
     assert 'eval "$(ncclt env --server' in page.locator(".copyable code").first.inner_text()
+    assert fits(page)
+
+
+def test_a_study_shows_what_real_jobs_told(visit):
+    page = visit("/studies/5e1f00aa", picture="jobs")
+    jobs = page.locator("section", has=page.locator("#jobs-heading"))
+    assert jobs.locator(".badge").all_inner_texts()[:2] == ["partly", "took effect"]
+    jobs.locator("summary").first.click()
+    assert "offers no such choice" in jobs.locator("details table").first.inner_text()
+    assert "1.050×" in jobs.inner_text()
     assert fits(page)
 
 

@@ -28,7 +28,7 @@ FUNCTION = {
     Collective.BROADCAST: "Broadcast",
     Collective.REDUCE: "Reduce",
 }
-VERSIONS = [f"2.{minor}.3" for minor in range(19, 33)]
+VERSIONS = [f"2.{minor}.3" for minor in range(18, 33)]
 WORKLOADS = list(shipped_workloads(profiles_folder()).values())
 CLUSTERS = shipped_clusters(profiles_folder())
 PROVEN = Verdict(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ncclt.client
-from ncclt.client import MAX_ANSWER_BYTES, ClientError, fetch_env
+from ncclt.client import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_recommendation, post_attestation
 
 GOOD = "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n# ncclt r-1: bert\n"
 PROBLEM = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "nothing\nfits", "hint": "run tune"}
@@ -31,6 +31,13 @@ def serving(answer):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             seen.append(SimpleNamespace(path=self.path, headers=dict(self.headers)))
+            answer(self)
+
+        def do_POST(self):
+            length = int(self.headers["Content-Length"])
+            seen.append(
+                SimpleNamespace(path=self.path, headers=dict(self.headers), body=json.loads(self.rfile.read(length)))
+            )
             answer(self)
 
         def log_message(self, *args):
@@ -302,6 +309,41 @@ def test_each_format_is_known_by_its_lines(format, good, bad):
         fetch(server.url, format=format)
 
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "env"
+FORMS = {
+    "export-fish": ("export", {"shell": "fish"}),
+    "export-csh": ("export", {"shell": "csh"}),
+    "unset-bash": ("export", {"unset": True}),
+    "unset-fish": ("export", {"shell": "fish", "unset": True}),
+    "unset-csh": ("export", {"shell": "csh", "unset": True}),
+}
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+def test_every_text_that_ncclt_renders_passes_and_no_line_more(path):
+    """The rules for lines are this file's own; a line of a command in the midst of a good answer is refused."""
+    form = path.name.partition(".")[2]
+    format, options = FORMS.get(form, (form, {}))
+    with serving(reply(body=path.read_text())) as server:
+        assert fetch(server.url, format=format, **options).text == path.read_text()
+    if form == "json":
+        return
+    for line in ("rm -rf ~", "export NCCL_A=$(id)", "setenv NCCL_A `id`;", "set -gx NCCL_A (id);", "- name: $(id)"):
+        body = "".join(f"{kept}\n" for kept in [line, *path.read_text().splitlines()])
+        with serving(reply(body=body)) as server, pytest.raises(ClientError, match="not with an environment"):
+            fetch(server.url, format=format, **options)
+
+
+def test_what_a_format_leaves_open_is_asked_for():
+    with serving(reply(body="set -q NCCL_A; and set -e NCCL_A;\n")) as server:
+        fetch(server.url, shell="fish", unset=True)
+    with serving(reply(body="# c\n")) as other:
+        fetch(other.url, format="nvidia-csv", channels=8)
+
+    assert server.seen[0].path.endswith("model=bert&format=export&shell=fish&unset=true")
+    assert other.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
+
+
 def test_the_client_is_one_file_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
     source = Path(ncclt.client.__file__).read_text()
 
@@ -313,3 +355,44 @@ def test_the_client_is_one_file_of_the_standard_library_in_the_syntax_of_python_
 
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
     assert (alone.returncode, alone.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(5, "5 seconds old"), (7200, "2 hours old"), (86400 * 9.5, "9 days old"), (-60, "0 seconds old")],
+)
+def test_the_age_of_a_cached_answer_is_shown(tmp_path, seconds, said):
+    with serving(reply()) as server:
+        fetch(server.url, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "saved": ncclt.client.time.time() - seconds - 0.2}))
+    assert said in fetch(server.url, cache_dir=tmp_path, fallback="cached").warning
+
+
+def test_an_attestation_is_posted_with_the_key():
+    document = {"schema": 1, "id": "a1", "effect": "partly"}
+    with serving(reply(201, json.dumps(document), "application/json")) as server:
+        post_attestation(server.url + "/tuner", document, api_key="k-1")
+    (sent,) = server.seen
+    assert (sent.path, sent.body, sent.headers["Authorization"]) == ("/tuner/v1/attestations", document, "Bearer k-1")
+    assert sent.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (reply(200, '{"id": "other"}', "application/json"), "did not keep the attestation"),
+        (reply(200, "<html>", "text/html"), "not as ncclt does"),
+        (reply(404, json.dumps(PROBLEM), "application/problem+json"), "nothing fits"),
+    ],
+)
+def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
+    with serving(answer) as server, pytest.raises(ClientError, match=message):
+        post_attestation(server.url, {"id": "a1"})
+
+
+def test_a_recommendation_is_fetched_by_its_id():
+    with serving(reply(200, '{"id": "r/1"}', "application/json")) as server:
+        assert fetch_recommendation(server.url, "r/1") == {"id": "r/1"}
+    assert server.seen[0].path == "/v1/recommendations/r%2F1"

@@ -1,4 +1,5 @@
-"""Fetch a job's environment from an ncclt server; keep the last good answer for when the server is away.
+"""Fetch a job's environment from an ncclt server and tell it what took effect; keep the last good answer for when the
+server is away.
 
 The standard library alone and nothing of ncclt, in the syntax of Python 3.8: this one file can be copied into any
 training image. What it returns is meant for `eval`, so an answer is passed on only if every line has the form that
@@ -18,21 +19,61 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
 
 _CACHE_SCHEMA = 1
 _NAME = r"NCCLT?_[A-Z0-9_]+"
-_VERBATIM = re.compile(r"(?:#[^\x00-\x1f\x7f]*|" + _NAME + r"=[!-~]*)?")
+_REMARK = r"#[^\x00-\x1f\x7f]*"
+_QUOTED = r"\"(?:[ !#-\[\]-~]|\\[ -~])*\""
+_VERBATIM = re.compile(r"(?:" + _REMARK + r"|" + _NAME + r"=[!-~]*)?")
+_TABLE = re.compile(r"(?:" + _REMARK + r"|[a-z_]+(?:,[a-z0-9_-]+){7,9})?")
+# A value is a bare word or one single-quoted string: nothing that a shell would expand.
+_EXPORT = re.compile(r"(?:" + _REMARK + r"|export " + _NAME + r"=(?:[A-Za-z0-9_@%+=:,./-]*|'[ -&(-~]*'))?")
+
+
+def _words(option: str) -> re.Pattern[str]:
+    pair = option + " " + _NAME + r"=[A-Za-z0-9_@%+=:,./;-]*"
+    return re.compile(pair + r"(?: " + pair + r")*")
+
+
 _LINES = {
-    # A value is a bare word or one single-quoted string: nothing that a shell would expand.
-    "export": re.compile(r"(?:#[^\x00-\x1f\x7f]*|export " + _NAME + r"=(?:[A-Za-z0-9_@%+=:,./-]*|'[ -&(-~]*'))?"),
+    "export": _EXPORT,
+    "export fish": re.compile(r"(?:" + _REMARK + r"|set -gx " + _NAME + r" '(?:[ -&(-\[\]-~]|\\\\|\\')*';)?"),
+    "export csh": re.compile(r"setenv " + _NAME + r" '[ \"-&(-~]*';"),
+    "export unset": re.compile(r"unset " + _NAME),
+    "export fish unset": re.compile(r"set -q (" + _NAME + r"); and set -e \1;"),
+    "export csh unset": re.compile(r"unsetenv " + _NAME + r";"),
+    "pyxis": _EXPORT,
+    "slurm-taskprolog": re.compile(
+        _REMARK
+        + r"|if \[ \"\$\{SLURM_STEP_NUM_NODES:-\$\{SLURM_JOB_NUM_NODES:-\}\}\" = [0-9]+ \]; then"
+        + r"|  printf '%s\\n' \\|    'export "
+        + _NAME
+        + r"=[ -&(-~]*'(?: \\)?|fi|exit 0"
+    ),
+    "mpirun-x": _words("-x"),
+    "docker-env": _words("--env"),
+    "configmap": re.compile(
+        _REMARK
+        + r"|apiVersion: v1|kind: ConfigMap|metadata:|data:|  name: [a-z0-9.-]+|  labels:|    [a-z./-]+: [a-z]+"
+        + r"|    [a-z./-]+: \"[A-Za-z0-9._-]*\"|  "
+        + _NAME
+        + r": "
+        + _QUOTED
+    ),
+    "trainjob-env": re.compile(_REMARK + r"|- name: " + _NAME + r"|  value: " + _QUOTED),
     "dotenv": _VERBATIM,
     "nccl-conf": _VERBATIM,
-    "tuner-csv": re.compile(r"(?:#[^\x00-\x1f\x7f]*|[a-z_]+(?:,[a-z0-9_-]+){7,9})?"),
+    "tuner-csv": _TABLE,
+    "nvidia-csv": _TABLE,
+    "rccl-csv": _TABLE,
+    "ncclx": re.compile(r"(?:" + _REMARK + r"|[a-z]+,\[[0-9]+,[0-9]*[\])],[a-z_]+,[a-z0-9]+,-?[0-9]+,[0-9]+,[0-9]+)?"),
 }
 
 
@@ -86,6 +127,9 @@ def fetch_env(
     cache_dir: str | os.PathLike[str] | None = None,
     fallback: str = "none",
     api_key: str | None = None,
+    shell: str = "bash",
+    unset: bool = False,
+    channels: int | None = None,
 ) -> Fetched:
     """Return the environment that a server recommends for a job.
 
@@ -100,6 +144,7 @@ def fetch_env(
         fallback: `cached` = when the server is away or broken, return the last good answer with a warning; a server
             that says "nothing fits" is believed. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
+        shell, unset, channels: as for `ncclt env`.
 
     Raises:
         ClientError: no usable answer, with the server's own words where it gave them.
@@ -112,14 +157,18 @@ def fetch_env(
         "gpus_per_node": gpus_per_node,
         "nccl_version": nccl_version,
         "format": format,
+        "shell": None if shell == "bash" else shell,
+        "unset": "true" if unset else None,
+        "channels": channels,
     }
+    form = " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{_base(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
     path = _cache_path(cache_dir, url)
-    kept = _read_cache(path, url, format)
+    kept = _read_cache(path, url, form)
     try:
         answer = _get(url, kept, api_key=api_key, timeout_s=timeout_s)
-        _check_text(answer.text, format, url)
+        _check_text(answer.text, form, url)
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:
             raise
@@ -127,8 +176,55 @@ def fetch_env(
             hint = f"{error.hint}; nothing is cached for this request".lstrip("; ")
             raise ClientError(error.message, hint=hint, status=error.status) from error
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
-        return Fetched(kept.text, "cache", f"{error.message}; using the answer of {saved} from the cache")
+        kept_for = _age(time.time() - kept.saved)
+        return Fetched(
+            kept.text, "cache", f"{error.message}; using the answer of {saved} from the cache, {kept_for} old"
+        )
     return Fetched(answer.text, "server", "" if answer is kept else _write_cache(path, url, answer))
+
+
+def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_key: str | None = None) -> dict[str, Any]:
+    """Return a published revision as the server's JSON object.
+
+    Raises:
+        ClientError: no usable answer, with the server's own words where it gave them.
+    """
+    url = f"{_base(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
+    return _json_object(_get(url, None, api_key=api_key, timeout_s=timeout_s).text, url)
+
+
+def post_attestation(
+    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
+) -> None:
+    """Tell a server whether its recommendation took effect in a job; saying it again changes nothing.
+
+    Raises:
+        ClientError: the server did not keep it, with its own words where it gave them.
+    """
+    url = f"{_base(server)}/v1/attestations"
+    sent = json.dumps(dict(document)).encode()
+    answer = _json_object(_get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text, url)
+    # A redirect turns a POST into a GET, whose answer is another object.
+    if answer.get("id") != document["id"]:
+        raise ClientError(f"{urllib.parse.urlsplit(url).netloc} did not keep the attestation", hint=_WRONG_SERVER)
+
+
+def _json_object(text: str, url: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ClientError(f"{urllib.parse.urlsplit(url).netloc} answered, but not as ncclt does", hint=_WRONG_SERVER)
+    return found
+
+
+def _age(seconds: float) -> str:
+    """Write an age in the largest unit of which there are two."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} seconds"
 
 
 def _base(server: str) -> str:
@@ -142,21 +238,22 @@ def _base(server: str) -> str:
     return server.rstrip("/")
 
 
-def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float) -> _Kept:
-    """Return the answer, which is `kept` itself when the server says that it still holds."""
+def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
+    """Return the answer, which is `kept` itself when the server says that it still holds; with a body, POST it."""
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
     deadline = time.monotonic() + timeout_s
     where = urllib.parse.urlsplit(url).netloc
-    request = urllib.request.Request(url, headers={"Accept": "*/*"})  # noqa: S310 -- _base let http and https pass only
+    headers = {"Accept": "*/*", **({} if body is None else {"Content-Type": "application/json"})}
+    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base let http and https pass only
     if kept and kept.etag:
         request.add_header("If-None-Match", kept.etag)
     if api_key is not None:
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
         with _opener().open(request, timeout=timeout_s) as response:
-            body = _read(response, deadline, where)
-            return _Kept(text=body.decode("utf-8"), etag=response.headers.get("ETag") or "", saved=time.time())
+            answer = _read(response, deadline, where)
+            return _Kept(text=answer.decode("utf-8"), etag=response.headers.get("ETag") or "", saved=time.time())
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 304 and kept:

@@ -49,6 +49,7 @@ def test_what_is_told_is_kept_once_and_listed(service, document):
         ({"more": 1}, 422, "more"),
         ({"calls_as_wanted": -1}, 422, "calls_as_wanted"),
         ({"hosts": 2**60}, 422, "hosts"),
+        ({"evidence": "other"}, 422, "does not have the id of its content"),
         ({"created": "yesterday"}, 422, "created"),
         ({"id": "x"}, 422, "id"),
         ({"reason": "x" * 5000}, 422, "reason"),

@@ -64,3 +64,25 @@ def test_another_job_gets_nothing_rather_than_the_nearest(client, job):
 def test_unknown_names_are_answered_with_close_ones(client):
     assert "leonardo" in client.get("/v1/clusters/leonrado/env?model=bert").json()["hint"]
     assert "bert" in client.get(ENV, params={"model": "brt"}).json()["hint"]
+
+
+@pytest.mark.parametrize("options", [{"shell": "fish"}, {"shell": "csh", "unset": True}, {"unset": True}])
+def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, options):
+    answer = client.get(ENV, params={"model": "bert", **options})
+    expected = render(
+        filled_store.recommendation("0c0ffee1"), format="export", version=NcclVersion(2, 22, 3), **options
+    )
+    assert (answer.status_code, answer.text) == (200, expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shell": "zsh"}, {"format": "json", "unset": True}, {"channels": 0}, {"channels": 4}]
+)
+def test_an_option_that_makes_no_sense_is_a_problem(client, options):
+    assert client.get(ENV, params={"model": "bert", **options}).json()["status"] == 422
+
+
+def test_nothing_is_given_to_a_plugin_that_would_run_everything_on_one_channel(client):
+    answer = client.get(ENV, params={"model": "resnet101", "format": "nvidia-csv"})
+    assert answer.status_code == 404
+    assert "one channel" in answer.json()["detail"]

@@ -45,7 +45,7 @@ def measured(*rows):
     [(V2_30, False, 10 + 62.5), (V2_30, True, 10 + 62.5), (V2_31, False, 10 + 50), (V2_31, True, 10 + 75)],
 )
 def test_a_launch_that_confined_a_collective_did_not_measure_its_default(version, by_variables, expected):
-    """On 2.31 all_gather lost LL128 under the forced all_reduce: 75 µs are what variables give, 50 what a table gives."""
+    """On 2.31 all_gather lost LL128 under the forced all_reduce: variables give 75 µs, a table 50."""
     times = measured((DEFAULT, 20.0, 50.0), (TREE, 10.0, 75.0))
 
     assert expected_us(FORCED, times, WORKLOAD, version=version, by_variables=by_variables) == expected

@@ -35,7 +35,8 @@ TABLE = Delivered(
     recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=2, ranks=8, form=Form.TABLE,
     policy=Policy(rules=(SMALL, LARGE, PAIRS)), variables=(("NCCL_BUFFSIZE", "8388608"),),
 )  # fmt: skip
-REPORT = Witness(kind="plugin-report", nccl_version="2.28.9", table="r1", checksum="aa", count=8)
+REPORT = Witness(kind="plugin-report", nccl_version="2.28.9", table="r1", checksum="aa", ranks=8, nodes=2, count=8)
+USING = ("TUNER/Plugin: Using ncclt (v5)",)
 LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
 
 
@@ -84,17 +85,20 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (seen(use(MIB, "", outcome=Outcome.UNMATCHED, remark="it is for NCCL 2.27"),
               witnesses=(replace(REPORT, not_in_use="it is for NCCL 2.27"),)), "used no table: it is for NCCL 2.27"),
         (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,),
-              variables={"NCCL_BUFFSIZE": ("8388608",)}, tuner_lines=("TUNER/Plugin: Could not find: /x.so",)),
-         "the plugin was not loaded: TUNER/Plugin: Could not find: /x.so"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=("TUNER/Plugin: ncclt",),
+              variables={"NCCL_BUFFSIZE": ("8388608",)}, tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",)),
+         "the plugin was not loaded: TUNER/Plugin: Could not find: /x/ncclt.so"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,),
+              tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; NCCL's own choice stays",)),
+         "the plugin said: /t.csv is not used: the file is cut off"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
               variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)}), "NCCL_ALGO=Tree in the job"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=("TUNER/Plugin: ncclt",),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
               variables={"NCCL_DEBUG": ("INFO",)}), "did not get NCCL_BUFFSIZE: a container or launcher"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=("TUNER/Plugin: ncclt",),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
               variables={"NCCL_BUFFSIZE": ("4194304",)}), "NCCL_BUFFSIZE was 4194304 in the job, not 8388608"),
         (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, table="r0"),)), "used the table of r0"),
         (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
-        (seen(use(MIB, "ring_sym", outcome=Outcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
+        (seen(use(MIB, "ring_sym/4", outcome=Outcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
     ],
 )  # fmt: skip
 def test_what_did_not_take_effect_says_why(observed, said):
@@ -108,6 +112,20 @@ def test_ranks_with_different_tables_are_the_first_thing_said():
     found = judged(seen(*GOOD, witnesses=(REPORT, replace(REPORT, checksum="bb"))))
     assert found.effect is Effect.PARTLY
     assert found.reason.startswith("the ranks did not use the same table: NCCL can hang")
+
+
+def test_a_rank_that_used_no_table_while_others_did_is_the_same_danger():
+    alone = replace(REPORT, table="", checksum="", not_in_use="it cannot be read", count=1)
+    found = judged(seen(*GOOD, witnesses=(REPORT, alone)))
+    assert "the ranks did not use the same table" in found.reason
+    assert "it cannot be read" in found.reason
+
+
+def test_a_group_for_which_the_table_has_no_rows_is_none():
+    pairs = replace(REPORT, table="", checksum="", not_in_use="none of its rows is for 4 ranks", ranks=4)
+    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=Outcome.UNMATCHED), witnesses=(REPORT, pairs)))
+    assert (found.effect, found.calls_unruled) == (Effect.TOOK_EFFECT, 10)
+    assert "none of its rows" not in found.reason
 
 
 def test_without_any_source_nothing_is_known():

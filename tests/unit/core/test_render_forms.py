@@ -253,3 +253,12 @@ def test_ncclx_says_what_bytes_per_rank_blur_and_what_they_hide():
     assert "ring/ll: narrower than a byte per rank" in text
     assert "no even way to lay 7 ranks over 2 nodes" in text
     assert readers.read_ncclx_table(render(KEPT, format="ncclx", version=V)) == []
+
+
+@pytest.mark.parametrize(("version", "loads"), [("2.18.3", False), ("2.20.5", False), ("2.21.5", True)])
+def test_a_table_is_not_promised_to_an_nccl_that_cannot_load_it(version, loads):
+    made, parsed = with_rules(*base.BY_SIZE.rules, version=version), NcclVersion.parse(version)
+
+    for format in ("tuner-csv", "rccl-csv", "ncclx"):
+        assert ("# lost: all of it: NCCL" in render(made, format=format, version=parsed)) is not loads
+    assert ("--format tuner-csv delivers it" in render(made, format="export", version=parsed)) is loads

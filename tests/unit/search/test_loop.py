@@ -20,7 +20,7 @@ def run(cluster, workload, time_of, *, trials=20, journal=None, seed=1, storage_
     runner, kept = FakeRunner(cluster, time_of), journal if journal is not None else FakeJournal()
     expressible = kwargs.pop("expressible", lambda _setting: True)
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
-    with Proposer(space, workload, name="s", seed=seed, storage_url=storage_url) as proposer:
+    with Proposer(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as proposer:
         end = search(
             [runner], workload, kept, proposer, kwargs.pop("budget", Budget(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0), interrupted=kwargs.pop("interrupted", lambda: False),
@@ -30,10 +30,10 @@ def run(cluster, workload, time_of, *, trials=20, journal=None, seed=1, storage_
 
 
 def test_the_default_goes_first_and_every_pair_follows(cluster, workload, landscape):
-    _, runner, _ = run(cluster, workload, landscape, trials=8)
+    _, runner, _ = run(cluster, workload, landscape, budget=Budget(trials=16, patience=0))
 
     assert runner.launches[0] == DEFAULT
-    assert len({(s.algorithm, s.protocol) for s in runner.launches[1:7]}) == 6
+    assert len({(s.algorithm, s.protocol) for s in runner.launches if not s.is_default}) == 6
 
 
 def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landscape):
@@ -141,14 +141,14 @@ def test_a_failed_setting_is_not_launched_again(cluster, workload, landscape):
     assert len(failed) < len(runner.launches) / 2
 
 
-def test_no_setting_is_launched_twice_and_a_small_space_ends_the_search(cluster, workload):
+def test_a_small_space_ends_the_search_when_repeats_tell_nothing_more(cluster, workload):
     end, runner, _ = run(
-        cluster, workload, lambda s, m, n: 10.0 + n % 3, budget=Budget(trials=400, patience=0),
+        cluster, workload, lambda s, *_: 10.0 if s.is_default else 40.0, budget=Budget(trials=400, patience=0),
         expressible=lambda s: s.algorithm is Algorithm.RING and s.protocol is Protocol.LL,
     )  # fmt: skip
 
-    assert len(runner.launches) == len(set(runner.launches))
-    assert f"all {len(runner.launches)} settings were launched" in end.reason
+    assert len(runner.launches) < 40
+    assert f"all {len(set(runner.launches))} settings were launched" in end.reason
 
 
 def test_the_search_stops_when_the_default_is_best(cluster, workload):

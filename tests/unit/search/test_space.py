@@ -4,8 +4,9 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from ncclt.core.legality import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
+from ncclt.core.parameters import parameter
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.search.space import cluster_space, recorded_space
+from ncclt.search.space import MAX_POINTS, cluster_space, recorded_space
 
 
 def test_every_setting_is_legal_for_a_collective_of_the_workload(cluster):
@@ -36,6 +37,24 @@ def test_untunable_collectives_leave_the_parameters_alone_to_search(cluster):
     assert set(space.distinct) == {
         DEFAULT, Setting(parameters=(("BUFFSIZE", 1 << 20),)), Setting(parameters=(("BUFFSIZE", 8 << 20),))
     }  # fmt: skip
+
+
+def test_values_that_mean_nothing_together_are_left_out(cluster):
+    parameters = {"IB_QPS_PER_CONNECTION": (2, 4), "IB_SPLIT_DATA_ON_QPS": (0, 1)}
+    space = cluster_space({Collective.SEND_RECV}, cluster, parameters=parameters)
+
+    groups = {s.parameters for s in space.distinct}
+    assert len(groups) == 1 + 2 + 4
+    point = {"pair": "auto", "IB_QPS_PER_CONNECTION": 0, "IB_SPLIT_DATA_ON_QPS": 2}
+    assert space.setting(point).parameters in groups
+
+
+def test_a_space_of_many_parameters_stays_finite_and_can_set_two_at_once(cluster):
+    names = ("BUFFSIZE", "NTHREADS", "P2P_NET_CHUNKSIZE", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD")
+    space = cluster_space({Collective.ALL_REDUCE}, cluster, parameters={n: parameter(n).ladder for n in names})
+
+    assert len(space.settings) <= MAX_POINTS
+    assert max(len(s.parameters) for s in space.distinct) >= 2
 
 
 def test_points_and_settings_belong_together(cluster):

@@ -34,7 +34,7 @@ def collapse(
     default_us = expected_us(Policy(), times, workload, version=version)
     ranked = sorted(
         (
-            (expected_us(policy, times, workload, version=version), policy)
+            (expected_us(policy, times, workload, version=version, by_variables=True), policy)
             for policy in _candidates(times, workload, version)
         ),
         key=lambda pair: (pair[0], pair[1].digest()),

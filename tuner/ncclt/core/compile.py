@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ncclt.core.legality import Algorithm, Protocol, is_legal
+from ncclt.core.legality import Algorithm, Protocol, is_legal, lacks_dtype
 from ncclt.core.message import Collective, format_bytes
 from ncclt.core.parameters import SET_BY_RULES, check_value, parameter
 from ncclt.core.policy import Policy, Rule, uniform_policy
@@ -33,6 +33,9 @@ from ncclt.errors import SettingError
 
 CTAS_SINCE = NcclVersion(2, 17)
 """From here MIN_CTAS and MAX_CTAS; MIN_NCHANNELS and MAX_NCHANNELS are deprecated from the same version on."""
+
+TUNER_API_SINCE = NcclVersion(2, 21)
+"""From here NCCL speaks a tuner API that the plugin of ncclt has (v2); before, no table takes effect."""
 
 _CAVEATS: dict[Algorithm, str] = {
     Algorithm.NVLS: "NCCL has NVLS for some data types and operations only; a call with others fails",
@@ -58,13 +61,20 @@ class Compiled:
     complete: bool = True
 
 
-def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
+def compile_policy(
+    policy: Policy,
+    *,
+    version: NcclVersion,
+    collectives: Iterable[Collective],
+    dtypes: Iterable[tuple[Collective, str]] = (),
+) -> Compiled:
     """Return the variables that apply a policy, for one NCCL version.
 
     Args:
         policy: what was measured.
         version: NCCL of the job.
         collectives: all that the workload sends; each keeps a legal algorithm.
+        dtypes: what it sends in which collective; each of these keeps one as well, as far as they are known.
 
     Raises:
         SettingError: a rule that this NCCL does not implement, a parameter that ncclt does not know or outside its
@@ -75,7 +85,7 @@ def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterabl
     for rule in rules:
         check_rule(rule, version)
     refused = _refused_parameters(policy, version)
-    reasons = _inexpressible(policy, rules, workload, version)
+    reasons = _inexpressible(policy, rules, workload, version) | _without_dtype(rules, dtypes)
     kept = tuple(rule for rule in rules if rule not in reasons)
     if reasons and not _separable(policy, rules, version):
         kept = ()
@@ -84,7 +94,8 @@ def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterabl
     if reasons:
         lost += [f"NCCL_{name}={value}: it was measured together with rules that are lost"
                  for name, value in policy.parameters if name not in refused]  # fmt: skip
-        lost.append("a tuner table delivers such rules: --format tuner-csv")
+        if version >= TUNER_API_SINCE:
+            lost.append("a tuner table delivers such rules: --format tuner-csv")
     lost += refused.values()
     variables = _variables(kept, version)
     if not reasons:
@@ -178,6 +189,26 @@ def _inexpressible(
         if forced and (len(pairs) > 1 or unruled):
             others = f"{_names(unruled)} would get it too" if unruled else "the rules differ"
             reasons = dict.fromkeys(rules, f"NCCL {version} takes one choice for all collectives: {others}")
+    return reasons
+
+
+def _without_dtype(rules: tuple[Rule, ...], dtypes: Iterable[tuple[Collective, str]]) -> dict[Rule, str]:
+    """Return rule -> reason for the rules that would leave a dtype of the workload without an algorithm.
+
+    A table does no such harm: what NCCL has not got for a call is not in its choice.
+    """
+    reasons = {}
+    sent = sorted(dtypes)
+    for rule in rules:
+        lacking = [
+            dtype
+            for collective, dtype in sent
+            if rule.algorithm and collective is rule.collective and lacks_dtype(collective, rule.algorithm, dtype)
+        ]
+        if lacking:
+            reasons[rule] = (
+                f"the workload sends {', '.join(lacking)}, which {rule.algorithm} lacks: that call would fail"
+            )
     return reasons
 
 

@@ -76,6 +76,10 @@ LEGAL: dict[Collective, dict[Algorithm, frozenset[Protocol]]] = {
 """What NCCL implements: collective -> algorithm -> protocols. all_to_all and send_recv have no choice at all."""
 
 
+NVLS_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64"})
+"""What NVSwitches can sum, as NCCL 2.30.7 uses them; float32 and float64 have no minimum or maximum there."""
+
+
 def is_legal(
     collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, *, version: NcclVersion
 ) -> bool:
@@ -86,6 +90,15 @@ def is_legal(
     if version < ALGORITHM_SINCE[algorithm] or algorithm not in algorithms:
         return False
     return protocol is None or protocol in algorithms[algorithm]
+
+
+def lacks_dtype(collective: Collective, algorithm: Algorithm, dtype: str) -> bool:
+    """Tell whether an algorithm has no reduction of a dtype, so that a call for which nothing else is left fails.
+
+    Which operations it has besides sums is not looked at: no workload says its operations.
+    """
+    reduces = collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+    return reduces and algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE) and dtype not in NVLS_DTYPES
 
 
 def ll128_is_automatic(cluster: Cluster) -> bool:

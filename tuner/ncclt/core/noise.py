@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -45,7 +46,7 @@ def launch_sigma(repeated: Iterable[Sequence[float]]) -> float:
     squares = [
         (math.log(later) - math.log(earlier)) ** 2 / 2
         for times in repeated
-        for earlier, later in zip(times, times[1:], strict=False)
+        for earlier, later in itertools.pairwise(times)
     ]
     if not squares:
         return USUAL_SIGMA

@@ -6,6 +6,7 @@ guide, "Environment Variables".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,6 +44,7 @@ class Parameter:
         safe: reviewed: no value of the domain can corrupt data, keep a job from starting or leave the network that
             the site chose. What is not safe is never set by ncclt.
         note: what to know before touching it.
+        ladder: the values that a search tries beside the default; empty = it is not searched.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Parameter:
     safe: bool = False
     deprecated_since: NcclVersion | None = None
     note: str = ""
+    ladder: tuple[int, ...] = ()
 
     @property
     def variable(self) -> str:
@@ -88,6 +91,7 @@ def _row(
     *,
     safe: bool = False,
     deprecated: str = "",
+    ladder: tuple[int, ...] = (),
 ) -> Parameter:
     return Parameter(
         name=name,
@@ -98,6 +102,7 @@ def _row(
         safe=safe,
         deprecated_since=NcclVersion.parse(deprecated) if deprecated else None,
         note=note,
+        ladder=ladder,
     )
 
 
@@ -121,9 +126,10 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("MAX_NCHANNELS", "2.5", _FRESH, _COUNT, 64, "use MAX_CTAS", safe=True, deprecated="2.17"),
     # What the search may touch at first. Upper end 16 MiB: memory grows with BUFFSIZE x channels x peers.
     _row("BUFFSIZE", "2.0", _FRESH, tuple(_MIB << n for n in range(5)), 4 * _MIB,
-         "memory per channel and peer, for sending and for receiving; must be equal on all ranks", safe=True),
+         "memory per channel and peer, for sending and for receiving; must be equal on all ranks", safe=True,
+         ladder=(_MIB, 2 * _MIB, 8 * _MIB, 16 * _MIB)),
     _row("NTHREADS", "2.0", _FRESH, (64, 128, 256, 512), 512, "Ring only, and through thresholds the channels",
-         safe=True),
+         safe=True, ladder=(64, 128, 256)),
     # Shape of the kernels.
     _row("THREAD_THRESHOLDS", "2.5", _COMM, None, None, "six numbers; bytes per thread before fewer channels"),
     _row("CGA_CLUSTER_SIZE", "2.15", _FRESH, range(9), None, "4 from compute capability 90"),
@@ -134,7 +140,8 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("CTA_POLICY", "2.27", _PROC, _OFF_ON_AUTO, 0, "0 default, 1 efficiency, 2 zero"),
     _row("WORK_FIFO_BYTES", "2.22", _PROC, _BYTES, _MIB),
     # Send and receive, all to all.
-    _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _CHUNK, 128 * _KIB, "send_recv and all_to_all between nodes"),
+    _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _CHUNK, 128 * _KIB, "send_recv and all_to_all between nodes",
+         safe=True, ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB)),
     _row("P2P_PCI_CHUNKSIZE", "2.16", _FRESH, _CHUNK, 128 * _KIB, "send_recv and all_to_all in a node"),
     _row("P2P_NVL_CHUNKSIZE", "2.16", _FRESH, _CHUNK, 512 * _KIB, "send_recv and all_to_all in a node"),
     _row("P2P_LL_THRESHOLD", "2.14", _CALL, _BYTES, 16 * _KIB, "up to here send_recv uses LL"),
@@ -166,8 +173,10 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("PXN_DISABLE", "2.12", _PROC, _OFF_ON, 0),
     _row("NET_OVERHEAD", "2.18", _FRESH, _BYTES, None, "ns; changes NCCL's model and nothing else"),
     _row("NET_MERGE_LEVEL", "2.24", _COMM, None, "PORT"),
-    _row("SOCKET_NTHREADS", "2.4.8", _FRESH, range(17), 0, "x NSOCKS_PERTHREAD at most 64"),
-    _row("NSOCKS_PERTHREAD", "2.4.8", _FRESH, range(65), 0, "x SOCKET_NTHREADS at most 64"),
+    _row("SOCKET_NTHREADS", "2.4.8", _FRESH, range(17), 0, "x NSOCKS_PERTHREAD at most 64", safe=True,
+         ladder=(2, 4, 8)),
+    _row("NSOCKS_PERTHREAD", "2.4.8", _FRESH, range(65), 0, "x SOCKET_NTHREADS at most 64; nothing without it",
+         safe=True, ladder=(1, 2, 4, 8)),
     _row("SOCKET_INLINE", "2.27", _FRESH, _BYTES, 128),
     _row("SOCKET_MIN_TASKSIZE", "2.27", _FRESH, _BYTES, 64 * _KIB),
     _row("SOCKET_RCVBUF", "2.27", _FRESH, range(-1, 2**31), -1),
@@ -175,8 +184,10 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("SOCKET_IFNAME", "2.0", _PROC, None, None, "the site's choice of network; may differ between ranks"),
     _row("IB_HCA", "2.0", _PROC, None, None, "the site's choice of network; may differ between ranks"),
     _row("IB_GID_INDEX", "2.0", _PROC, range(-1, 256), None, "the site's choice of network"),
-    _row("IB_QPS_PER_CONNECTION", "2.10", _FRESH, range(1, 129), 1, "entropy for ECMP on RoCE"),
-    _row("IB_SPLIT_DATA_ON_QPS", "2.18", _FRESH, _OFF_ON, 0, "1 before 2.20; only with several queue pairs"),
+    _row("IB_QPS_PER_CONNECTION", "2.10", _FRESH, range(1, 129), 1, "entropy for ECMP on RoCE", safe=True,
+         ladder=(2, 4, 8)),
+    _row("IB_SPLIT_DATA_ON_QPS", "2.18", _FRESH, _OFF_ON, 0, "1 before 2.20; only with several queue pairs", safe=True,
+         ladder=(0, 1)),
     _row("IB_AR_THRESHOLD", "2.6", _PROC, _BYTES, 8192, "assumes an order of delivery"),
     _row("IB_ADAPTIVE_ROUTING", "2.16", _PROC, _OFF_ON, None, "assumes an order of delivery"),
     _row("IB_PCI_RELAXED_ORDERING", "2.12", _PROC, _OFF_ON_AUTO, 2, "assumes an order of delivery"),
@@ -250,13 +261,29 @@ def _domain(row: Parameter) -> str:
 
 
 def searchable(version: NcclVersion) -> tuple[Parameter, ...]:
-    """Return the parameters that a search may try: safe, current in this version, and with a listed domain."""
+    """Return the parameters that a search may try: safe, current in this version, and with a ladder of values."""
     return tuple(
         row
         for row in CATALOGUE
         if row.safe
+        and row.ladder
         and row.name not in SET_BY_RULES
-        and isinstance(row.values, tuple)
         and row.exists_in(version)
         and not row.is_deprecated_in(version)
     )
+
+
+_MOST_SOCKETS = 64
+"""NCCL's MAX_SOCKETS: threads times sockets per thread (net_socket.cc)."""
+
+
+def go_together(values: Mapping[str, int]) -> bool:
+    """Tell whether values of several parameters make sense together.
+
+    More sockets than NCCL has are cut without a word; sockets per thread mean nothing without threads, and data can
+    only be split over queue pairs where there are several.
+    """
+    threads, sockets = values.get("SOCKET_NTHREADS", 0), values.get("NSOCKS_PERTHREAD", 0)
+    if threads * sockets > _MOST_SOCKETS or (sockets and not threads):
+        return False
+    return "IB_SPLIT_DATA_ON_QPS" not in values or values.get("IB_QPS_PER_CONNECTION", 1) > 1

@@ -6,11 +6,12 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
+from ncclt.core.selection import BASE_NEEDED_SINCE
 from ncclt.core.setting import Setting
 from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
@@ -97,6 +98,17 @@ class Policy:
         return Setting(
             algorithm=rule.algorithm, protocol=rule.protocol, channels=rule.channels, parameters=self.parameters
         )
+
+    def setting_by_variables(self, message: Message, *, version: NcclVersion) -> Setting:
+        """Return the setting under which plain variables that say the whole policy send a message.
+
+        It differs from `setting_for` from NCCL 2.31, where forcing one collective confines the others.
+        """
+        chosen = self.setting_for(message)
+        forced = any(rule.algorithm or rule.protocol for rule in self.rules)
+        if not forced or version < BASE_NEEDED_SINCE or not message.collective.is_tunable:
+            return chosen
+        return chosen if chosen.algorithm or chosen.protocol else replace(chosen, confined=True)
 
     def by_setting(self, messages: Iterable[Message]) -> dict[Setting, list[Message]]:
         """Return which messages run under which setting: what has to be launched to measure the policy."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from ncclt.core.compile import Compiled, compile_policy
+from ncclt.core.compile import TUNER_API_SINCE, Compiled, compile_policy
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 from ncclt.core.remark import comment_lines, remarks, token
@@ -165,10 +165,10 @@ def _left_to_the_table(recommendation: Recommendation, delivery: Delivery | None
     table = recommendation.table
     if table.effective.is_default or (delivery is not None and delivery.effective == table.policy):
         return ()
-    return (
-        f"the per-size policy, {table.verdict.speedup:.2f}x, which variables cannot express; "
-        f"--format {TABLE_FORMAT} delivers it",
-    )
+    lost = f"the per-size policy, {table.verdict.speedup:.2f}x, which variables cannot express"
+    if NcclVersion.parse(recommendation.fingerprint.nccl_version) < TUNER_API_SINCE:
+        return (lost,)
+    return (f"{lost}; --format {TABLE_FORMAT} delivers it",)
 
 
 def _trace(recommendation: Recommendation) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclt.core.compile import check_rule, compile_policy, rule_label
+from ncclt.core.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.remark import comment_lines, remarks, token
@@ -60,6 +60,8 @@ def table_rules(recommendation: Recommendation, version: NcclVersion) -> tuple[l
     """
     policy = recommendation.table.effective
     rules, lost = [], []
+    if policy.rules and version < TUNER_API_SINCE:
+        lost.append(f"all of it: NCCL {version} has no tuner API that a plugin of today speaks ({TUNER_API_SINCE})")
     for rule in sorted(policy.rules, key=lambda r: (r.collective, -r.group_size, r.min_bytes)):
         check_rule(rule, version)
         if rule.algorithm is None or rule.protocol is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ncclt.core.legality import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
+from ncclt.core.selection import BASE_ALGORITHMS, BASE_NEEDED_SINCE, BASE_PROTOCOLS
 from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
 
@@ -32,12 +33,14 @@ class Setting:
         channels: exact number of channels, None = NCCL chooses.
         parameters: process-wide parameters by catalogue name without `NCCL_`, sorted, for example
             (("BUFFSIZE", 8388608),).
+        confined: NCCL chooses, but no longer among all it has: only of what `applied_to` returns, so never stored.
     """
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
     channels: int | None = None
     parameters: tuple[tuple[str, int], ...] = ()
+    confined: bool = False
 
     def __post_init__(self) -> None:
         if self.channels is not None and not 1 <= self.channels <= MAX_CHANNELS:
@@ -55,6 +58,8 @@ class Setting:
         parts = []
         if self.algorithm or self.protocol:
             parts.append(f"{self.algorithm or 'auto'}/{self.protocol or 'auto'}")
+        if self.confined:
+            parts.append(f"auto among {', '.join((*BASE_ALGORITHMS, *BASE_PROTOCOLS))}")
         if self.channels is not None:
             parts.append(f"c={self.channels}")
         parts += [f"{name}={value}" for name, value in self.parameters]
@@ -63,13 +68,16 @@ class Setting:
     def applied_to(self, collective: Collective, *, version: NcclVersion) -> Setting:
         """Return what of the setting reaches one collective: an illegal pair leaves algorithm and protocol to NCCL.
 
+        From NCCL 2.31 not all of them: variables that force one collective confine every other one to the base lists
+        (selection.py), and a time measured so is not the default's. LL128 is never forced by variables.
         `send_recv` and `all_to_all` never pass NCCL's tuner: nothing is forced on them but process-wide parameters.
         """
         if not collective.is_tunable:
             return Setting(parameters=self.parameters)
         if is_legal(collective, self.algorithm, self.protocol, version=version):
             return self
-        return Setting(channels=self.channels, parameters=self.parameters)
+        confined = version >= BASE_NEEDED_SINCE and self.protocol is not Protocol.LL128
+        return Setting(channels=self.channels, parameters=self.parameters, confined=confined)
 
     def to_document(self) -> dict[str, Any]:
         """Return the setting as a JSON object without empty fields; `{}` is the default."""

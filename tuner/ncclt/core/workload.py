@@ -95,6 +95,11 @@ class Workload:
         return frozenset(m.message.collective for m in self.messages)
 
     @property
+    def dtypes(self) -> frozenset[tuple[Collective, str]]:
+        """Return which dtypes occur in which collective."""
+        return frozenset((m.message.collective, m.message.dtype) for m in self.messages)
+
+    @property
     def communication_us(self) -> float | None:
         """Return the recorded communication time of a step, µs; None where a message has no recorded time.
 

@@ -286,6 +286,9 @@ class _Work:
             return ""
         expected = f"{proposal.expected_gain * 100:.2g} % of the communication time per step"
         if self._budget.steps is None:
+            history = self._best.history(trials)
+            if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
+                return f"NCCL's own choice is already best: nothing in {len(history)} launches beats it"
             return f"nothing more is to be gained: the next launch is expected to bring {expected}"
         return (
             f"the next launch is expected to bring {expected}, which over {self._budget.steps} steps is less than the "

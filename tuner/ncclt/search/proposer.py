@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import optuna
-from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import TrialState
+from threadpoolctl import ThreadpoolController
 
-from ncclt.core.message import Message
-from ncclt.core.score import log_ratios, worth
+from ncclt.core.cluster import Cluster
+from ncclt.core.score import worth
 from ncclt.core.setting import Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.search.focus import focus_of
+from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler
 from ncclt.search.space import SearchSpace
+from ncclt.search.warm import WarmSetting
 
 FAILURE_PENALTY = math.log(2)
 """A crash, a hang or wrong data is told as twice the worst time seen: samplers learn nothing from Optuna's FAIL."""
@@ -30,26 +31,52 @@ FAILURE_PENALTY = math.log(2)
 _NUMBER = "ncclt_trial"
 
 
-class Proposer:
-    """Ask-and-tell with Optuna; our own trials are the truth and Optuna's study a view of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What to launch next, and why.
 
-    A launch measures all messages, and the policy takes the best setting for each, so the sampler is asked about one
-    message at a time, the messages taking turns by their share of the time (`focus_of`). It is made anew for every
-    proposal, fed with what was measured, and seeded by (seed, trial number): what is proposed depends on nothing else,
-    and an interrupted study goes on as if it had never stopped. The kept study has `core.score.worth` as its value.
+    Attributes:
+        setting: to launch.
+        expected_gain: share of the default's time per step that the launch is expected to bring to the policy;
+            infinite where nothing can be expected yet.
+        reason: for people.
+        warm: it comes from another study and is not to be trusted before it is measured.
+    """
+
+    setting: Setting
+    expected_gain: float = math.inf
+    reason: str = ""
+    warm: bool = False
+
+
+class Proposer:
+    """Ask-and-tell with Optuna; our own trials are the truth and Optuna's kept study a view of them.
+
+    What is proposed depends on the trials so far, what is running, and the seed alone, so an interrupted study goes on
+    as if it had never stopped. The kept study has `core.score.worth` as its value.
     """
 
     def __init__(
-        self, space: SearchSpace, workload: Workload, *, name: str, seed: int, storage_url: str | None = None
+        self,
+        space: SearchSpace,
+        workload: Workload,
+        cluster: Cluster,
+        *,
+        name: str,
+        seed: int,
+        storage_url: str | None = None,
+        prior_trials: Sequence[WarmSetting] = (),
     ) -> None:
         """Open or create the Optuna study of this name.
 
         Args:
             space: what may be proposed.
             workload: placed.
+            cluster: sized.
             name: of the study.
             seed: of the sampler.
             storage_url: where Optuna keeps its tables; None = in memory.
+            prior_trials: what was good in other studies, to be tried early.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
@@ -57,19 +84,20 @@ class Proposer:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
         self._workload = workload
-        self._seed = seed
         self._storage = _open_storage(storage_url) if storage_url else optuna.storages.InMemoryStorage()
         self._study = optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
         with _unannounced():
             self._study.set_metric_names(["worth to a policy, below 0 = gain"])
+        self._blas = ThreadpoolController()
         self._default: Trial | None = None
-        self._anchors = space.anchors()
-        self._uses_gp = importlib.util.find_spec("torch") is not None
+        self._sampler = PolicySampler(space, workload, cluster, seed=seed)
+        self._warm = [warm for warm in prior_trials if space.params(warm.setting) is not None]
+        self._anchors = len(space.anchors())
 
     @property
     def anchor_count(self) -> int:
         """Return how many launches try every pair of algorithm and protocol once."""
-        return len(self._anchors)
+        return self._anchors
 
     def __enter__(self) -> Proposer:
         """Return itself."""
@@ -81,89 +109,61 @@ class Proposer:
             self._storage.remove_session()
             self._storage.engine.dispose()
 
-    def resume(self, default: Trial, trials: Sequence[Trial]) -> None:
-        """Bring Optuna's view in line with the search trials that are stored.
-
-        A launch that was cut off leaves a running trial behind: it is told if its measurements were stored, and
-        failed if not.
+    def resume(self, default: Trial, trials: Sequence[Trial], *, mirror: bool = True) -> None:
+        """Begin with the search trials that are stored.
 
         Args:
             default: a launch of the default with outcome `ok`.
             trials: of the search.
+            mirror: tell Optuna those that it has not heard of, as after a death between our commit and Optuna's; not
+                while other workers do so.
         """
         self._default = default
-        stored = {trial.number: trial for trial in trials}
-        known: set[int | None] = set()
-        for frozen in self._study.get_trials(deepcopy=False):
-            number = frozen.user_attrs.get(_NUMBER)
-            if frozen.state.is_finished():
-                known.add(number)
-            elif number in stored:
-                self._study.tell(frozen.number, self._value(stored[number]))
-                known.add(number)
-            else:
-                self._study.tell(frozen.number, state=TrialState.FAIL)
-        for number, trial in stored.items():
-            if number not in known and self._space.params(trial.setting) is not None:
-                frozen = self._frozen(number, trial.setting, TrialState.COMPLETE, self._value(trial))
-                self._study.add_trial(frozen)
+        if not mirror:
+            return
+        known = {frozen.user_attrs.get(_NUMBER) for frozen in self._study.get_trials(deepcopy=False)}
+        for trial in trials:
+            if trial.number not in known:
+                self.tell(trial)
 
-    def propose(self, number: int, trials: Sequence[Trial]) -> Setting | None:
-        """Return the setting to launch as trial `number`, or None when every setting was launched.
+    def propose(
+        self, number: int, trials: Sequence[Trial], *, running: Collection[Setting] = ()  # noqa: ARG002
+    ) -> Proposal | None:  # fmt: skip
+        """Return the setting to launch as trial `number`, or None when no launch could tell anything more.
 
-        What is known is not proposed again here; the confirmation launches again what deserves it.
+        A setting that was launched before is a repeat: it decides more than a new one would.
 
         Args:
-            number: of the trial to come.
+            number: of the trial to come; what is proposed does not depend on it.
             trials: all trials of the search so far.
+            running: settings that other workers are launching; none of them is proposed.
         """
-        launched = {trial.setting for trial in trials}
-        fresh = [s for s in self._space.distinct if s not in launched and not s.is_default]
-        if not fresh:
+        # Several BLAS threads gain nothing on matrices of this size and stand in each other's way on a busy node; one
+        # also adds up in the same order on every machine, so that a seed gives the same study everywhere.
+        with self._blas.limit(limits=1, user_api="blas"):
+            return self._propose(trials, running)
+
+    def _propose(self, trials: Sequence[Trial], running: Collection[Setting]) -> Proposal | None:
+        launched = {trial.setting for trial in trials} | set(running)
+        warm = next((w for w in self._warm if w.setting not in launched), None)
+        if warm is not None:
+            return Proposal(setting=warm.setting, reason=f"was good in study {warm.study}", warm=True)
+        scratch = optuna.create_study(sampler=self._sampler)
+        scratch.add_trials(
+            [_launched(trial, self._workload) for trial in sorted(trials, key=lambda t: t.number)]
+            + [_running(setting) for setting in sorted(running, key=lambda s: s.digest())]
+        )
+        scratch.ask(dict(self._space.distributions))
+        decision = self._sampler.decision
+        if decision is None:
             return None
-        anchor = next((s for s in self._anchors if s not in launched), None)
-        setting = anchor or self._sampled(number, trials)
-        if setting in launched or setting.is_default:
-            # Optuna does not recognise repeats (optuna#2021, #5440): the nearest setting that is new takes their place.
-            params = self._space.params(setting)
-            setting = self._space.nearest(params, fresh) if params else fresh[0]
-        # One transaction instead of the eight of enqueue_trial and ask.
-        self._study.add_trial(self._frozen(number, setting, TrialState.RUNNING))
-        return setting
+        return Proposal(setting=decision.setting, expected_gain=decision.expected_gain, reason=decision.reason)
 
     def tell(self, trial: Trial) -> None:
-        """Tell Optuna what the launch of the last proposal gave."""
-        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        mine = next(frozen for frozen in running if frozen.user_attrs.get(_NUMBER) == trial.number)
-        self._study.tell(mine.number, self._value(trial))
-
-    def _sampled(self, number: int, trials: Sequence[Trial]) -> Setting:
-        """Ask a sampler that knows all trials what to try for the message whose turn it is."""
-        assert self._default is not None
-        message = focus_of(number, self._default.result, self._workload)
-        scratch = optuna.create_study(sampler=self._sampler(number))
-        values = self._message_values(message, trials)
-        scratch.add_trials(
-            self._frozen(t.number, t.setting, TrialState.COMPLETE, values[t.number])
-            for t in trials
-            if self._space.params(t.setting) is not None
-        )
-        return self._space.setting(scratch.ask(dict(self._space.distributions)).params)
-
-    def _message_values(self, message: Message, trials: Sequence[Trial]) -> dict[int, float]:
-        assert self._default is not None
-        default = self._default.result
-        good = {t.number: log_ratios(t.result, default)[message] for t in trials if t.result.outcome is Outcome.OK}
-        failed = max(good.values()) + FAILURE_PENALTY
-        return {t.number: good.get(t.number, failed) for t in trials}
-
-    def _sampler(self, number: int) -> BaseSampler:
-        digest = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()
-        seed = int.from_bytes(digest[:4]) >> 1
-        if not self._uses_gp:
-            return TPESampler(seed=seed, n_startup_trials=len(self._anchors))
-        with _unannounced():
-            return GPSampler(seed=seed, n_startup_trials=len(self._anchors))
+        """Tell Optuna what a launch gave."""
+        if self._space.params(trial.setting) is not None:
+            # One transaction, and nothing that is left behind as running when the process dies in between.
+            self._study.add_trial(self._frozen(trial.number, trial.setting, TrialState.COMPLETE, self._value(trial)))
 
     def _value(self, trial: Trial) -> float:
         assert self._default is not None
@@ -181,6 +181,19 @@ class Proposer:
             distributions=dict(self._space.distributions),
             user_attrs={_NUMBER: number, "setting": setting.label},
         )
+
+
+def _launched(trial: Trial, workload: Workload) -> optuna.trial.FrozenTrial:
+    """Return a trial as the sampler reads it."""
+    attributes: dict[str, Any] = {SETTING: trial.setting.to_document()}
+    if trial.result.outcome is Outcome.OK:
+        times = {m.message: m.time_us for m in trial.result.measurements}
+        attributes[TIMES_US] = [times[calls.message] for calls in workload.messages]
+    return optuna.trial.create_trial(state=TrialState.COMPLETE, value=0.0, user_attrs=attributes)
+
+
+def _running(setting: Setting) -> optuna.trial.FrozenTrial:
+    return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={SETTING: setting.to_document()})
 
 
 @contextmanager

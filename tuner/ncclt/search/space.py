@@ -12,12 +12,16 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from ncclt.core.cluster import Cluster
 from ncclt.core.legality import Algorithm, Protocol, choices
 from ncclt.core.message import Collective
+from ncclt.core.parameters import go_together
 from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
 
 CHANNEL_LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Channel counts that are tried; the best one is rarely missed by more than the noise between neighbours."""
 
 AUTO = "auto"
+
+MAX_POINTS = 20_000
+"""Points that a space has at most; where all values of all parameters would be more, fewer are set at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +47,9 @@ class SearchSpace:
         return tuple(dict.fromkeys(self.settings.values()))
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
-        """Return what sampled values mean."""
-        return self.settings[tuple(params[name] for name in self.distributions)]
+        """Return what sampled values mean; where they mean nothing, the nearest setting that exists."""
+        found = self.settings.get(tuple(params[name] for name in self.distributions))
+        return self.nearest(params, self.distinct) if found is None else found
 
     def params(self, setting: Setting) -> dict[str, Any] | None:
         """Return the last point that means a setting, or None where none does (the default of a recorded space)."""
@@ -105,26 +110,49 @@ def cluster_space(
     names = {_pair_name(a, p): (a, p) for a, p in pairs}
     # "auto" stands at the upper end: NCCL starts from all the channels it found and takes away for small messages.
     channels: list[int | None] = [*ladder, None]
-    axes: dict[str, list[Any]] = {"pair": [AUTO, *names]}
     distributions: dict[str, BaseDistribution] = {"pair": CategoricalDistribution([AUTO, *names])}
     if names:
-        axes["channels"] = list(range(len(channels)))
         distributions["channels"] = IntDistribution(0, len(channels) - 1)
     for name, values in sorted(parameters.items()):
-        axes[name] = list(range(len(values) + 1))
         distributions[name] = IntDistribution(0, len(values))
+    chosen = list(itertools.product([AUTO, *names], range(len(channels)) if names else [0]))
+    combinations = _combinations(parameters, most=MAX_POINTS // len(chosen))
     settings: dict[tuple[Any, ...], Setting] = {}
-    for point in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, point, strict=True))
-        algorithm, protocol = names.get(chosen["pair"], (None, None))
-        # Without a forced pair the channels stay NCCL's too: a tuner table cannot say channels alone.
-        count = channels[chosen["channels"]] if algorithm else None
-        set_parameters = tuple(
-            (name, parameters[name][chosen[name] - 1]) for name in sorted(parameters) if chosen[name] > 0
+    for (pair, position), values in itertools.product(chosen, combinations):
+        algorithm, protocol = names.get(pair, (None, None))
+        settings[pair, *([position] if names else []), *values] = Setting(
+            algorithm=algorithm,
+            protocol=protocol,
+            # Without a forced pair the channels stay NCCL's too: a tuner table cannot say channels alone.
+            channels=channels[position] if algorithm else None,
+            parameters=_set_parameters(parameters, values),
         )
-        setting = Setting(algorithm=algorithm, protocol=protocol, channels=count, parameters=set_parameters)
-        settings[point] = setting
     return SearchSpace(distributions=distributions, settings=settings)
+
+
+def _combinations(parameters: Mapping[str, tuple[int, ...]], *, most: int) -> list[tuple[int, ...]]:
+    """Return positions on the ladders of all parameters, by name, 0 = not set; only what makes sense together.
+
+    As many parameters are set at once as leave no more than `most` combinations, but always two of them.
+    """
+    every = [
+        values
+        for values in itertools.product(*(range(len(parameters[name]) + 1) for name in sorted(parameters)))
+        if go_together(dict(_set_parameters(parameters, values)))
+    ]
+    for at_once in range(len(parameters), 2, -1):
+        if len(every) <= most:
+            break
+        every = [values for values in every if sum(position > 0 for position in values) < at_once]
+    return every
+
+
+def _set_parameters(parameters: Mapping[str, tuple[int, ...]], values: Iterable[int]) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (name, parameters[name][position - 1])
+        for name, position in zip(sorted(parameters), values, strict=True)
+        if position > 0
+    )
 
 
 def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:

@@ -1,0 +1,269 @@
+"""What the benches search in: recorded landscapes and simulated clusters, each with the times of every setting.
+
+A table holds one landscape per system, shape, version and condition; every one with enough settings is taken. Where no
+row is NCCL's own choice, the one that forces least (its own pair, the most channels) stands in for it, and is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclt.core.cluster import Cluster, cluster_from_document
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy
+from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload, workload_from_document
+from ncclt.errors import LandscapeError
+from ncclt.search.space import SearchSpace, cluster_space, recorded_space
+from ncclt.simulate import Landscape, SimulatedRunner
+from ncclt.simulate.landscape_cluster import guess_cluster
+from ncclt.simulate.landscape_pick import pick_one
+from ncclt.simulate.landscape_rows import Row, read_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data" / "measurements"
+FEWEST_SETTINGS = 12
+SIMULATED = (
+    ("aws-g6e", 1), ("aws-g6e", 2), ("aws-p4d", 2), ("dgx-a100", 1), ("dgx-h100", 1), ("dgx-h100", 4),
+    ("leonardo", 2), ("pcie-pair", 1),
+)  # fmt: skip
+_KIB, _MIB = 1024, 1 << 20
+_SINGLES = {"64KiB": 64 * _KIB, "1MiB": _MIB, "16MiB": 16 * _MIB, "64MiB": 64 * _MIB, "256MiB": 256 * _MIB}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One workload on one landscape.
+
+    Attributes:
+        landscape, mix: names.
+        note: what the reader must know about the landscape.
+        cluster: recorded or simulated.
+        workload: placed, cut to what the landscape covers.
+        space: what may be launched.
+        time_us: true time of a message under a setting.
+        settings: all of the space, the default first.
+        table: their true times, settings x messages, µs.
+    """
+
+    landscape: str
+    mix: str
+    note: str
+    cluster: Cluster
+    workload: Workload
+    space: SearchSpace
+    time_us: Callable[[Setting, Message], float]
+    settings: tuple[Setting, ...]
+    table: NDArray[np.float64]
+
+    @property
+    def calls(self) -> NDArray[np.float64]:
+        return np.array([calls.calls_per_step for calls in self.workload.messages])
+
+    @property
+    def default_us(self) -> float:
+        """Return the time per step under NCCL's own choice."""
+        return float(self.table[0] @ self.calls)
+
+    @property
+    def global_us(self) -> float:
+        """Return the time per step under the best single setting, forced for everything."""
+        return float((self.table[1:] @ self.calls).min())
+
+    @property
+    def ideal_us(self) -> float:
+        """Return the time per step of the best policy; process-wide parameters are shared by all of its rules."""
+        groups = [s.parameters for s in self.settings]
+        totals = []
+        for group in dict.fromkeys(groups):
+            inside = [index for index, other in enumerate(groups) if other == group]
+            totals.append(float(self.table[inside].min(axis=0) @ self.calls))
+        return min(totals)
+
+    def policy_us(self, policy: Policy) -> float:
+        """Return the true time per step of a policy."""
+        return sum(
+            c.calls_per_step * self.time_us(policy.setting_for(c.message), c.message) for c in self.workload.messages
+        )
+
+    def launch(self, setting: Setting, repeat: int, seed: int, sigma: float) -> TrialResult:
+        """Return one launch with noise; the same launch reads the same for every method."""
+        digest = hashlib.sha256(f"{seed}|{setting.digest()}|{repeat}|{self.mix}".encode()).digest()
+        factors = np.exp(sigma * np.random.default_rng(list(digest)).standard_normal(len(self.workload.messages)))
+        return TrialResult(
+            outcome=Outcome.OK,
+            measurements=tuple(
+                Measurement(
+                    message=calls.message,
+                    samples_us=(float(self.time_us(setting, calls.message) * factor),),
+                    wrong=None,
+                )
+                for calls, factor in zip(self.workload.messages, factors, strict=True)
+            ),
+        )
+
+
+def mixes(collective: Collective) -> dict[str, Workload]:
+    """Return the workloads of the benches; where a landscape knows one collective only, all of it is that one."""
+    made = {
+        "small": [(size * _KIB, 20.0) for size in (4, 8, 16, 32, 64)],
+        "middle": [(size * _KIB, 4.0) for size in (128, 256, 512, 1024, 2048, 4096)],
+        **{name: [(size, 1.0)] for name, size in _SINGLES.items()},
+    }
+    found = {name: _workload(name, collective, rows) for name, rows in made.items()}
+    for name, file in (("bert", "bert"), ("nasnet", "nasnetmobile-unfused")):
+        document = json.loads((ROOT / "profiles" / "workloads" / f"{file}.json").read_text(encoding="utf-8"))
+        shipped = workload_from_document(document)
+        rows = [(c.message.size_bytes, c.calls_per_step) for c in shipped.messages]
+        found[name] = shipped if collective is Collective.ALL_REDUCE else _workload(name, collective, rows)
+    return found
+
+
+def _workload(name: str, collective: Collective, rows: Sequence[tuple[int, float]]) -> Workload:
+    merged: dict[int, float] = {}
+    for size, calls in rows:
+        merged[size] = merged.get(size, 0.0) + calls
+    messages = tuple(
+        MessageCalls(message=Message(collective=collective, dtype="float32", size_bytes=size), calls_per_step=calls)
+        for size, calls in merged.items()
+    )
+    return Workload(name=name, messages=messages, provenance=Provenance(source="bench"))
+
+
+def simulated_cases(names: Sequence[tuple[str, int]] = SIMULATED) -> Iterator[Case]:
+    """Yield the workloads on clusters made of mechanisms, without noise."""
+    import tomllib
+
+    for name, nodes in names:
+        text = (ROOT / "profiles" / "clusters" / f"{name}.toml").read_text(encoding="utf-8")
+        cluster = cluster_from_document(tomllib.loads(text)).sized(nodes=nodes)
+        runner = SimulatedRunner(cluster, seed=0, sigma=0)
+        for mix, workload in mixes(Collective.ALL_REDUCE).items():
+            placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+            space = cluster_space(placed.collectives, cluster, parameters={})
+            yield _case(f"simulated {name} x{nodes}", mix, "", cluster, placed, space, runner.expected_us)
+
+
+def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> Iterator[Case]:
+    """Yield the workloads on every landscape of a table that has enough settings.
+
+    Args:
+        path: tidy CSV.
+        fewest: forced settings that a landscape must have.
+
+    Raises:
+        LandscapeError: the table cannot be read.
+    """
+    for name, note, landscape in _landscapes(path, fewest):
+        collectives = sorted({c for c, s in landscape.curves if not s.is_default})
+        main = Collective.ALL_REDUCE if Collective.ALL_REDUCE in collectives else collectives[0]
+        for mix, workload in mixes(main).items():
+            cluster = landscape.cluster
+            placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+            kept = tuple(c for c in placed.messages if landscape.covers(c.message))
+            if not kept:
+                continue
+            placed = replace(placed, messages=kept)
+            whole = [s for s in landscape.settings() if all(landscape.time_samples(s, c.message) for c in kept)]
+            if len(whole) >= max(2, fewest):
+                yield _case(name, mix, note, cluster, placed, recorded_space(whole), _recorded_time(landscape))
+
+
+def _recorded_time(landscape: Landscape) -> Callable[[Setting, Message], float]:
+    return lambda setting, message: float(np.median(landscape.time_samples(setting, message)))
+
+
+def _landscapes(path: Path, fewest: int) -> Iterator[tuple[str, str, Landscape]]:
+    rows = read_rows(path, {}).rows
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.system, row.gpus, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.condition)
+        groups.setdefault(key, []).append(row)
+    for found in groups.values():
+        if len({row.setting for row in found if not row.setting.is_default}) < max(2, fewest):
+            continue
+        chosen, note = _with_default(list(pick_one(found, name=path.name).rows))
+        curves: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
+        for row in chosen:
+            curves.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)
+        defaults = {collective for collective, setting in curves if setting.is_default}
+        landscape = Landscape(
+            cluster=guess_cluster(chosen[0]).cluster,
+            curves={
+                key: tuple((size, tuple(times)) for size, times in sorted(sizes.items()))
+                for key, sizes in curves.items()
+                if key[0] in defaults
+            },
+        )
+        condition = f" {chosen[0].condition.split(';')[0]}" if chosen[0].condition else ""
+        yield f"{path.stem} {chosen[0].nodes}x{chosen[0].gpus_per_node}{condition}", note, landscape
+
+
+def _with_default(rows: list[Row]) -> tuple[list[Row], str]:
+    """Return rows with a default among them, and what stands in for it if none was recorded."""
+    if any(row.setting.is_default for row in rows):
+        return rows, ""
+    own = max(
+        (row.setting for row in rows), key=lambda s: (not s.algorithm, not s.parameters, s.channels or MAX_CHANNELS)
+    )
+    if own.algorithm is not None:
+        raise LandscapeError("no row is NCCL's own choice or near it", hint="rows with blank algo and proto are needed")
+    renamed = [replace(row, setting=DEFAULT) if row.setting == own else row for row in rows]
+    return renamed, f"no default was recorded: {own.label} stands in for it"
+
+
+def _case(
+    landscape: str, mix: str, note: str, cluster: Cluster, workload: Workload, space: SearchSpace,
+    time_us: Callable[[Setting, Message], float],
+) -> Case:  # fmt: skip
+    known: dict[tuple[Setting, Message], float] = {}
+
+    def remembered(setting: Setting, message: Message) -> float:
+        if (setting, message) not in known:
+            known[setting, message] = time_us(setting, message)
+        return known[setting, message]
+
+    settings = (DEFAULT, *(s for s in space.distinct if not s.is_default))
+    table = np.array([[remembered(s, c.message) for c in workload.messages] for s in settings])
+    return Case(
+        landscape=landscape, mix=mix, note=note, cluster=cluster, workload=workload, space=space,
+        time_us=remembered, settings=settings, table=table,
+    )  # fmt: skip
+
+
+def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
+    """Return the cases of the given tables, or where none is given of all public ones and the simulated clusters.
+
+    Returns:
+        The cases, and what was left out and why.
+    """
+    left_out = []
+    if files:
+        cases = [case for path in files for case in recorded_cases(path, fewest=2)]
+    else:
+        cases = []
+        if not DATA.is_dir():
+            left_out.append(f"no recorded landscape: there is no {DATA.parent.name}/{DATA.name} beside the repository")
+        for path in sorted(DATA.glob("*.csv")):
+            try:
+                cases += recorded_cases(path)
+            except LandscapeError as error:
+                left_out.append(f"{path.name}: {error.message}")
+        cases += simulated_cases()
+    return cases, left_out
+
+
+def by_landscape(cases: Sequence[Case]) -> Mapping[str, list[Case]]:
+    """Return the cases of each landscape."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case.landscape, []).append(case)
+    return found

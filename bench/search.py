@@ -1,0 +1,243 @@
+"""How many launches does a search need until the policy that it would recommend is good?
+
+Methods: ours; Optuna's GPSampler (4 start-up trials), TPE and random, searching one setting for everything; the full
+grid; coordinate descent over the channels of each pair; channel racing. Landscapes: every recorded one with at least 12
+settings and simulated clusters, or the files given. Each launch measures all messages of a mix with lognormal noise,
+independent between launches and messages; every launch counts, the default's first one and repeats as well.
+
+What would be recommended is put together in the same way for all methods, from what they launched so far: for each
+message the fastest setting that is confirmed, else the default. Confirmed: with a probability of
+0.6 or more, given the noise between launches and how often both were launched, it beats the default by 1 %
+(`ncclt.core.assemble`). Regret = true time per step of that over the one of the ideal policy, minus 1.
+
+    python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
+    python bench/search.py --landscape FILE.csv [--landscape ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# One thread: the matrices are small, and two libraries that share the cores measure each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import optuna
+
+from landscapes import Case, all_cases
+from ncclt.core.assemble import assemble, collect_times
+from ncclt.core.score import score_us
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Phase, Trial
+from ncclt.errors import NccltError
+from peers import METHODS, make
+
+COUNTS = (5, 8, 12, 20)
+NEAR = (0.01, 0.03)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One search: the regret after each launch, and our own seconds per launch."""
+
+    regrets: tuple[float, ...]
+    thinking_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One method on one mix of one landscape after some launches; shares, 0.01 = 1 %."""
+
+    landscape: str
+    workload: str
+    method: str
+    launches: int
+    regret_mean: float
+    regret_worst: float
+    seeds: int
+    default_regret: float
+    global_regret: float
+    within_1pct: float
+    within_3pct: float
+    thinking_s: float
+
+
+def search(case: Case, method: str, *, seed: int, budget: int, sigma: float) -> Run:
+    """Search a case with a method for some launches."""
+    chooser = make(method, case.space, case.workload, case.cluster, seed=seed)
+    trials = [_launch(case, DEFAULT, [], seed=seed, sigma=sigma)]
+    regrets = [_regret(case, trials)]
+    thinking_s = 0.0
+    while len(trials) < budget:
+        before = time.perf_counter()
+        setting = chooser.choose(trials)
+        thinking_s += time.perf_counter() - before
+        if setting is None:
+            break
+        trials.append(_launch(case, setting, trials, seed=seed, sigma=sigma))
+        before = time.perf_counter()
+        chooser.tell(trials[-1])
+        thinking_s += time.perf_counter() - before
+        regrets.append(_regret(case, trials))
+    launches = max(1, len(trials) - 1)
+    # A search that has ended keeps what it found.
+    regrets += [regrets[-1]] * (budget - len(regrets))
+    return Run(regrets=tuple(regrets), thinking_s=thinking_s / launches)
+
+
+def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int, sigma: float) -> Trial:
+    repeat = sum(t.setting == setting for t in trials)
+    result = case.launch(setting, repeat, seed, sigma)
+    return Trial(
+        number=len(trials), phase=Phase.SEARCH, setting=setting, repeat=repeat, result=result,
+        score_us=score_us(result, case.workload),
+    )  # fmt: skip
+
+
+def _regret(case: Case, trials: Sequence[Trial]) -> float:
+    policy = assemble(collect_times(trials), case.workload, version=case.cluster.version, confirmed=True)
+    return case.policy_us(policy) / case.ideal_us - 1
+
+
+def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, sigma: float) -> list[Line]:
+    """Return the lines of all methods on one case."""
+    lines = []
+    for method in methods:
+        runs = [search(case, method, seed=seed, budget=budget, sigma=sigma) for seed in range(seeds)]
+        for launches in [n for n in COUNTS if n <= budget]:
+            regrets = [run.regrets[launches - 1] for run in runs]
+            lines.append(
+                Line(
+                    landscape=case.landscape,
+                    workload=case.mix,
+                    method=method,
+                    launches=launches,
+                    regret_mean=statistics.fmean(regrets),
+                    regret_worst=max(regrets),
+                    seeds=seeds,
+                    default_regret=case.default_us / case.ideal_us - 1,
+                    global_regret=case.global_us / case.ideal_us - 1,
+                    within_1pct=_launches_to(runs, NEAR[0], budget),
+                    within_3pct=_launches_to(runs, NEAR[1], budget),
+                    thinking_s=statistics.fmean(run.thinking_s for run in runs),
+                )
+            )
+    return lines
+
+
+def _launches_to(runs: Sequence[Run], near: float, budget: int) -> float:
+    """Return the mean number of launches after which the regret stays within `near`; budget + 1 where it never does."""
+    needed = []
+    for run in runs:
+        outside = [index for index, regret in enumerate(run.regrets) if regret > near]
+        needed.append(outside[-1] + 2 if outside else 1)
+    return statistics.fmean(min(n, budget + 1) for n in needed)
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Return the lines as text, one row per method and case."""
+    counts = sorted({line.launches for line in lines})
+    head = "  ".join(f"{f'after {n}':>13}" for n in counts)
+    rows = [f"{'landscape':38} {'mix':7} {'method':10} {head}   to 1 %  to 3 %  s/launch   default  global"]
+    for (landscape, mix, method), mine in _grouped(lines).items():
+        cells = "  ".join(f"{m.regret_mean * 100:5.2f} / {m.regret_worst * 100:5.2f}" for m in mine)
+        last = mine[-1]
+        rows.append(
+            f"{landscape[:38]:38} {mix:7} {method:10} {cells}   {last.within_1pct:6.1f}  {last.within_3pct:6.1f}  "
+            f"{last.thinking_s:8.3f}  {last.default_regret * 100:7.2f} {last.global_regret * 100:7.2f}"
+        )
+    rows.append("regret in %, mean / worst over the seeds; launches until it stays within 1 % and 3 %")
+    return "\n".join([*rows, "", *_summary(lines)])
+
+
+def _grouped(lines: Sequence[Line]) -> dict[tuple[str, str, str], list[Line]]:
+    found: dict[tuple[str, str, str], list[Line]] = {}
+    for line in lines:
+        found.setdefault((line.landscape, line.workload, line.method), []).append(line)
+    return found
+
+
+def _summary(lines: Sequence[Line]) -> list[str]:
+    """Return the mean over the mixes of each landscape, and whether the targets are met."""
+    rows = []
+    for landscape in dict.fromkeys(line.landscape for line in lines):
+        for method in dict.fromkeys(line.method for line in lines):
+            cells = []
+            for launches in sorted({line.launches for line in lines}):
+                mine = [x for x in lines if (x.landscape, x.method, x.launches) == (landscape, method, launches)]
+                mean = statistics.fmean(m.regret_mean for m in mine)
+                cells.append(f"{mean * 100:5.2f} / {max(m.regret_worst for m in mine) * 100:5.2f}")
+            rows.append(f"{landscape[:38]:38} {'all':7} {method:10} " + "  ".join(cells))
+    ours = [line for line in lines if line.method == "ours"]
+    mean_8 = [x for x in ours if x.launches == 8 and x.regret_mean > 0.01]
+    worst_12 = [x for x in ours if x.launches == 12 and x.regret_worst > 0.03]
+    cases = len({(x.landscape, x.workload) for x in ours})
+    rows.append(
+        f"ours: mean above 1 % after 8 launches in {len(mean_8)} of {cases} cases, "
+        f"worst above 3 % after 12 in {len(worst_12)}"
+    )
+    for missed, at, figure in ((mean_8, 8, "regret_mean"), (worst_12, 12, "regret_worst")):
+        rows += [f"  after {at}: {x.landscape} {x.workload} {getattr(x, figure) * 100:.2f} %" for x in missed]
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one document with rows")
+    parser.add_argument("--quick", action="store_true", help="3 seeds, 12 launches, without GPSampler")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--budget", type=int, default=max(COUNTS), help="launches of each search")
+    parser.add_argument("--sigma", type=float, default=0.02, help="noise: standard deviation of the log of a time")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--mixes", default="", help="only these, by comma")
+    parser.add_argument("--only", default="", help="only landscapes whose name contains this")
+    parser.add_argument("--landscape", action="append", type=Path, default=[], metavar="FILE.csv")
+    options = parser.parse_args(argv)
+    methods = [word for word in options.methods.split(",") if word]
+    unknown = sorted(set(methods) - set(METHODS))
+    if unknown:
+        parser.error(f"no method {', '.join(unknown)}; there are {', '.join(METHODS)}")
+    seeds, budget = options.seeds, options.budget
+    if options.quick:
+        seeds, budget = min(seeds, 3), min(budget, 12)
+        methods = [m for m in methods if m != "gp"]
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    _use_one_thread()
+    try:
+        cases, left_out = all_cases(options.landscape)
+    except NccltError as error:
+        print(f"bench/search.py: {error.message}", file=sys.stderr)
+        return 2
+    wanted = {word for word in options.mixes.split(",") if word}
+    cases = [c for c in cases if options.only in c.landscape and (not wanted or c.mix in wanted)]
+    for reason in [*left_out, *dict.fromkeys(f"{c.landscape}: {c.note}" for c in cases if c.note)]:
+        print(reason, file=sys.stderr)
+    if not cases:
+        print("bench/search.py: no landscape to search in", file=sys.stderr)
+        return 2
+    lines = []
+    for case in cases:
+        lines += compare(case, methods, seeds=seeds, budget=budget, sigma=options.sigma)
+        print(f"done: {case.landscape}, {case.mix}", file=sys.stderr, flush=True)
+    print(json.dumps({"rows": [asdict(line) for line in lines]}, indent=1) if options.json else table(lines))
+    return 0
+
+
+def _use_one_thread() -> None:
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Rendered texts in the hands of the real programs: shells, mpirun, and a TaskProlog of a real Slurm."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.render import render
+from ncclt.core.render_shell import assignments, removals
+
+_UNIT = Path(__file__).resolve().parents[1] / "unit" / "core" / "test_render.py"
+_spec = importlib.util.spec_from_file_location("render_samples", _UNIT)
+samples = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(samples)
+
+V = samples.V
+HOSTILE = replace(samples.TUNED, model=samples.HOSTILE, cluster="*" + samples.HOSTILE)
+WANTED = {**samples.PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
+NASTY = [
+    ("NCCL_A", "a 'b' \"c\" `d` $(e) $HOME \\ ! !! * ? [x] {a,b} ~ # ; & | < > =é"),
+    ("NCCL_B", ""),
+    ("NCCL_C", "\\'"),
+]
+DUMP = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.startswith('NCCL')}))"
+SOURCES = {
+    "bash": ["bash", "-c", 'eval "$(cat text)"; exec "$0" -c "$1"'],
+    "dash": ["dash", "-c", 'eval "$(cat text)"; exec "$0" -c "$1"'],
+    "zsh": ["zsh", "-fc", 'eval "$(cat text)"; exec "$0" -c "$1"'],
+    "fish": ["fish", "--no-config", "-c", "cat text | source; exec $argv[1] -c $argv[2]"],
+    "fish eval": ["fish", "--no-config", "-c", "eval (cat text); exec $argv[1] -c $argv[2]"],
+    "csh": ["tcsh", "-fc", 'source text; exec $1:q -c $2:q'],
+    "csh eval": ["tcsh", "-fc", "eval `cat text`; exec $1:q -c $2:q"],
+}  # fmt: skip
+"""How people take the text over; the program that shows the environment comes after it."""
+
+
+def environment_after(way, text, folder, **inherited):
+    """Return the NCCL* variables of a program started from a shell that took over the text."""
+    argv = SOURCES[way]
+    program = shutil.which(argv[0])
+    if program is None:
+        pytest.skip(f"{argv[0]} is not installed here")
+    (folder / "text").write_text(text)
+    # csh has no $0 for -c: its arguments begin at 1, as fish's $argv does.
+    done = subprocess.run(
+        [program, *argv[1:], sys.executable, DUMP], cwd=folder, check=False, capture_output=True, text=True, timeout=60,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), **inherited},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert not (folder / "pwned").exists()
+    return json.loads(done.stdout)
+
+
+def language(way):
+    return {"bash": "bash", "dash": "bash", "zsh": "bash"}.get(way, way.split()[0])
+
+
+@pytest.mark.parametrize("way", SOURCES)
+def test_a_real_shell_sets_and_unsets_exactly_the_variables(way, tmp_path):
+    text = render(HOSTILE, format="export", shell=language(way), version=V)
+    undo = render(HOSTILE, format="export", shell=language(way), unset=True, version=V)
+
+    assert environment_after(way, text, tmp_path) == WANTED
+    both = text.partition("#")[0] + undo  # where eval joins the lines, a comment would hide what follows
+    assert environment_after(way, both, tmp_path, NCCL_DEBUG="WARN") == {"NCCL_DEBUG": "WARN"}
+    assert environment_after(way, undo, tmp_path) == {}
+
+
+@pytest.mark.parametrize("way", [way for way in SOURCES if not way.endswith("eval")])
+def test_a_real_shell_undoes_every_quoting(way, tmp_path):
+    text = "".join(f"{line}\n" for line in assignments(NASTY, language(way)))
+    undo = "".join(f"{line}\n" for line in removals([name for name, _ in NASTY], language(way)))
+
+    assert environment_after(way, text, tmp_path) == dict(NASTY)
+    assert environment_after(way, text + undo, tmp_path) == {}
+
+
+def test_bash_splits_the_words_for_a_command_line_into_the_same_values(tmp_path):
+    (tmp_path / "NCCL_ALGO=bait").touch()
+    for format, option in (("mpirun-x", "-x"), ("docker-env", "--env")):
+        (tmp_path / "text").write_text(render(HOSTILE, format=format, version=V))
+        done = subprocess.run(
+            ["bash", "-c", "printf '%s\\n' $(cat text)"], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        words = done.stdout.splitlines()
+        assert words[::2] == [option] * len(WANTED)
+        assert dict(word.split("=", 1) for word in words[1::2]) == WANTED
+
+
+def test_mpirun_hands_them_to_its_ranks(tmp_path):
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed here")
+    version = subprocess.run(["mpirun", "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    if "Open MPI" not in version:
+        pytest.skip("-x is an option of Open MPI's mpirun")
+    (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x", version=V))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "NCCL"))}
+    done = subprocess.run(
+        ["bash", "-c", 'mpirun -np 1 --oversubscribe $(cat text) "$0" -c "$1"', sys.executable, DUMP], cwd=tmp_path,
+        env=clean | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert json.loads(done.stdout) == WANTED
+
+
+def prolog_lines(text, folder, shell, **environment):
+    """Run the script with nothing but a shell, as it promises to need no program; return what it prints."""
+    (folder / "prolog").write_text(text)
+    subprocess.run([shell, "-n", "prolog"], cwd=folder, check=True, capture_output=True)
+    done = subprocess.run(
+        [shutil.which(shell), "prolog"], cwd=folder, env={"PATH": "/nowhere", **environment}, check=False,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (folder / "pwned").exists()
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_the_task_prolog_speaks_to_a_step_of_the_measured_size_only(shell, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed here")
+    text = render(HOSTILE, format="slurm-taskprolog", version=V)
+    said = prolog_lines(text, tmp_path, shell, SLURM_STEP_NUM_NODES="2", SLURM_JOB_NUM_NODES="8")
+
+    assert dict(line.removeprefix("export ").split("=", 1) for line in said) == WANTED
+    assert prolog_lines(text, tmp_path, shell, SLURM_JOB_NUM_NODES="2") == said
+    for other in ({}, {"SLURM_JOB_NUM_NODES": "3"}, {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_NUM_NODES": "2"}):
+        assert prolog_lines(text, tmp_path, shell, **other) == []
+
+
+def test_a_real_slurm_gives_the_tasks_what_the_prolog_says(slurm_cluster, tmp_path):
+    """Both nodes of the step get all of it; a step of one node runs on without."""
+    prolog = tmp_path / "prolog.sh"
+    prolog.write_text(render(HOSTILE, format="slurm-taskprolog", version=V))
+    prolog.chmod(0o755)
+    with slurm_cluster.allocation() as environment:
+        for nodes, wanted in ((2, WANTED), (1, {})):
+            done = subprocess.run(
+                ["srun", f"-N{nodes}", f"-n{nodes}", f"--task-prolog={prolog}", sys.executable, "-c", DUMP],
+                env={name: value for name, value in environment.items() if not name.startswith("NCCL")},
+                check=False, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            assert done.returncode == 0, done
+            assert [json.loads(line) for line in done.stdout.splitlines()] == [wanted] * nodes

@@ -1,0 +1,200 @@
+"""`ncclt run` around real processes: a job that plays NCCL's part, the compiled plugin, a server on loopback."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from ncclt.core.policy import Policy
+from ncclt.plugin.build import build, compiler
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+
+ROOT = Path(__file__).parents[1]
+NCCLT = [sys.executable, "-m", "ncclt"]
+SHOW = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
+# A job of one rank that asks the plugin as NCCL would, for sizes of the policy and one that it does not speak of.
+JOB = """
+import os, sys
+from pathlib import Path
+from ncclt.plugin.loaded import LoadedPlugin
+plugin = LoadedPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
+with plugin.communicator(api=5, ranks=8, nodes=2) as communicator:
+    for size in (4096, 4096, 1 << 26):
+        communicator.ask(4, size)
+    communicator.ask(0, 64)
+sys.exit(7)
+"""
+LOG = """
+import os, sys
+path = os.environ["NCCL_DEBUG_FILE"].replace("%h", "n1").replace("%p", "40")
+said = [f"{name} set by environment to {os.environ[name]}" for name in sorted(os.environ) if name.startswith("NCCL_")]
+said += ["comm 0xaa rank 0 nranks 8 cudaDev 0 busId 1 commId 0x1 - Init COMPLETE"]
+said += ["AllReduce: 4096 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}"] * 3
+open(path, "w").write("".join(f"n1:40:41 [0] NCCL INFO {line}\\n" for line in said))
+"""
+
+
+def load_samples():
+    spec = importlib.util.spec_from_file_location("run_samples", ROOT / "unit" / "api" / "samples.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if compiler() is None:
+        pytest.skip("no C compiler here: the plugin cannot be built")
+    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with a tuned recommendation for bert on 2 x 4 GPUs, `0c0ffee1`."""
+    samples = load_samples()
+    profiles = samples.store_profiles(tmp_path / "profiles")
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
+        study = samples.study()
+        opened.open_study(study)
+        # Variables that NCCL 2.28 can say in full: those of the samples need a table.
+        rule = replace(samples.PLAIN.rules[0], channels=None)
+        given = samples.recommendation(study)
+        variables = replace(given.variables, policy=Policy(rules=(rule,)))
+        valid = replace(given.fingerprint, nccl_version="2.28.9")
+        opened.publish(replace(given, variables=variables, fingerprint=valid))
+        yield opened
+
+
+@pytest.fixture
+def serving(store):
+    """Address of a service on that store, and a function that ends it."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(store, dashboard=False), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        deadline = time.monotonic() + 30
+        while not server.started and thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+        def stop():
+            server.should_exit = True
+            thread.join(timeout=30)
+
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", stop
+        stop()
+        assert not thread.is_alive()
+
+
+def environ(tmp_path, **more):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
+    places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    return clean | places | {key: str(value) for key, value in more.items()}
+
+
+def run(tmp_path, options, command, **more):
+    return subprocess.run(
+        [*NCCLT, "run", "--cluster", "leonardo", "--model", "bert", *map(str, options), "--", *command],
+        env=environ(tmp_path, **more), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, library):
+    where = ("--storage", store.url, "--policy-dir", tmp_path / "shared", "--report", tmp_path / "reports")
+    done = run(tmp_path, where, [sys.executable, "-c", JOB], NCCLT_PLUGIN=library)
+
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "took effect: 3 of 3 calls that the policy speaks of went as it says" in done.stderr
+    (kept,) = store.attestations(["0c0ffee1"])
+    assert (kept.effect.value, kept.calls_as_wanted, kept.calls_unruled) == ("took-effect", 3, 1)
+    # The same files by hand: the same finding, kept once.
+    (folder,) = (tmp_path / "reports").iterdir()
+    again = subprocess.run(
+        [*NCCLT, "attest", *folder.iterdir(), "--storage", store.url, "--json"],
+        env=environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (again.returncode, json.loads(again.stdout)["id"]) == (0, kept.id), again.stderr
+    assert "already in" in again.stderr
+    assert len(store.attestations(["0c0ffee1"])) == 1
+
+
+def test_variables_from_a_server_are_attested_by_the_log_and_posted(tmp_path, store, serving):
+    url, stop = serving
+    options = ("--server", url, "--no-plugin", "--timeout", "30")
+    done = run(tmp_path, (*options, "--report", tmp_path / "reports"), [sys.executable, "-c", LOG])
+
+    assert done.returncode == 0
+    assert f"posted to {url}" in done.stderr, done.stderr
+    (kept,) = store.attestations(["0c0ffee1"])
+    assert (kept.form.value, kept.effect.value, kept.calls_as_wanted) == ("variables", "took-effect", 3)
+    stop()
+    shown = run(tmp_path, options, SHOW)
+    assert "from the cache" in shown.stderr
+    assert json.loads(shown.stdout)["NCCLT_RECOMMENDATION"] == "0c0ffee1"
+
+
+def test_an_outage_never_stops_the_training_unless_asked_to(tmp_path):
+    options = ("--server", "http://127.0.0.1:9")
+    done = run(tmp_path, options, SHOW)
+    assert done.returncode == 0
+    assert "NCCL's own choice stays" in done.stderr
+    assert not any(name.startswith("NCCL") for name in json.loads(done.stdout))
+    refused = run(tmp_path, (*options, "--fallback", "fail"), SHOW)
+    assert (refused.returncode, refused.stdout) == (69, "")
+
+
+def test_nothing_published_is_no_reason_to_stop_either(tmp_path, store):
+    done = run(tmp_path, ("--storage", store.url, "--nodes", "4"), [sys.executable, "-c", "raise SystemExit(5)"])
+    assert done.returncode == 5
+    assert "measured with 2, asked for 4" in done.stderr
+
+
+def test_without_report_the_command_takes_our_place(tmp_path, store):
+    """Same process, so the same signals and the same end; and the signals of a fresh one."""
+    code = "import os, signal; print(os.getpid(), signal.getsignal(signal.SIGPIPE)); os.kill(os.getpid(), 15)"
+    options = ["--cluster", "leonardo", "--model", "bert", "--storage", store.url]
+    child = subprocess.Popen(
+        [*NCCLT, "run", *options, "--", sys.executable, "-c", code],
+        env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    with child:
+        said = child.stdout.read()
+    assert child.returncode == -signal.SIGTERM
+    assert said.split()[0] == str(child.pid)
+
+
+@pytest.mark.parametrize(("command", "code"), [(["./is-not-here"], 127), (["/etc/hostname"], 126)])
+def test_a_command_that_cannot_be_started_ends_as_in_a_shell(tmp_path, command, code):
+    done = run(tmp_path, ("--server", "http://127.0.0.1:9"), command)
+    assert done.returncode == code
+    assert f"cannot start {command[0]}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--nodes", "0"), ("--timeout", "0"), ("--nccl-version", "x"), ("--policy", "t", "--no-plugin")]
+)
+def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
+    done = run(tmp_path, options, SHOW)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_it_starts_without_the_frameworks(tmp_path, store):
+    options = ["--cluster", "leonardo", "--model", "bert", "--storage", store.url, "--policy-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ncclt", "run", *options, "--", "true"],
+        env=environ(tmp_path), capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "argparse" in imported
+    assert imported & {"typer", "click", "rich", "numpy", "sqlalchemy", "torch", "optuna", "pydantic"} == set()

@@ -1,0 +1,76 @@
+"""`ncclt attest` over files of a job."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ncclt.cli.attest import attest
+from ncclt.errors import NotFoundError, UsageError
+from ncclt.testing.store_contract import sample_recommendation
+
+HEAD = {
+    "ncclt_plugin_report": 1, "plugin": "0.1.0", "tuner_api": 5, "nccl": "2.28.9", "host": "n1", "pid": 40,
+    "launch_rank": 0, "communicator": "00000000000000aa", "number": 0, "ranks": 8, "nodes": 2, "policy": "/t.csv",
+    "shared": False, "table": "rec1", "fnv1a": "0" * 16, "rows": 1, "rows_here": 1, "not_in_use": "",
+    "started_us": 1, "written_us": 2, "finished": True,
+}  # fmt: skip
+CALL = {
+    "collective": "all_reduce", "size_bytes": 1024, "registered": False, "outcome": "applied", "algorithm": "tree",
+    "protocol": "ll", "channels": 0, "calls": 4,
+}  # fmt: skip
+
+
+def report(path, row, **head):
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in ({**HEAD, **head}, row)))
+    return str(path)
+
+
+@pytest.fixture
+def run(command, monkeypatch):
+    """Run the command on the store of the fixture and return the result; our errors pass through."""
+    for name in ("NCCLT_SERVER", "NCCLT_STORAGE"):
+        monkeypatch.delenv(name, raising=False)
+    command.store.publish(sample_recommendation("rec1"))
+    app = typer.Typer()
+    app.command()(attest)
+    return lambda *words: CliRunner().invoke(app, [*words, "--storage", command.url], catch_exceptions=False)
+
+
+def test_it_took_effect(run, command, tmp_path):
+    done = run(report(tmp_path / "a", CALL))
+    assert done.exit_code == 0
+    assert "rec1 (toy on pair, as table) took effect: 4 of 4 calls" in done.stdout
+    assert "as-wanted" in done.stdout
+    (kept,) = command.store.attestations(["rec1"])
+    assert (kept.effect.value, kept.hosts) == ("took-effect", 1)
+
+
+def test_it_did_not(run, command, tmp_path):
+    done = run(report(tmp_path / "a", {**CALL, "outcome": "unavailable"}), "--json")
+    assert done.exit_code == 1
+    shown = json.loads(done.stdout)
+    assert (shown["effect"], shown["rows"][0]["state"]) == ("not-at-all", "differs")
+    assert command.store.attestations(["rec1"])[0].to_document() == shown
+
+
+def test_the_table_of_another_recommendation_is_told_apart(run, command, tmp_path):
+    command.store.publish(replace(sample_recommendation("rec2"), revision=2))
+    files = [report(tmp_path / "a", CALL), report(tmp_path / "b", CALL, table="rec2", pid=41)]
+    with pytest.raises(UsageError, match="several: rec1, rec2"):
+        run(*files)
+    done = run(*files, "--recommendation", "rec1")
+    assert done.exit_code == 1
+    assert "the ranks did not use the same table" in done.stdout
+    assert "the job used the table of rec2" in done.stdout
+
+
+def test_what_is_not_known_here_is_said(run, tmp_path):
+    with pytest.raises(NotFoundError, match="rec9"):
+        run(report(tmp_path / "a", CALL, table="rec9"))
+    with pytest.raises(UsageError, match="the files do not name it"):
+        run(report(tmp_path / "b", CALL, table=""))
+    with pytest.raises(UsageError, match="exclude each other"):
+        run(report(tmp_path / "c", CALL), "--server", "http://127.0.0.1:9")

@@ -1,0 +1,177 @@
+"""The sampler as Optuna sees it, and the proposer around it."""
+
+from collections import Counter
+
+import optuna
+import pytest
+
+from ncclt.core.legality import Protocol
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Phase, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.search.observed import Launch, observe
+from ncclt.search.pool import pool
+from ncclt.search.proposer import Proposer
+from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler
+from ncclt.search.space import cluster_space, recorded_space
+from ncclt.search.warm import WarmSetting
+
+
+@pytest.fixture
+def space(cluster, workload):
+    return cluster_space(workload.collectives, cluster, parameters={})
+
+
+def launched(setting, workload, time_of, number=0):
+    times = [time_of(setting, calls.message, number) for calls in workload.messages]
+    return Launch(setting=setting, times_us=None if Outcome.CRASHED in times else tuple(times))
+
+
+def walk(sampler, workload, time_of, launches):
+    """Follow the sampler for some launches, the default's first."""
+    made = [launched(DEFAULT, workload, time_of)]
+    while len(made) < launches:
+        decision = sampler.decide(made)
+        if decision is None:
+            break
+        made.append(launched(decision.setting, workload, time_of, len(made)))
+    return made
+
+
+def test_it_is_a_sampler_for_any_optuna_study(space, workload, cluster, landscape):
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=PolicySampler(space, workload, cluster))
+    study.add_trial(_told(DEFAULT, workload, landscape))
+    for _ in range(12):
+        asked = study.ask(dict(space.distributions))
+        setting = space.setting(asked.params)
+        asked.set_user_attr(SETTING, setting.to_document())
+        asked.set_user_attr(TIMES_US, [landscape(setting, c.message, 0) for c in workload.messages])
+        study.tell(asked, 0.0)
+
+    assert min(t.user_attrs[TIMES_US][1] for t in study.get_trials()) == 10.0
+
+
+def _told(setting, workload, time_of):
+    attributes = {
+        SETTING: setting.to_document(), TIMES_US: [time_of(setting, c.message, 0) for c in workload.messages]
+    }  # fmt: skip
+    return optuna.trial.create_trial(value=0.0, user_attrs=attributes)
+
+
+def test_what_others_are_launching_is_neither_proposed_nor_forgotten(space, workload, cluster, landscape):
+    sampler = PolicySampler(space, workload, cluster)
+    made = [launched(DEFAULT, workload, landscape)]
+    running = []
+    for _ in range(8):
+        running.append(sampler.decide(made, running=running).setting)
+
+    assert len(set(running)) == 8
+    assert len({(s.algorithm, s.protocol) for s in running}) >= 3
+
+
+def test_the_same_launches_and_seed_give_the_same_choice(space, workload, cluster, landscape):
+    first, second = (walk(PolicySampler(space, workload, cluster, seed=4), workload, landscape, 14) for _ in range(2))
+
+    assert first == second
+
+
+def test_a_pair_that_never_runs_is_given_up(space, workload, cluster, landscape):
+    def ll_crashes(setting, message, number):
+        return Outcome.CRASHED if setting.protocol is Protocol.LL else landscape(setting, message, number)
+
+    made = walk(PolicySampler(space, workload, cluster), workload, ll_crashes, 24)
+
+    failed = [launch.setting for launch in made if launch.times_us is None]
+    assert 1 <= len(failed) <= 6
+    assert len(failed) == len(set(failed))
+
+
+def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, workload, cluster, landscape):
+    sound = next(s for s in space.distinct if s.protocol is Protocol.SIMPLE)
+    failures = [s for s in space.distinct if s.protocol is not None and s.protocol is not Protocol.SIMPLE][:3]
+    made = [launched(s, workload, landscape) for s in (DEFAULT, sound)]
+    made += [Launch(setting=s, times_us=None) for s in failures]
+
+    setting = PolicySampler(space, workload, cluster).decide(made).setting
+
+    assert (setting.algorithm, setting.protocol) == (sound.algorithm, sound.protocol)
+
+
+def test_a_default_that_looks_far_too_slow_is_launched_again_first(space, workload, cluster, landscape):
+    """One launch of the default met a disturbance: everything seems five times as fast."""
+    made = [
+        Launch(setting=DEFAULT, times_us=(5000.0, 100.0)),
+        launched(next(s for s in space.distinct if s.protocol is Protocol.SIMPLE), workload, landscape),
+    ]
+
+    assert PolicySampler(space, workload, cluster).decide(made).setting == DEFAULT
+
+
+def test_repeats_go_where_they_decide(space, workload, cluster):
+    """Two settings share the lead within the noise and the rest is hopeless: the launches go to the leaders."""
+    ring = [
+        s for s in space.distinct if s.protocol is Protocol.SIMPLE and s.channels in (8, 16) and s.algorithm == "ring"
+    ]
+
+    def time_of(setting, _message, number):
+        if setting.is_default:
+            return 100.0
+        return 88.0 + (number * 7 % 5) / 2 if setting in ring else 400.0
+
+    made = walk(PolicySampler(recorded_space(ring), workload, cluster), workload, time_of, 10)
+
+    counts = Counter(launch.setting for launch in made)
+    assert all(counts[s] >= 2 for s in ring)
+
+
+def test_a_parameter_that_helps_everything_is_found(workload, cluster):
+    space = cluster_space(workload.collectives, cluster, parameters={"BUFFSIZE": (1 << 20, 8 << 20)})
+
+    def time_of(setting, message, _number):
+        base = 20.0 if message.size_bytes < 1 << 20 else 1000.0
+        factor = 1.0 if setting.algorithm is None else 1.3
+        return base * factor * (0.8 if dict(setting.parameters).get("BUFFSIZE") == 8 << 20 else 1.0)
+
+    made = walk(PolicySampler(space, workload, cluster), workload, time_of, 24)
+
+    assert Setting(parameters=(("BUFFSIZE", 8 << 20),)) in [launch.setting for launch in made]
+
+
+def test_the_pool_stays_small_in_a_space_of_many_parameters(workload, cluster):
+    ladders = {"BUFFSIZE": (1 << 20, 2 << 20, 8 << 20, 16 << 20), "NTHREADS": (64, 128, 256)}
+    space = cluster_space(workload.collectives, cluster, parameters=ladders)
+    seen = observe([Launch(setting=DEFAULT, times_us=(20.0, 1000.0))])
+
+    settings = pool(dict.fromkeys(space.distinct), seen, ())
+
+    assert len(space.distinct) > 1000
+    assert len(settings) < 150
+    assert all(len(s.parameters) <= 1 for s in settings)
+
+
+def _trial(number, setting, workload, time_of):
+    measured = tuple(
+        Measurement(message=c.message, samples_us=(time_of(setting, c.message, number),)) for c in workload.messages
+    )
+    result = TrialResult(outcome=Outcome.OK, measurements=measured)
+    return Trial(number=number, phase=Phase.SEARCH, setting=setting, repeat=0, result=result, score_us=1.0)
+
+
+def test_settings_of_other_studies_come_first_and_are_marked(space, workload, cluster, landscape):
+    good = [s for s in space.distinct if not s.is_default][:2]
+    foreign = Setting(parameters=(("BUFFSIZE", 1 << 20),))
+    warm = [WarmSetting(setting=s, study="other") for s in (*good, foreign)]
+    trials = [_trial(0, DEFAULT, workload, landscape)]
+    with Proposer(space, workload, cluster, name="s", seed=0, prior_trials=warm) as proposer:
+        proposer.resume(trials[0], trials)
+        first = proposer.propose(1, trials)
+        second = proposer.propose(1, trials, running=[first.setting])
+        trials += [_trial(n + 1, s, workload, landscape) for n, s in enumerate(good)]
+        third = proposer.propose(3, trials)
+
+    assert [first.setting, second.setting] == good
+    assert (first.warm, second.warm, third.warm) == (True, True, False)
+    assert "study other" in first.reason
+    assert 0 <= third.expected_gain < 1
+    assert third.reason

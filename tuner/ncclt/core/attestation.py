@@ -1,0 +1,312 @@
+"""Did a recommendation take effect? What a job was given, what was seen of it, and the record of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy
+from ncclt.errors import InputError
+
+ATTESTATION_SCHEMA = 1
+"""Version of the attestation document."""
+
+MOST_ROWS = 200
+"""Kept of an attestation: what differs first, then what moves most."""
+
+
+class Form(StrEnum):
+    """How a job got its policy."""
+
+    TABLE = "table"
+    VARIABLES = "variables"
+
+
+class Effect(StrEnum):
+    """The words of an attestation."""
+
+    TOOK_EFFECT = "took-effect"
+    PARTLY = "partly"
+    NOT_AT_ALL = "not-at-all"
+    UNKNOWN = "unknown"
+
+
+class RowState(StrEnum):
+    """What became of one kind of message."""
+
+    AS_WANTED = "as-wanted"
+    DIFFERS = "differs"
+    UNCERTAIN = "uncertain"
+    NOT_SEEN = "not-seen"
+
+
+class Outcome(StrEnum):
+    """What a source says about a call: the plugin's three words (docs/plugin.md), and `chosen` for a line of NCCL."""
+
+    APPLIED = "applied"
+    UNAVAILABLE = "unavailable"
+    UNMATCHED = "unmatched"
+    CHOSEN = "chosen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """What a job was given.
+
+    Attributes:
+        recommendation, cluster, model: ids and names.
+        nccl_version: that was measured.
+        nodes, ranks: of the whole job.
+        form: how it was given.
+        policy: the rules; what they do not cover is left to NCCL.
+        variables: (name, value) that belong to it.
+    """
+
+    recommendation: str
+    cluster: str
+    model: str
+    nccl_version: str
+    nodes: int
+    ranks: int
+    form: Form
+    policy: Policy
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Calls of one kind, as one source tells of them.
+
+    Attributes:
+        collective: the operation.
+        size_bytes: the tuning size; 0 where the source tells one rank's part of an unknown group.
+        group_size: ranks of the communicator; 0 = not known.
+        choice: `ring/simple/8`; empty where the source does not tell it. The number of channels may be missing.
+        outcome: who says so.
+        calls: how many.
+        remark: why, where the source says it.
+    """
+
+    collective: Collective
+    size_bytes: int
+    group_size: int
+    choice: str
+    outcome: Outcome
+    calls: int
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """Sources that say the same about a job's processes.
+
+    Attributes:
+        kind: `plugin-report` or `nccl-log`.
+        nccl_version: empty where it is not told.
+        table, checksum: of the table that the plugin used; empty in a log.
+        not_in_use: why the plugin used none.
+        ranks, nodes: of the communicators; 0 in a log.
+        count: reports or logged processes.
+    """
+
+    kind: str
+    nccl_version: str
+    table: str = ""
+    checksum: str = ""
+    not_in_use: str = ""
+    ranks: int = 0
+    nodes: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that was seen of one job.
+
+    Attributes:
+        witnesses: sources.
+        uses: calls.
+        variables: name -> values that NCCL's log names; more than one where processes differ.
+        tells_variables: the log has INIT or ENV lines, so that a variable that it does not name was not set.
+        tuner_lines: what the log says about a tuner plugin, ours or another.
+        hosts: how many were heard of.
+        notes: what the sources cannot tell.
+        evidence: hash of the files, by which one job is told from the next.
+    """
+
+    witnesses: tuple[Witness, ...]
+    uses: tuple[Use, ...]
+    variables: Mapping[str, tuple[str, ...]]
+    tells_variables: bool = False
+    tuner_lines: tuple[str, ...] = ()
+    hosts: int = 0
+    notes: tuple[str, ...] = ()
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One kind of message: what was wanted and what was used.
+
+    Attributes:
+        collective, size_bytes, group_size: the message; 0 = not known or, for a rule that met no message, any.
+        wanted, used: `ring/simple/8`; `*` = left to NCCL. Empty `used`: not seen.
+        calls: how many; 0 for a rule that met no message.
+        state: what became of it.
+        reason: why it differs; empty where it does not.
+    """
+
+    collective: Collective
+    size_bytes: int
+    group_size: int
+    wanted: str
+    used: str
+    calls: int
+    state: RowState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """Whether a recommendation took effect in one job.
+
+    Attributes:
+        id: hash of everything but `created`: the same finding about the same files is stored once.
+        recommendation, cluster, model, form: what was delivered.
+        effect: the word.
+        reason: one sentence for people.
+        calls_as_wanted, calls_differing, calls_unruled: calls that the policy speaks of, and those it leaves to NCCL.
+        rows: at most `MOST_ROWS`.
+        witnesses: the sources.
+        hosts: how many were heard of.
+        notes: what the reader must know.
+        evidence: hash of the files, by which one job is told from the next.
+        created: ISO time.
+    """
+
+    id: str
+    recommendation: str
+    cluster: str
+    model: str
+    form: Form
+    effect: Effect
+    reason: str
+    calls_as_wanted: int
+    calls_differing: int
+    calls_unruled: int
+    rows: tuple[Row, ...]
+    witnesses: tuple[Witness, ...]
+    hosts: int
+    notes: tuple[str, ...]
+    evidence: str
+    created: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the attestation as the JSON document that is stored, posted and printed."""
+        return {"schema": ATTESTATION_SCHEMA, "id": self.id, "created": self.created, **content_of(self)}
+
+
+def content_of(attestation: Attestation) -> dict[str, Any]:
+    """Return what an attestation says, without its id and its time."""
+    return {
+        "recommendation": attestation.recommendation,
+        "cluster": attestation.cluster,
+        "model": attestation.model,
+        "form": attestation.form.value,
+        "effect": attestation.effect.value,
+        "reason": attestation.reason,
+        "calls_as_wanted": attestation.calls_as_wanted,
+        "calls_differing": attestation.calls_differing,
+        "calls_unruled": attestation.calls_unruled,
+        "rows": [
+            {
+                "collective": row.collective.value, "size_bytes": row.size_bytes, "group_size": row.group_size,
+                "wanted": row.wanted, "used": row.used, "calls": row.calls, "state": row.state.value,
+                "reason": row.reason,
+            }
+            for row in attestation.rows
+        ],
+        "witnesses": [
+            {
+                "kind": one.kind, "nccl_version": one.nccl_version, "table": one.table, "checksum": one.checksum,
+                "not_in_use": one.not_in_use, "ranks": one.ranks, "nodes": one.nodes, "count": one.count,
+            }
+            for one in attestation.witnesses
+        ],
+        "hosts": attestation.hosts,
+        "notes": list(attestation.notes),
+        "evidence": attestation.evidence,
+    }  # fmt: skip
+
+
+def content_id(content: Mapping[str, Any]) -> str:
+    """Return the id of what `content_of` gives."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def attestation_from_document(document: Mapping[str, Any]) -> Attestation:
+    """Read back what `Attestation.to_document` wrote.
+
+    Raises:
+        InputError: the document is not one, of another schema, or its id is not that of its content.
+    """
+    try:
+        if document["schema"] != ATTESTATION_SCHEMA:
+            raise InputError(f"attestation schema {document['schema']!r} is not ours", hint="update ncclt")
+        found = Attestation(
+            id=str(document["id"]),
+            recommendation=str(document["recommendation"]),
+            cluster=str(document["cluster"]),
+            model=str(document["model"]),
+            form=Form(document["form"]),
+            effect=Effect(document["effect"]),
+            reason=str(document["reason"]),
+            calls_as_wanted=int(document["calls_as_wanted"]),
+            calls_differing=int(document["calls_differing"]),
+            calls_unruled=int(document["calls_unruled"]),
+            rows=tuple(_row_from(row) for row in document["rows"]),
+            witnesses=tuple(
+                Witness(
+                    kind=str(row["kind"]),
+                    nccl_version=str(row["nccl_version"]),
+                    table=str(row["table"]),
+                    checksum=str(row["checksum"]),
+                    not_in_use=str(row["not_in_use"]),
+                    ranks=int(row["ranks"]),
+                    nodes=int(row["nodes"]),
+                    count=int(row["count"]),
+                )
+                for row in document["witnesses"]
+            ),
+            hosts=int(document["hosts"]),
+            notes=tuple(str(note) for note in document["notes"]),
+            evidence=str(document["evidence"]),
+            created=str(document["created"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"this is no attestation: {type(error).__name__}: {error}", hint="attest again with `ncclt attest`"
+        ) from error
+    if found.id != content_id(content_of(found)):
+        raise InputError(
+            f"the attestation {found.id} does not have the id of its content", hint="attest again with `ncclt attest`"
+        )
+    return found
+
+
+def _row_from(row: Mapping[str, Any]) -> Row:
+    return Row(
+        collective=Collective(row["collective"]),
+        size_bytes=int(row["size_bytes"]),
+        group_size=int(row["group_size"]),
+        wanted=str(row["wanted"]),
+        used=str(row["used"]),
+        calls=int(row["calls"]),
+        state=RowState(row["state"]),
+        reason=str(row["reason"]),
+    )

@@ -1,0 +1,301 @@
+"""What a job is given, decided before it starts: variables, or a table for the plugin with the variables beside it.
+
+Two rules hold. What was measured together is delivered together or not at all: a mixture with the user's own choice was
+never measured, and may leave a collective without an algorithm. And a table that some nodes have and others lack makes
+ranks disagree, which hangs a job or corrupts its data: it is used only where every node is sure to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+
+from ncclt.core.attestation import Delivered, Form
+from ncclt.core.effect import CHOICE_VARIABLES, policy_of_variables
+from ncclt.core.parameters import SET_BY_RULES, parameter
+from ncclt.core.policy import Policy, policy_from_document
+from ncclt.core.version import NcclVersion
+from ncclt.errors import InputError, NccltError, UsageError
+
+MANY_NODES_LAUNCHERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "flux", "jsrun", "lrun", "aprun",
+     "palsrun", "ssh", "pdsh", "clush", "kubectl", "deepspeed", "horovodrun"}
+)  # fmt: skip
+"""Commands that start processes on other nodes from one place."""
+
+NODE_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
+"""Commands that are started on every node and start its processes alone."""
+
+_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
+"""Set by a launcher in each process that it starts: who sees one is on a node already."""
+
+_VALUE = re.compile(r"[!-~]{1,1023}")
+_NEEDED = re.compile(r"# needs (NCCL_[A-Z0-9_]+)=([!-~]+) in the environment", re.ASCII)
+_TABLE_HEAD = re.compile(
+    r"# ncclt-table \d+ id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9.]+) nodes=(?P<nodes>\d{1,9}) "
+    r"ranks=(?P<ranks>\d{1,9}) rows=(?P<rows>\d{1,9}) fnv1a=[0-9a-f]{16}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a server, a store or a file offers for a job.
+
+    Attributes:
+        recommendation, cluster, model: ids and names; the names are empty for a table from a file.
+        nccl_version: that was measured; empty where a file does not tell it.
+        nodes, ranks: of the job that was measured; 0 likewise.
+        simulated: the times came from a model.
+        variables: (name, value) that are proven by themselves.
+        table: text for the plugin; empty = there is none, or it was not asked for.
+        rules: of the table.
+        table_variables: (name, value) that the table needs beside it.
+    """
+
+    recommendation: str
+    cluster: str = ""
+    model: str = ""
+    nccl_version: str = ""
+    nodes: int = 0
+    ranks: int = 0
+    simulated: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
+    table: str = ""
+    rules: Policy = field(default_factory=Policy)
+    table_variables: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What is set for a job.
+
+    Attributes:
+        set_env, unset_env: changes of its environment.
+        form: how the policy is delivered; None = it is not.
+        notes: what the user should know, one sentence each.
+    """
+
+    set_env: tuple[tuple[str, str], ...] = ()
+    unset_env: tuple[str, ...] = ()
+    form: Form | None = None
+    notes: tuple[str, ...] = ()
+
+
+def offer_from_documents(env: str) -> Offer:
+    """Read what a server or store renders as `json`.
+
+    Raises:
+        InputError: this is no such text, or it sets what ncclt never sets.
+    """
+    try:
+        document = json.loads(env)
+        rules = policy_from_document({"rules": document["table"], "parameters": document["table_parameters"]})
+        table_variables = {f"NCCL_{name}": str(value) for name, value in document["table_parameters"].items()}
+        variables = {str(name): str(value) for name, value in document["variables"].items()}
+        return Offer(
+            recommendation=str(document["recommendation"]),
+            cluster=str(document["cluster"]),
+            model=str(document["model"]),
+            nccl_version=str(document["nccl_version"]),
+            nodes=int(document["nodes"]),
+            ranks=int(document["nodes"]) * int(document["gpus_per_node"]),
+            simulated=bool(document["simulated"]),
+            variables=_vetted(variables),
+            rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
+            table_variables=_vetted(table_variables),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"this is no environment of ncclt: {error}", hint="update ncclt here or on the server"
+        ) from error
+
+
+def with_table_text(offer: Offer, text: str) -> Offer:
+    """Return an offer with its table, as a server or store renders it in `tuner-csv`.
+
+    Raises:
+        InputError: it is no table, or that of another revision, which was published meanwhile.
+    """
+    head = _TABLE_HEAD.match(text)
+    if head is None or head["id"] != offer.recommendation:
+        raise InputError("environment and table are not of one revision", hint="one was published meanwhile; try again")
+    return replace(offer, table=text)
+
+
+def offer_from_table(path: Path) -> Offer:
+    """Read a table as `ncclt env --format tuner-csv` writes it.
+
+    Raises:
+        UsageError: it cannot be read, or it is none of ncclt's.
+        InputError: it asks for variables that ncclt never sets.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the table {path} cannot be read: {error}", hint="name a file of --format tuner-csv"
+        ) from error
+    head = _TABLE_HEAD.match(text)
+    if head is None:
+        raise UsageError(
+            f"{path} does not begin like a table of ncclt",
+            hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
+        )
+    return Offer(
+        recommendation=head["id"],
+        nccl_version=head["nccl"],
+        nodes=int(head["nodes"]),
+        ranks=int(head["ranks"]),
+        table=text if int(head["rows"]) else "",
+        table_variables=_vetted(dict(_NEEDED.findall(text))),
+    )
+
+
+def _vetted(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Let pass what ncclt itself would set: a server gone bad must not load a library into every job.
+
+    Raises:
+        InputError: another variable is among them, or a value that no variable of NCCL has.
+    """
+    for name, value in variables.items():
+        try:
+            known = name.startswith("NCCL_") and parameter(name)
+        except NccltError:
+            known = False
+        if not known or not (known.safe or known.name in SET_BY_RULES) or not _VALUE.fullmatch(value):
+            raise InputError(f"{name!r} is nothing that ncclt sets", hint="is this the address of an ncclt server?")
+    return tuple(sorted(variables.items()))
+
+
+def plan_handover(
+    offer: Offer,
+    *,
+    environ: Mapping[str, str],
+    argv: Sequence[str],
+    plugin: Path | None,
+    table_file: Path | None,
+    shared: bool,
+    override: bool,
+) -> Handover:
+    """Decide what a job is given.
+
+    Args:
+        offer: what there is for it.
+        environ: the environment that it would inherit.
+        argv: its command.
+        plugin: the compiled plugin; None = there is none, or it is not wanted.
+        table_file: where the table lies or will lie, absolute.
+        shared: the user says that every node can read `table_file`.
+        override: replace the user's own variables.
+    """
+    notes = []
+    form = None
+    if plugin is None and (offer.table or offer.rules.rules):
+        notes.append(
+            "the table per size is not used: the plugin is not here (`ncclt plugin build` makes it) or not wanted"
+        )
+    elif offer.table and (why := _where_it_lacks(offer, argv, environ, shared=shared)):
+        notes.append(f"the table is not used: {why}")
+    elif offer.table:
+        form = Form.TABLE
+    if form is None and offer.variables:
+        form = Form.VARIABLES
+    if form is None:
+        return Handover(notes=(*notes, "nothing is set: NCCL's own choice stays"))
+    delivered = dict(offer.table_variables if form is Form.TABLE else offer.variables)
+    if form is Form.TABLE:
+        delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
+    own = _own(delivered, environ, form)
+    if own and not override:
+        listed = ", ".join(f"{name}={environ[name]}" for name in own)
+        notes.append(
+            f"your {listed} stays, so nothing else is set: what was measured together is delivered together or not at "
+            "all (--override replaces yours)"
+        )
+        return Handover(notes=tuple(notes))
+    if own:
+        notes.append(f"--override replaces your {', '.join(f'{name}={environ[name]}' for name in own)}")
+    if offer.simulated:
+        notes.append(f"SIMULATED: {offer.model} was tuned on a model of {offer.cluster}, nothing was measured")
+        delivered["NCCLT_SIMULATED"] = "1"
+    delivered["NCCLT_RECOMMENDATION"] = offer.recommendation
+    return Handover(
+        set_env=tuple(sorted(delivered.items())),
+        unset_env=tuple(name for name in own if name not in delivered),
+        form=form,
+        notes=tuple(notes),
+    )
+
+
+def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str], *, shared: bool) -> str:
+    """Say why some node of the job may lack the table; empty = none does."""
+    if shared:
+        return ""
+    begins = PurePath(argv[0]).name
+    hint = "name a folder that all nodes share with --policy-dir"
+    if begins in MANY_NODES_LAUNCHERS:
+        return f"{begins} starts processes on nodes that may not see it; {hint}"
+    if offer.nodes > 1 and not is_one_of_several(argv, environ):
+        return f"it is for {offer.nodes} nodes, and who starts the others is not known; {hint}"
+    return ""
+
+
+def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Tell whether this command is started on every node of a job alike, so that each decides for itself."""
+    words = {PurePath(word).name for word in argv[:4]}
+    return any(name in environ for name in _RANK_VARIABLES) or bool(words & NODE_LAUNCHERS)
+
+
+def _own(delivered: Mapping[str, str], environ: Mapping[str, str], form: Form) -> tuple[str, ...]:
+    """Return the user's own variables that stand against what is delivered."""
+    rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
+    return tuple(
+        name for name in sorted({*delivered, *rivals}) if name in environ and environ[name] != delivered.get(name)
+    )
+
+
+def delivered_by(offer: Offer, form: Form) -> Delivered:
+    """Return what a job got, for the attestation afterwards."""
+    version = NcclVersion.parse(offer.nccl_version)
+    variables = offer.table_variables if form is Form.TABLE else offer.variables
+    return Delivered(
+        recommendation=offer.recommendation,
+        cluster=offer.cluster,
+        model=offer.model,
+        nccl_version=offer.nccl_version,
+        nodes=offer.nodes,
+        ranks=offer.ranks,
+        form=form,
+        policy=offer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
+        variables=variables,
+    )
+
+
+def table_path(folder: Path, text: str) -> Path:
+    """Return where a table lies: named by its content, so that jobs share it and none overwrites another's."""
+    return folder.absolute() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.csv"
+
+
+def write_table(path: Path, text: str) -> None:
+    """Write a table, whole or not at all, for this user alone; it stays for communicators that open late.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_file() and path.read_bytes() == text.encode():
+        return
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode())
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,181 @@
+"""How alike settings and messages are: the covariances that the surrogate chooses among.
+
+The constants are standard deviations of ln(time ratio) and lengths in doublings. They were set by what NCCL's
+mechanisms can do and by what holds over simulated clusters of all kinds; the grid below adapts them to a landscape.
+Half or double of any of them changes the figures of `bench/search.py` by less than what the seeds do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.cost_graph import graph_of
+from ncclt.core.message import Message
+from ncclt.core.parameters import parameter
+from ncclt.core.setting import Setting
+from ncclt.search.surrogate import Kernels
+
+Array = NDArray[np.float64]
+
+_CONSTANT, _ALGORITHM, _PROTOCOL, _PAIR = 0.3, 0.2, 0.3, 0.3
+"""How far forced settings as a whole, and those of one algorithm, protocol or pair, lie from what was expected."""
+
+_CHANNELS, _PAIR_CHANNELS = 0.25, 0.2
+"""How far channels move the time, for all pairs alike and for each in its own way."""
+
+_CHANNEL_DOUBLINGS, _SLOPE = 2.0, 0.2
+"""Channel counts this far apart are hardly alike, but for a trend per doubling."""
+
+_AUTO_LIKENESS = 0.85
+"""How alike NCCL's own channels are to as many forced ones; it takes fewer for small messages."""
+
+_ROUGH_DOUBLINGS, _OWN_SHARE, _OWN_SHARE_OF_PAIR = 1.0, 0.4, 0.5
+"""The rough part: reach over channels, the share of its variance that no neighbour knows of, and what comes on top of
+it that settings with the same pair and channels have in common, whatever their parameters."""
+
+_PARAMETER, _OTHER_PAIR_PARAMETER = 0.06, 0.6
+"""What a process-wide parameter can do, and how alike its effect is on two pairs."""
+
+_OTHER_COLLECTIVE, _OTHER_GROUP = 0.6, 0.6
+"""How alike two messages are that differ in nothing but collective or group."""
+
+SCALES = (0.5, 1.0, 2.0)
+ROUGHNESS = (0.025, 0.06, 0.15)
+SIZE_DOUBLINGS = (3.0, 6.0)
+PRIOR_WEIGHTS = (0.0, 0.5, 1.0)
+"""The hyperparameters that a landscape may have: scale of the smooth part, standard deviation of the rough part, reach
+over sizes, and how far the cost model is to be believed."""
+
+_LIKELY_ROUGHNESS = 0.06
+
+Choice = tuple[float, float, float, float]
+"""Scale, roughness, doublings of size, weight of the cost model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """The parts from which all covariances are made.
+
+    Attributes:
+        smooth, rough: unit parts between settings.
+        parameters: effects of process-wide parameters between settings, 0 where one of two leaves them alone.
+        size_doublings: distance of messages in doublings of size.
+        kinds: likeness of messages by collective and group.
+    """
+
+    smooth: Array
+    rough: Array
+    parameters: Array
+    size_doublings: Array
+    kinds: Array
+
+    def kernels(self, scale: float, roughness: float, size_doublings: float, prior: float) -> Kernels:
+        """Return the covariances of one choice of hyperparameters."""
+        return Kernels(
+            smooth=scale**2 * self.smooth + self.parameters,
+            rough=roughness**2 * self.rough,
+            sizes=_matern(self.size_doublings / size_doublings) * self.kinds,
+            prior=prior,
+        )
+
+    def among(self, settings: NDArray[np.intp]) -> Likeness:
+        """Return the same for some of the settings alone."""
+        square = np.ix_(settings, settings)
+        return replace(self, smooth=self.smooth[square], rough=self.rough[square], parameters=self.parameters[square])
+
+
+def choices() -> list[Choice]:
+    """Return all hyperparameters to choose among, the most plausible first."""
+    return sorted(itertools.product(SCALES, ROUGHNESS, SIZE_DOUBLINGS, PRIOR_WEIGHTS), key=implausibility)
+
+
+def implausibility(choice: Choice) -> float:
+    """Return minus the log prior of hyperparameters."""
+    scale, roughness, _, prior = choice
+    return 0.5 * (math.log2(scale) ** 2 + math.log2(roughness / _LIKELY_ROUGHNESS) ** 2) + (1 - prior)
+
+
+def likeness(settings: Sequence[Setting], messages: Sequence[Message], cluster: Cluster) -> Likeness:
+    """Compare all settings of interest, and all messages.
+
+    Args:
+        settings: of interest; the default is none of them.
+        messages: of the workload, placed.
+        cluster: sized.
+    """
+    algorithm = _same([s.algorithm for s in settings])
+    protocol = _same([s.protocol for s in settings])
+    pair = algorithm * protocol
+    own = math.log2(max(1, graph_of(cluster).channels))
+    doublings = np.array([own if s.channels is None else math.log2(s.channels) for s in settings])
+    auto = np.array([s.channels is None for s in settings])
+    likely = np.where(auto[:, None] == auto[None, :], 1.0, _AUTO_LIKENESS)
+    distance = np.abs(doublings[:, None] - doublings[None, :])
+    trend = _SLOPE**2 * np.outer(doublings - own, doublings - own)
+    channels = (_matern(distance / _CHANNEL_DOUBLINGS) + trend) * likely
+    smooth = (
+        _CONSTANT**2
+        + _ALGORITHM**2 * algorithm
+        + _PROTOCOL**2 * protocol
+        + _PAIR**2 * pair
+        + _CHANNELS**2 * channels
+        + _PAIR_CHANNELS**2 * pair * channels
+    )
+    effects = _parameter_effects(settings)
+    same = (distance == 0) & (auto[:, None] == auto[None, :])
+    own_group = _same([s.parameters for s in settings])
+    rough = pair * own_group * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * same)
+    return Likeness(
+        smooth=smooth,
+        rough=rough + _OWN_SHARE_OF_PAIR * pair * same,
+        parameters=_PARAMETER**2 * effects * np.where(pair > 0, 1.0, _OTHER_PAIR_PARAMETER),
+        size_doublings=_size_distance(messages),
+        kinds=_kinds(messages),
+    )
+
+
+def _same(values: Sequence[object]) -> Array:
+    order = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    codes = np.array([order[value] for value in values])
+    same: Array = (codes[:, None] == codes[None, :]).astype(np.float64)
+    return same
+
+
+def _matern(distance: Array) -> Array:
+    """Return the Matern covariance of smoothness 3/2 at a scaled distance."""
+    scaled = math.sqrt(3) * distance
+    result: Array = (1 + scaled) * np.exp(-scaled)
+    return result
+
+
+def _parameter_effects(settings: Sequence[Setting]) -> Array:
+    """Return the likeness of what parameters do; what leaves a parameter alone has no effect and so no likeness."""
+    effects = np.zeros((len(settings), len(settings)))
+    for name in sorted({name for s in settings for name, _ in s.parameters}):
+        default = parameter(name).default
+        values = [dict(s.parameters).get(name) for s in settings]
+        origin = math.log2(1 + default) if isinstance(default, int) else 0.0
+        position = np.array([origin if v is None else math.log2(1 + max(0, v)) for v in values])
+        there = np.array([v is not None for v in values], dtype=np.float64)
+        effects += np.outer(there, there) * _matern(np.abs(position[:, None] - position[None, :]) / 2)
+    return effects
+
+
+def _size_distance(messages: Sequence[Message]) -> Array:
+    doublings = np.array([math.log2(m.size_bytes) for m in messages])
+    distance: Array = np.abs(doublings[:, None] - doublings[None, :])
+    return distance
+
+
+def _kinds(messages: Sequence[Message]) -> Array:
+    collective = _same([m.collective for m in messages])
+    group = _same([(m.group_size, m.spans_nodes) for m in messages])
+    kinds: Array = np.where(collective > 0, 1.0, _OTHER_COLLECTIVE) * np.where(group > 0, 1.0, _OTHER_GROUP)
+    return kinds

@@ -1,0 +1,199 @@
+"""The sampler: chooses the next launch by what it is expected to bring to the policy, over all messages at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna import Study
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.setting import DEFAULT, Setting, setting_from_document
+from ncclt.core.workload import Workload
+from ncclt.search.groups import Outlook, outlook
+from ncclt.search.model import Model
+from ncclt.search.observed import Launch, Observed, observe
+from ncclt.search.pool import pool
+from ncclt.search.space import SearchSpace
+
+SETTING, TIMES_US = "ncclt_setting", "ncclt_times_us"
+"""User attributes by which a trial of Optuna's tells the sampler what was launched and what it gave."""
+
+_SUSPICIOUS = -0.4
+"""ln(time ratio) from which on a single launch of the default is repeated before anything is built upon it."""
+
+_DIGITS = 9
+"""Gains are rounded to this before they are compared: the last bits of a linear algebra library decide nothing."""
+
+_NOTHING = 1e-5
+"""Share of time per step below which a repeat is not worth proposing."""
+
+_FAILURES_IN_A_ROW = 3
+"""Failures after which a pair that has run before is tried."""
+
+_FAITH = 0.5
+"""Launches without fault that a pair is credited with before its first one."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to launch next, and why.
+
+    Attributes:
+        setting: to launch; one that was launched before means a repeat.
+        expected_gain: share of the default's time per step that it is expected to bring.
+        reason: for people.
+    """
+
+    setting: Setting
+    expected_gain: float
+    reason: str
+
+
+class PolicySampler(BaseSampler):
+    """An Optuna sampler for studies in which every trial measures all messages of a workload.
+
+    A trial tells what it measured by its user attributes `SETTING` (a document) and `TIMES_US` (one per message, in the
+    order of the workload; absent where the launch failed). Running trials count as launches that will give what is
+    expected of them. It has no state but caches: the same trials give the same choice.
+
+    Args:
+        space: what may be proposed.
+        workload: placed.
+        cluster: sized.
+        seed: decides between settings that promise the same.
+    """
+
+    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int = 0) -> None:
+        self._space, self._workload, self._cluster, self._seed = space, workload, cluster, seed
+        self._settings = dict.fromkeys(space.distinct)
+        self._model: Model | None = None
+        self._random = RandomSampler(seed=seed)
+        self.decision: Decision | None = None
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial  # noqa: ARG002
+    ) -> dict[str, BaseDistribution]:  # fmt: skip
+        """Return the whole space: parameters are always chosen together."""
+        return dict(self._space.distributions)
+
+    def sample_relative(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Choose the point that means the setting to launch; `decision` says more about it.
+
+        Returns:
+            The values, or nothing where no point of the space means the setting: the default of a recorded space.
+        """
+        launches, running = [], []
+        for known in study.get_trials(deepcopy=False):
+            document = known.user_attrs.get(SETTING)
+            if document is None or known.number == trial.number:
+                continue
+            setting = setting_from_document(document)
+            if known.state is TrialState.RUNNING:
+                running.append(setting)
+            else:
+                times = known.user_attrs.get(TIMES_US)
+                launches.append(Launch(setting=setting, times_us=None if times is None else tuple(times)))
+        self.decision = self.decide(launches, running=running)
+        return {} if self.decision is None else self._space.params(self.decision.setting) or {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Choose one parameter alone, which happens only where no point means what was decided: at random."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+    def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Decision | None:
+        """Return what to launch next, None where nothing is left that could tell anything.
+
+        Args:
+            launches: so far, one of the default without fault among them.
+            running: settings that are being launched now; they are not chosen.
+        """
+        observed = observe(launches)
+        settings = pool(self._settings, observed, running)
+        if not settings:
+            return None
+        if self._model is None or self._model.settings != settings:
+            self._model = Model(settings, self._workload, self._cluster)
+        beliefs = self._model.believe(observed, running)
+        seen = outlook(settings, beliefs)
+        gains = np.round(seen.gains * _chance_to_run(settings, observed), _DIGITS)
+        barred = np.array([s in running or s in observed.failures for s in settings])
+        if all(launch.times_us is None for launch in launches[-_FAILURES_IN_A_ROW:]):
+            barred = _cautiously(barred, settings, observed)
+        best = max(
+            (index for index in range(len(settings)) if not barred[index]),
+            key=lambda i: (gains[i], not beliefs.measured[i], self._rank(settings[i])),
+            default=None,
+        )
+        again = round(seen.default, _DIGITS)
+        if DEFAULT not in running and self._default_first(seen, observed, again, 0.0 if best is None else gains[best]):
+            return Decision(
+                setting=DEFAULT, expected_gain=again, reason="the default again: every comparison hangs on it"
+            )
+        if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
+            return None
+        reason = self._reason(seen.by_message[best], repeat=bool(beliefs.measured[best]))
+        return Decision(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
+
+    def _default_first(self, seen: Outlook, observed: Observed, again: float, other: float) -> bool:
+        doubtful = observed.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
+        return doubtful or again > max(other, _NOTHING)
+
+    def _rank(self, setting: Setting) -> str:
+        return hashlib.sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest()
+
+    def _reason(self, by_message: Array, *, repeat: bool) -> str:
+        """Say which message the launch is made for."""
+        what = "again, to be sure" if repeat else "new"
+        if not by_message.any():
+            return f"{what}, as a step towards other process-wide parameters"
+        message = self._workload.messages[int(by_message.argmax())].message
+        return f"{what}, most for {message.label}"
+
+
+def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed: Observed) -> NDArray[np.bool_]:
+    """Bar all pairs that never ran here as well, where that leaves anything.
+
+    After failures in a row it must become clear whether the settings are to blame or the cluster.
+    """
+    sound = {_pair(s) for s in observed.ratios}
+    stricter = barred | np.array([_pair(s) not in sound for s in settings])
+    return barred if stricter.all() else stricter
+
+
+def _chance_to_run(settings: Sequence[Setting], observed: Observed) -> Array:
+    """Return how likely each setting is to run without fault, by what became of its pair and of its protocol."""
+    chance = np.ones(len(settings))
+    for kind in (_pair, _protocol):
+        failed, ran = Counter[object](), Counter[object]()
+        for setting, count in observed.failures.items():
+            failed[kind(setting)] += count
+        for setting in observed.ratios:
+            ran[kind(setting)] += observed.launches[setting]
+        chance *= [1 - failed[kind(s)] / (failed[kind(s)] + ran[kind(s)] + _FAITH) for s in settings]
+    return chance
+
+
+def _pair(setting: Setting) -> object:
+    return setting.algorithm, setting.protocol
+
+
+def _protocol(setting: Setting) -> object:
+    return setting.protocol
