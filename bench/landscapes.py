@@ -31,12 +31,26 @@ from ncclt.simulate.landscape_rows import Row, read_rows
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "measurements"
 FEWEST_SETTINGS = 12
+OUTLIER_FACTOR = 5.0
 SIMULATED = (
     ("aws-g6e", 1), ("aws-g6e", 2), ("aws-p4d", 2), ("dgx-a100", 1), ("dgx-h100", 1), ("dgx-h100", 4),
     ("leonardo", 2), ("pcie-pair", 1),
 )  # fmt: skip
 _KIB, _MIB = 1024, 1 << 20
 _SINGLES = {"64KiB": 64 * _KIB, "1MiB": _MIB, "16MiB": 16 * _MIB, "64MiB": 64 * _MIB, "256MiB": 256 * _MIB}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """How launches differ.
+
+    Attributes:
+        sigma: standard deviation of the logarithm of a time, independent between launches and messages.
+        outliers: share of the times that are `OUTLIER_FACTOR` times too long.
+    """
+
+    sigma: float = 0.02
+    outliers: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +108,12 @@ class Case:
             c.calls_per_step * self.time_us(policy.setting_for(c.message), c.message) for c in self.workload.messages
         )
 
-    def launch(self, setting: Setting, repeat: int, seed: int, sigma: float) -> TrialResult:
+    def launch(self, setting: Setting, repeat: int, *, seed: int, noise: Noise) -> TrialResult:
         """Return one launch with noise; the same launch reads the same for every method."""
         digest = hashlib.sha256(f"{seed}|{setting.digest()}|{repeat}|{self.mix}".encode()).digest()
-        factors = np.exp(sigma * np.random.default_rng(list(digest)).standard_normal(len(self.workload.messages)))
+        draw = np.random.default_rng(list(digest))
+        factors = np.exp(noise.sigma * draw.standard_normal(len(self.workload.messages)))
+        factors *= np.where(draw.random(len(factors)) < noise.outliers, OUTLIER_FACTOR, 1.0)
         return TrialResult(
             outcome=Outcome.OK,
             measurements=tuple(

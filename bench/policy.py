@@ -19,7 +19,7 @@ from pathlib import Path
 
 import optuna
 
-from landscapes import Case, all_cases
+from landscapes import Case, Noise, all_cases
 from ncclt.errors import NccltError
 from search import search
 
@@ -38,9 +38,9 @@ class Line:
     seeds: int
 
 
-def line(case: Case, *, launches: int, seeds: int, sigma: float) -> Line:
+def line(case: Case, *, launches: int, seeds: int, noise: Noise) -> Line:
     """Return the times of one case."""
-    runs = [search(case, "ours", seed=seed, budget=launches, sigma=sigma) for seed in range(seeds)]
+    runs = [search(case, "ours", seed=seed, budget=launches, noise=noise) for seed in range(seeds)]
     return Line(
         landscape=case.landscape,
         workload=case.mix,
@@ -85,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         print("bench/policy.py: no landscape to search in", file=sys.stderr)
         return 2
-    lines = [line(case, launches=options.launches, seeds=options.seeds, sigma=options.sigma) for case in cases]
+    lines = [
+        line(case, launches=options.launches, seeds=options.seeds, noise=Noise(sigma=options.sigma)) for case in cases
+    ]
     print(json.dumps({"rows": [asdict(x) for x in lines]}, indent=1) if options.json else table(lines))
     return 0
 

@@ -32,7 +32,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import optuna
 
-from landscapes import Case, all_cases
+from landscapes import Case, Noise, all_cases
 from ncclt.core.assemble import assemble, collect_times
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
@@ -70,10 +70,10 @@ class Line:
     thinking_s: float
 
 
-def search(case: Case, method: str, *, seed: int, budget: int, sigma: float) -> Run:
+def search(case: Case, method: str, *, seed: int, budget: int, noise: Noise) -> Run:
     """Search a case with a method for some launches."""
     chooser = make(method, case.space, case.workload, case.cluster, seed=seed)
-    trials = [_launch(case, DEFAULT, [], seed=seed, sigma=sigma)]
+    trials = [_launch(case, DEFAULT, [], seed=seed, noise=noise)]
     regrets = [_regret(case, trials)]
     thinking_s = 0.0
     while len(trials) < budget:
@@ -82,7 +82,7 @@ def search(case: Case, method: str, *, seed: int, budget: int, sigma: float) -> 
         thinking_s += time.perf_counter() - before
         if setting is None:
             break
-        trials.append(_launch(case, setting, trials, seed=seed, sigma=sigma))
+        trials.append(_launch(case, setting, trials, seed=seed, noise=noise))
         before = time.perf_counter()
         chooser.tell(trials[-1])
         thinking_s += time.perf_counter() - before
@@ -93,9 +93,9 @@ def search(case: Case, method: str, *, seed: int, budget: int, sigma: float) -> 
     return Run(regrets=tuple(regrets), thinking_s=thinking_s / launches)
 
 
-def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int, sigma: float) -> Trial:
+def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int, noise: Noise) -> Trial:
     repeat = sum(t.setting == setting for t in trials)
-    result = case.launch(setting, repeat, seed, sigma)
+    result = case.launch(setting, repeat, seed=seed, noise=noise)
     return Trial(
         number=len(trials), phase=Phase.SEARCH, setting=setting, repeat=repeat, result=result,
         score_us=score_us(result, case.workload),
@@ -107,11 +107,11 @@ def _regret(case: Case, trials: Sequence[Trial]) -> float:
     return case.policy_us(policy) / case.ideal_us - 1
 
 
-def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, sigma: float) -> list[Line]:
+def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, noise: Noise) -> list[Line]:
     """Return the lines of all methods on one case."""
     lines = []
     for method in methods:
-        runs = [search(case, method, seed=seed, budget=budget, sigma=sigma) for seed in range(seeds)]
+        runs = [search(case, method, seed=seed, budget=budget, noise=noise) for seed in range(seeds)]
         for launches in [n for n in COUNTS if n <= budget]:
             regrets = [run.regrets[launches - 1] for run in runs]
             lines.append(
@@ -196,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", type=int, default=max(COUNTS), help="launches of each search")
     parser.add_argument("--sigma", type=float, default=0.02, help="noise: standard deviation of the log of a time")
+    parser.add_argument("--outliers", type=float, default=0.0, help="share of times that are five times too long")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--mixes", default="", help="only these, by comma")
     parser.add_argument("--only", default="", help="only landscapes whose name contains this")
@@ -223,9 +224,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         print("bench/search.py: no landscape to search in", file=sys.stderr)
         return 2
+    noise = Noise(sigma=options.sigma, outliers=options.outliers)
     lines = []
     for case in cases:
-        lines += compare(case, methods, seeds=seeds, budget=budget, sigma=options.sigma)
+        lines += compare(case, methods, seeds=seeds, budget=budget, noise=noise)
         print(f"done: {case.landscape}, {case.mix}", file=sys.stderr, flush=True)
     print(json.dumps({"rows": [asdict(line) for line in lines]}, indent=1) if options.json else table(lines))
     return 0

@@ -21,8 +21,9 @@ from ncclt.core.attestation import Outcome as Chosen
 from ncclt.core.effect import attest
 from ncclt.core.legality import Algorithm
 from ncclt.core.message import Collective
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase
+from ncclt.core.trial import Outcome
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import open_store, published
@@ -35,7 +36,7 @@ from ncclt.testing.store_contract import StoreContract, sample_recommendation, s
 
 ME = this_worker()
 OTHER = "elsewhere/4026531836/17/4711"
-RING, TREE = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE)
+RING, TREE, NVLS = (Setting(algorithm=a) for a in (Algorithm.RING, Algorithm.TREE, Algorithm.NVLS))
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
@@ -186,6 +187,16 @@ class LeasesContract:
         assert shared.running("abc123") == ()
         assert self.claim(shared, RING, worker=OTHER) is None
         assert self.claim(shared, RING, repeat=1, worker=OTHER).number == 1
+
+    def test_workers_together_never_exceed_the_budget(self, shared):
+        failed = replace(sample_trial(0).result, outcome=Outcome.CRASHED)
+        shared.add_trial("abc123", replace(sample_trial(0), setting=DEFAULT, result=failed, score_us=None))
+        given = [
+            shared.claim("abc123", setting, phase=Phase.SEARCH, repeat=0, worker=worker, most=2)
+            for setting, worker in ((RING, ME), (TREE, OTHER), (NVLS, ME))
+        ]
+        assert [claim and claim.number for claim in given] == [1, 2, None]
+        assert shared.claim("abc123", NVLS, phase=Phase.CONFIRM, repeat=0, worker=ME, most=2).number == 3
 
     def test_the_claim_of_a_dead_process_is_free_at_once(self, shared):
         done = subprocess.run(

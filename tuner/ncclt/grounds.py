@@ -22,7 +22,7 @@ from ncclt.launched.runner import asking
 from ncclt.launched.timeouts import Timeouts
 from ncclt.measure import benchmark_module
 from ncclt.measure.benchmark import Benchmark
-from ncclt.runners import Ground
+from ncclt.runners import Ground, notes_on_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +276,7 @@ def _notes(place: Place, environ: Mapping[str, str]) -> tuple[str, ...]:
         notes.append(f"kept in every trial, the default's too: {', '.join(inherited)}")
     elif inherited:
         notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
-    if place.parallel > 1:
-        notes.append(
-            f"the search ran {place.parallel} trials at once on nodes of their own; finalists and proof ran alone"
-        )
-    return tuple(notes)
+    return (*notes, *notes_on_parallel(place.parallel))
 
 
 def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | None, backend: str) -> Cluster:

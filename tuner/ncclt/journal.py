@@ -75,11 +75,19 @@ class StudyJournal:
             self._running = tuple(claim for claim in self._running if claim.number not in self._known)
             return self._running
 
-    def claim(self, setting: Setting, *, phase: Phase) -> Claim | None:
-        """Reserve a number for a launch, or return None when another worker was faster with this setting."""
+    def claim(self, setting: Setting, *, phase: Phase, most: int | None = None) -> Claim | None:
+        """Reserve a number for a launch, or return None when others were faster: with this setting, or to the budget.
+
+        Args:
+            setting: what will be forced.
+            phase: why.
+            most: launches of the phase in the whole study, this one included; None = any number.
+        """
         with self._lock:
             known = Counter([*(t.setting for t in self._trials), *(c.setting for c in self._running)])
-            return self._store.claim(self._study.id, setting, phase=phase, repeat=known[setting], worker=self._worker)
+            return self._store.claim(
+                self._study.id, setting, phase=phase, repeat=known[setting], worker=self._worker, most=most
+            )
 
     def add(self, trial: Trial) -> Trial:
         """Store one trial that was claimed, with the time of day, and return it as it was kept."""

@@ -179,8 +179,18 @@ def simulated_ground(cluster: Cluster, *, seed: int, reason: str, parallel: int 
         others=tuple(SimulatedRunner(cluster, seed=seed) for _ in range(parallel - 1)),
         reason=reason,
         covers=lambda _message: True,
-        notes=("SIMULATED: the times come from a model of the cluster, nothing was measured",),
+        notes=(
+            "SIMULATED: the times come from a model of the cluster, nothing was measured",
+            *notes_on_parallel(parallel),
+        ),
     )
+
+
+def notes_on_parallel(parallel: int) -> tuple[str, ...]:
+    """Return what a reader must know when several trials of the search ran at once."""
+    if parallel == 1:
+        return ()
+    return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
 
 
 def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Ground:

@@ -30,8 +30,14 @@ class Journal(Port):
         """Look for trials of other workers, and return what all workers are launching now."""
         ...
 
-    def claim(self, setting: Setting, *, phase: Phase) -> Claim | None:
-        """Reserve a number for a launch, or return None when another worker was faster with this setting."""
+    def claim(self, setting: Setting, *, phase: Phase, most: int | None = None) -> Claim | None:
+        """Reserve a number for a launch, or return None when others were faster: with this setting, or to the budget.
+
+        Args:
+            setting: what will be forced.
+            phase: why.
+            most: launches of the phase in the whole study, this one included; None = any number.
+        """
         ...
 
     def add(self, trial: Trial) -> Trial:

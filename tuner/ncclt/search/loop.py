@@ -260,7 +260,7 @@ class _Work:
         if reason := self._not_worth(proposal, trials):
             self.stop(SearchEnd(reason=reason))
             return None
-        return self._journal.claim(proposal.setting, phase=Phase.SEARCH)
+        return self._journal.claim(proposal.setting, phase=Phase.SEARCH, most=self._budget.trials)
 
     def _reason_to_stop(
         self, trials: Sequence[Trial], running: Sequence[Claim], history: Sequence[float], runner: Runner

@@ -12,10 +12,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, update
 
-from ncclt.core.setting import Setting, setting_from_document
+from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.study import Claim, Phase
+from ncclt.core.trial import Outcome
 from ncclt.store.documents import to_text
 from ncclt.store.tables import leases, trials
 
@@ -64,9 +65,17 @@ def bury(connection: Connection, study_id: str, *, now_s: float) -> None:
 
 
 def claim_trial(
-    connection: Connection, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str, now_s: float
+    connection: Connection,
+    study_id: str,
+    setting: Setting,
+    *,
+    phase: Phase,
+    repeat: int,
+    most: int | None,
+    worker: str,
+    now_s: float,
 ) -> Claim | None:
-    """Reserve the next number for a launch, unless the setting was launched or claimed meanwhile.
+    """Reserve the next number for a launch, unless the setting was launched or claimed meanwhile, or too many were.
 
     Args:
         connection: alone in its transaction.
@@ -74,6 +83,7 @@ def claim_trial(
         setting: what will be forced.
         phase: why.
         repeat: how often the caller knows it to have been launched.
+        most: launches of the phase in the whole study, this one included; None = any number.
         worker: who will launch it.
         now_s: seconds since the epoch.
     """
@@ -81,11 +91,18 @@ def claim_trial(
     running = running_trials(connection, study_id)
     known = select(func.count()).where(trials.c.study == study_id, trials.c.setting == setting.digest())
     launched = connection.execute(known).scalar_one() + sum(claim.setting == setting for _, claim in running)
-    if launched != repeat:
+    if launched != repeat or (most is not None and _counted(connection, study_id, phase, running) >= most):
         return None
     claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
     _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, now_s=now_s, document=_document(claim))
     return claim
+
+
+def _counted(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:
+    """Count the launches of a phase that ended or go on; a default that failed does not count, it is made again."""
+    failed = and_(trials.c.setting == DEFAULT.digest(), trials.c.outcome != Outcome.OK.value)
+    ended = select(func.count()).where(trials.c.study == study_id, trials.c.phase == phase.value, not_(failed))
+    return int(connection.execute(ended).scalar_one()) + sum(claim.phase is phase for _, claim in running)
 
 
 def close_claim(connection: Connection, study_id: str, number: int, *, worker: str) -> int:

@@ -259,7 +259,9 @@ class Store(Findings):
         with self._database.alone() as connection:
             leases.renew(connection, study_id, worker=worker, now_s=time.time())
 
-    def claim(self, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str) -> Claim | None:
+    def claim(
+        self, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str, most: int | None = None
+    ) -> Claim | None:
         """Reserve the next number of a study for a launch.
 
         Args:
@@ -268,14 +270,15 @@ class Store(Findings):
             phase: why.
             repeat: how often it was launched or claimed, as far as the worker knows.
             worker: who will launch it.
+            most: launches of the phase in the whole study, this one included; None = any number.
 
         Returns:
-            None when another worker launched or claimed the setting meanwhile.
+            None when another worker launched or claimed the setting meanwhile, or there are as many launches.
         """
         with self._database.alone() as connection:
             now_s = time.time()
             return leases.claim_trial(
-                connection, study_id, setting, phase=phase, repeat=repeat, worker=worker, now_s=now_s
+                connection, study_id, setting, phase=phase, repeat=repeat, most=most, worker=worker, now_s=now_s
             )
 
     def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:

@@ -74,8 +74,10 @@ class FakeJournal:
         """Return what others are launching."""
         return self.others
 
-    def claim(self, setting: Setting, *, phase: Phase) -> Claim | None:
+    def claim(self, setting: Setting, *, phase: Phase, most: int | None = None) -> Claim | None:
         """Reserve the next number."""
+        if most is not None and sum(trial.phase is phase for trial in self._trials) + len(self.others) >= most:
+            return None
         number = len(self._trials) + len(self.others)
         repeat = sum(trial.setting == setting for trial in self._trials)
         return Claim(number=number, setting=setting, repeat=repeat, phase=phase)
