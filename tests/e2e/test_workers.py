@@ -1,10 +1,11 @@
 """Several processes work on one study."""
 
 import json
-import subprocess
+import time
 
 import psycopg
 
+from ncclt.errors import StoreError
 from ncclt.store import open_store
 
 WORKERS = 8
@@ -52,16 +53,28 @@ def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
 
 
 def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
-    words = ("tune", "--model", "bert", "--trials", 30, "--patience", 0, "--json", "--storage", "sqlite:///ncclt.db")
+    url = f"sqlite:///{tmp_path / 'ncclt.db'}"
+    words = ("tune", "--model", "bert", "--trials", 40, "--patience", 0, "--json", "--storage", url)
     first, second = (ncclt.start(*words) for _ in range(2))
-    try:
-        second.wait(timeout=3)
-    except subprocess.TimeoutExpired:
-        first.kill()
+    deadline = time.monotonic() + 120
+    while trials_of(url) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.kill()
     first.communicate(timeout=60)
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=180)
 
     assert second.returncode == 0, err
     study = json.loads(out)
     assert study["verdict"] is not None
-    assert sorted(trial["number"] for trial in study["trials"]) == list(range(30))
+    # What the dead one had claimed went to the other: no number is missing.
+    numbers = sorted(trial["number"] for trial in study["trials"])
+    assert len(numbers) >= 20
+    assert numbers == list(range(len(numbers)))
+
+
+def trials_of(url):
+    try:
+        with open_store(url, migrate=False) as store:
+            return sum(summary.trials for summary in store.studies().items)
+    except StoreError:
+        return 0

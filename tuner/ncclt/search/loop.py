@@ -255,7 +255,7 @@ class _Work:
         number = max([t.number for t in self._journal.trials()] + [claim.number for claim in running]) + 1
         proposal = self._proposer.propose(number, trials, running=[claim.setting for claim in running])
         if proposal is None:
-            self.stop(SearchEnd(reason=f"all {len({t.setting for t in trials})} settings were launched"))
+            self.stop(SearchEnd(reason=self._exhausted(trials)))
             return None
         if reason := self._not_worth(proposal, trials):
             self.stop(SearchEnd(reason=reason))
@@ -277,6 +277,12 @@ class _Work:
         if reason := nothing_more(history, anchors=self._proposer.anchor_count, patience=budget.patience):
             return SearchEnd(reason=reason)
         return None
+
+    def _exhausted(self, trials: Sequence[Trial]) -> str:
+        launched = len({t.setting for t in trials})
+        if launched >= self._proposer.settings:
+            return f"all {launched} settings were launched"
+        return f"nothing more is to be gained: after {launched} settings no launch is expected to tell anything more"
 
     def _not_worth(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
         """Say why the launch of a proposal is not worth its cost, or return an empty string."""

@@ -16,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.score import worth
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
@@ -98,6 +98,11 @@ class Proposer:
     def anchor_count(self) -> int:
         """Return how many launches try every pair of algorithm and protocol once."""
         return self._anchors
+
+    @property
+    def settings(self) -> int:
+        """Return how many settings there are, the default included."""
+        return len({*self._space.distinct, DEFAULT})
 
     def __enter__(self) -> Proposer:
         """Return itself."""
