@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ncclt.core.setting import Setting
-from ncclt.search.gain import Beliefs, default_gain, launch_gains, standing
+from ncclt.search.gain import _ODD, _ODD_SIGMA, Beliefs, default_gain, launch_gains, standing
 from ncclt.search.groups import outlook
 
 NOISE = 0.02**2
@@ -52,7 +52,8 @@ def test_the_gain_of_a_new_setting_is_what_simulated_launches_bring(mean, sigma)
     now = standing(known)
     draw = np.random.default_rng(3)
     total = sigma**2 + NOISE
-    after = mean + sigma**2 / math.sqrt(total) * draw.standard_normal(400_000)
+    moves = np.where(draw.random(400_000) < _ODD, _ODD_SIGMA, sigma**2 / math.sqrt(total))
+    after = mean + moves * draw.standard_normal(400_000)
     brought = np.where(after < now.value[0], now.value[0] - after, 0.0).mean() * math.exp(now.value[0])
 
     assert launch_gains(known, now)[1, 0] == pytest.approx(brought, rel=0.02, abs=1e-5)

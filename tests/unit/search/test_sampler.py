@@ -83,7 +83,7 @@ def test_a_pair_that_never_runs_is_given_up(space, workload, cluster, landscape)
     made = walk(PolicySampler(space, workload, cluster), workload, ll_crashes, 24)
 
     failed = [launch.setting for launch in made if launch.times_us is None]
-    assert 1 <= len(failed) <= 6
+    assert 1 <= len(failed) <= len(made) / 3
     assert len(failed) == len(set(failed))
 
 

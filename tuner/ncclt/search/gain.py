@@ -23,6 +23,9 @@ Array = NDArray[np.float64]
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
 """How often the cost model is wrong about a whole pair, and by how much: nothing measured says otherwise yet."""
 
+_ODD, _ODD_SIGMA = 0.02, 0.12
+"""How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
@@ -91,7 +94,10 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     bar = np.minimum(now.value, _bar(left + default_variance))
     gains = _shortfall(now.value, bar, beliefs.mean, moves)
     wide = _shortfall(now.value, bar, beliefs.mean, np.full_like(moves, _SURPRISE_SIGMA))
+    odd = _shortfall(now.value, bar, beliefs.mean, np.full_like(moves, _ODD_SIGMA))
+    new = ~beliefs.measured & ~beliefs.untried
     gains = np.where(beliefs.untried[:, None], (1 - _SURPRISE) * gains + _SURPRISE * wide, gains)
+    gains = np.where(new[:, None], (1 - _ODD) * gains + _ODD * odd, gains)
     columns = np.flatnonzero(now.chosen >= 0)
     rows = now.chosen[columns]
     gains[rows, columns] = _shortfall(

@@ -1,14 +1,14 @@
 """How alike settings and messages are: the covariances that the surrogate chooses among.
 
 The constants are standard deviations of ln(time ratio) and lengths in doublings. They were set by what NCCL's
-mechanisms can do and by what holds over simulated clusters of all kinds; the grid below adapts them to a landscape.
-Half or double of any of them changes the figures of `bench/search.py` by less than what the seeds do.
+mechanisms can do and compared on recorded and simulated landscapes together (adr/0007); the grid below adapts them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.cost_graph import graph_of
+from ncclt.core.cost_model import nccl_choice
 from ncclt.core.message import Message
 from ncclt.core.parameters import parameter
 from ncclt.core.setting import Setting
@@ -114,7 +115,8 @@ def likeness(settings: Sequence[Setting], messages: Sequence[Message], cluster: 
     protocol = _same([s.protocol for s in settings])
     pair = algorithm * protocol
     own = math.log2(max(1, graph_of(cluster).channels))
-    doublings = np.array([own if s.channels is None else math.log2(s.channels) for s in settings])
+    likely_own = {s: _own_doublings(s, messages, cluster, own) for s in settings if s.channels is None}
+    doublings = np.array([likely_own[s] if s.channels is None else math.log2(s.channels) for s in settings])
     auto = np.array([s.channels is None for s in settings])
     likely = np.where(auto[:, None] == auto[None, :], 1.0, _AUTO_LIKENESS)
     distance = np.abs(doublings[:, None] - doublings[None, :])
@@ -139,6 +141,23 @@ def likeness(settings: Sequence[Setting], messages: Sequence[Message], cluster: 
         size_doublings=_size_distance(messages),
         kinds=_kinds(messages),
     )
+
+
+def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Cluster, most: float) -> float:
+    """Return log2 of the channels that NCCL would take by itself under a setting, in the mean over the messages."""
+    found = []
+    for message in messages:
+        choice = nccl_choice(
+            message.collective,
+            message.size_bytes,
+            cluster,
+            message.group_size,
+            message.spans_nodes,
+            algorithm=setting.algorithm,
+            protocol=setting.protocol,
+        )
+        found.append(most if choice is None else math.log2(choice.channels))
+    return statistics.fmean(found)
 
 
 def _same(values: Sequence[object]) -> Array:

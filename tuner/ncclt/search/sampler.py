@@ -142,19 +142,14 @@ class PolicySampler(BaseSampler):
             key=lambda i: (gains[i], not beliefs.measured[i], self._rank(settings[i])),
             default=None,
         )
-        again = round(seen.default, _DIGITS)
-        if DEFAULT not in running and self._default_first(seen, observed, again, 0.0 if best is None else gains[best]):
-            return Decision(
-                setting=DEFAULT, expected_gain=again, reason="the default again: every comparison hangs on it"
-            )
+        again, other = round(seen.default, _DIGITS), 0.0 if best is None else float(gains[best])
+        if DEFAULT not in running and _default_first(seen, observed, again, other):
+            reason = "the default again: every comparison hangs on it"
+            return Decision(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
         if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
             return None
         reason = self._reason(seen.by_message[best], repeat=bool(beliefs.measured[best]))
         return Decision(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
-
-    def _default_first(self, seen: Outlook, observed: Observed, again: float, other: float) -> bool:
-        doubtful = observed.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
-        return doubtful or again > max(other, _NOTHING)
 
     def _rank(self, setting: Setting) -> str:
         return hashlib.sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest()
@@ -166,6 +161,15 @@ class PolicySampler(BaseSampler):
             return f"{what}, as a step towards other process-wide parameters"
         message = self._workload.messages[int(by_message.argmax())].message
         return f"{what}, most for {message.label}"
+
+
+def _default_first(seen: Outlook, observed: Observed, again: float, other: float) -> bool:
+    """Tell whether the default should be launched again before anything else.
+
+    It should where that brings most, and where a single launch of it makes gains appear that are too good.
+    """
+    doubtful = observed.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
+    return doubtful or again > max(other, _NOTHING)
 
 
 def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed: Observed) -> NDArray[np.bool_]:
