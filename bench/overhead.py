@@ -25,11 +25,12 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
+from ncclt.journal import StudyJournal
 from ncclt.runners import Ground, simulated_ground
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.store import open_store
-from ncclt.tune import StudyJournal, TuneRequest, study_of
+from ncclt.tune import TuneRequest, study_of
 
 TARGET_MS = 150.0
 
@@ -60,7 +61,6 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         )
         workload, _ = ground.cut(request.workload)
         study = store.open_study(study_of(request, ground, workload))
-        journal = StudyJournal(store, study, lambda: "")
         marks: list[float] = []
 
         def watch(_progress: Progress) -> None:
@@ -68,11 +68,12 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
 
         started = time.perf_counter()
         space = ground.space(workload, request.process_wide)
-        with Proposer(
-            space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url
-        ) as proposer:
+        with (
+            StudyJournal(store, study, lambda: "") as journal,
+            Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
+        ):
             search(
-                runner, workload, journal, proposer, request.budget,
+                [runner], workload, journal, proposer, request.budget,
                 clock=time.monotonic, interrupted=lambda: False, watch=watch,
             )  # fmt: skip
         total = time.perf_counter() - started - runner.seconds
