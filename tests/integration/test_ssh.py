@@ -6,10 +6,13 @@ import threading
 
 import pytest
 
+from ncclt.core.message import Collective, Message
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.members import members, new_mark
 from ncclt.launch.ssh import SshLauncher, create
+from ncclt.measure.benchmark import CommandOutput
+from ncclt.measure.torch_collectives import TorchCollectives
 from ncclt.testing.launcher_contract import LauncherContract
 
 pytest.importorskip("torch.distributed")
@@ -55,6 +58,25 @@ def test_two_hosts_compute_together_with_a_file_that_they_are_sent(sshd, tmp_pat
     result = launcher.run(launcher.plan(command, variables=variables, timeout_s=PATIENT_S, files=(worker,)))
     assert result.exit_code == 0, result
     assert result.stdout == f"[2.0, 2.0, 2.0, 2.0] True {[variables['NCCL_ALGO'], None, variables['NCCL_IB_HCA']]}\n"
+
+
+def test_the_pytorch_benchmark_measures_between_two_hosts(sshd):
+    """Its two files are sent along, and its result comes back over standard output."""
+    messages = [
+        Message(collective=collective, dtype="float32", size_bytes=65536, group_size=2, spans_nodes=True)
+        for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
+    ]
+    benchmark = TorchCollectives(backend="gloo", budget_s=0.1)
+    (command,) = benchmark.commands(messages, folder=None)
+    launcher = over_ssh(sshd, *sshd.hosts)
+    plan = launcher.plan(command.argv, variables=dict(command.variables), timeout_s=PATIENT_S, files=command.files)
+    result = launcher.run(plan)
+    reading = benchmark.read(
+        command, CommandOutput(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+    )
+    assert not reading.is_wrong
+    assert [measurement.message for measurement in reading.measurements] == messages
+    assert all(measurement.time_us > 0 for measurement in reading.measurements)
 
 
 def test_one_host_that_crashes_ends_the_other_at_once(sshd):
