@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ncclt.core.cluster import Cluster
-    from ncclt.core.study import Trial
+    from ncclt.core.study import Study, Trial
     from ncclt.store import StudySummary
 
 app = typer.Typer(help="List, show and replay studies.", no_args_is_help=True)
@@ -126,7 +126,7 @@ def show(
         print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
     if newest and newest.stale:
         print(f"STALE, no longer served: {newest.stale}")
-    print(f"cost: {gpu_time(trials, study.cluster)} in {len(trials)} launches")
+    print(f"cost: {gpu_time(study, trials)} in {len(trials)} launches")
     print_table(
         ("#", "phase", "setting", "outcome", "time/step us", "detail"),
         [
@@ -201,10 +201,11 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def gpu_time(trials: Sequence[Trial], cluster: Cluster) -> str:
-    """Return what launches cost, for people."""
-    seconds = gpu_seconds(trials, cluster)
-    return f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
+def gpu_time(study: Study, trials: Sequence[Trial]) -> str:
+    """Return what the launches of a study cost, for people; nothing where nothing was launched."""
+    seconds = gpu_seconds(trials, study.cluster)
+    amount = f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
+    return f"SIMULATED, about {amount} on a real cluster" if study.simulated else amount
 
 
 def _outcome(summary: StudySummary) -> str:

@@ -124,7 +124,7 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
             say(f"ncclt: note: {note}")
     found = result.recommendation
     if not quiet:
-        say(f"ncclt: the launches of this study took {gpu_time(result.trials, result.study.cluster)}")
+        say(f"ncclt: cost of all launches of this study: {gpu_time(result.study, result.trials)}")
     if result.left:
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
