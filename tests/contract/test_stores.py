@@ -19,24 +19,16 @@ from ncclt.attestation import delivered_of
 from ncclt.core.attestation import Form, Observed, Use, Witness
 from ncclt.core.attestation import Outcome as Chosen
 from ncclt.core.effect import attest
-from ncclt.core.legality import Algorithm
 from ncclt.core.message import Collective
-from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Phase
-from ncclt.core.trial import Outcome
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import open_store, published
 from ncclt.store.database import Database
-from ncclt.store.leases import SILENT_S, this_worker
 from ncclt.store.location import locate
 from ncclt.store.revisions import VERSION_TABLE
 from ncclt.store.tables import metadata
-from ncclt.testing.store_contract import StoreContract, sample_recommendation, sample_study, sample_trial
-
-ME = this_worker()
-OTHER = "elsewhere/4026531836/17/4711"
-RING, TREE, NVLS = (Setting(algorithm=a) for a in (Algorithm.RING, Algorithm.TREE, Algorithm.NVLS))
+from ncclt.testing.leases_contract import LeasesContract
+from ncclt.testing.store_contract import StoreContract, sample_recommendation, sample_study
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
@@ -163,73 +155,6 @@ class AttestationsContract:
             store.attestations(["a"])
 
 
-class LeasesContract:
-    """Several workers share a study."""
-
-    @pytest.fixture
-    def shared(self, store):
-        store.open_study(sample_study())
-        return store
-
-    def claim(self, store, setting, *, repeat=0, worker=ME):
-        return store.claim("abc123", setting, phase=Phase.SEARCH, repeat=repeat, worker=worker)
-
-    def test_two_workers_never_get_one_number_or_one_setting(self, shared):
-        first = self.claim(shared, RING)
-        assert (first.number, first.repeat) == (0, 0)
-        assert self.claim(shared, RING, worker=OTHER) is None
-        assert self.claim(shared, TREE, worker=OTHER).number == 1
-        assert [(worker, claim.number) for worker, claim in shared.running("abc123")] == [(ME, 0), (OTHER, 1)]
-
-    def test_who_knows_of_the_earlier_launch_may_repeat_it(self, shared):
-        claim = self.claim(shared, RING)
-        shared.add_trial("abc123", replace(sample_trial(claim.number), setting=RING), worker=ME)
-        assert shared.running("abc123") == ()
-        assert self.claim(shared, RING, worker=OTHER) is None
-        assert self.claim(shared, RING, repeat=1, worker=OTHER).number == 1
-
-    def test_workers_together_never_exceed_the_budget(self, shared):
-        failed = replace(sample_trial(0).result, outcome=Outcome.CRASHED)
-        shared.add_trial("abc123", replace(sample_trial(0), setting=DEFAULT, result=failed, score_us=None))
-        given = [
-            shared.claim("abc123", setting, phase=Phase.SEARCH, repeat=0, worker=worker, most=2)
-            for setting, worker in ((RING, ME), (TREE, OTHER), (NVLS, ME))
-        ]
-        assert [claim and claim.number for claim in given] == [1, 2, None]
-        assert shared.claim("abc123", NVLS, phase=Phase.CONFIRM, repeat=0, worker=ME, most=2).number == 3
-
-    def test_the_claim_of_a_dead_process_is_free_at_once(self, shared):
-        done = subprocess.run(
-            [sys.executable, "-c", "from ncclt.store.leases import this_worker; print(this_worker())"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert self.claim(shared, RING, worker=done.stdout.strip()).number == 0
-        assert self.claim(shared, RING).number == 0
-
-    def test_a_silent_worker_elsewhere_is_given_up_and_its_late_result_still_counts(self, shared, monkeypatch):
-        late = self.claim(shared, RING, worker=OTHER)
-        monkeypatch.setattr(time, "time", lambda now=time.time: now() + SILENT_S + 1)
-        mine = self.claim(shared, RING)
-        assert mine.number == late.number
-        kept = shared.add_trial("abc123", replace(sample_trial(late.number), setting=RING), worker=OTHER)
-        assert kept.number == late.number + 1
-        shared.add_trial("abc123", replace(sample_trial(mine.number), setting=RING), worker=ME)
-        assert [trial.number for trial in shared.trials("abc123")] == [0, 1]
-        assert [trial.number for trial in shared.new_trials("abc123", {0})] == [1]
-
-    def test_only_one_worker_ends_a_study_until_it_leaves(self, shared):
-        shared.enter("abc123", ME)
-        shared.enter("abc123", OTHER)
-        assert shared.workers("abc123") == tuple(sorted((ME, OTHER)))
-        assert shared.acquire("abc123", "end", ME)
-        assert shared.acquire("abc123", "end", ME)
-        assert not shared.acquire("abc123", "end", OTHER)
-        shared.renew("abc123", ME)
-        shared.leave("abc123", ME)
-        assert shared.workers("abc123") == (OTHER,)
-        assert shared.acquire("abc123", "end", OTHER)
-
-
 class TestSqlite(StoreContract, VerificationsContract, AttestationsContract, LeasesContract):
     @pytest.fixture
     def store_url(self, tmp_path):
@@ -311,6 +236,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 import resource
 from ncclt.errors import StoreError
 from ncclt.store import open_store
+from ncclt.testing.leases_contract import LeasesContract
 from ncclt.testing.store_contract import sample_trial
 with open_store({store_url!r}) as store:
     resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, 70_000))

@@ -53,7 +53,7 @@ LAUNCHERS = {
         options=("-i", "/home/me/.ssh/cluster"),
         python="/venv/bin/python",
         environment=ENVIRONMENT,
-        cwd=Path("/work/my training"),
+        cwd=Path("/data/my training"),
     ),
 }
 

@@ -12,7 +12,7 @@ from ncclt.errors import UsageError
 KEYS: dict[str, str] = {
     "storage": "database URL of the local store",
     "server": "URL of an ncclt server to fetch from",
-    "launcher": "where trials run: simulate, replay, local",
+    "launcher": "where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes",
     "cluster": "cluster that is meant when --cluster is left out",
 }
 """What a configuration file may set, and what it means."""

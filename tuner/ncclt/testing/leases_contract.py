@@ -1,0 +1,107 @@
+"""What every store must do so that several workers can share a study: mix this into a class with a `store` fixture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.legality import Algorithm
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Claim, Phase
+from ncclt.core.trial import Outcome
+from ncclt.store.leases import SILENT_S, this_worker
+from ncclt.store.store import Store
+from ncclt.testing.store_contract import sample_study, sample_trial
+
+ME = this_worker()
+OTHER = "elsewhere/4026531836/17/4711"
+RING, TREE, NVLS = (Setting(algorithm=a) for a in (Algorithm.RING, Algorithm.TREE, Algorithm.NVLS))
+
+
+class LeasesContract:
+    """Several workers share a study."""
+
+    @pytest.fixture
+    def shared(self, store: Store) -> Store:
+        """Return a store with one study."""
+        store.open_study(sample_study())
+        return store
+
+    def _granted(self, store: Store, setting: Setting, *, repeat: int = 0, worker: str = ME) -> Claim:
+        """Claim a launch that nobody stands in the way of."""
+        claim = self._claim(store, setting, repeat=repeat, worker=worker)
+        assert claim is not None
+        return claim
+
+    def _claim(self, store: Store, setting: Setting, *, repeat: int = 0, worker: str = ME) -> Claim | None:
+        """Claim a launch of the search."""
+        return store.claim("abc123", setting, phase=Phase.SEARCH, repeat=repeat, worker=worker)
+
+    def test_two_workers_never_get_one_number_or_one_setting(self, shared: Store) -> None:
+        """A number and a setting go to one worker at a time."""
+        first = self._granted(shared, RING)
+        assert (first.number, first.repeat) == (0, 0)
+        assert self._claim(shared, RING, worker=OTHER) is None
+        assert self._granted(shared, TREE, worker=OTHER).number == 1
+        assert [(worker, claim.number) for worker, claim in shared.running("abc123")] == [(ME, 0), (OTHER, 1)]
+
+    def test_who_knows_of_the_earlier_launch_may_repeat_it(self, shared: Store) -> None:
+        """A repeat is meant; two first launches are not."""
+        claim = self._granted(shared, RING)
+        shared.add_trial("abc123", replace(sample_trial(claim.number), setting=RING), worker=ME)
+        assert shared.running("abc123") == ()
+        assert self._claim(shared, RING, worker=OTHER) is None
+        assert self._granted(shared, RING, repeat=1, worker=OTHER).number == 1
+
+    def test_workers_together_never_exceed_the_budget(self, shared: Store) -> None:
+        """The budget of a phase is common; a default that failed does not count."""
+        failed = replace(sample_trial(0).result, outcome=Outcome.CRASHED)
+        shared.add_trial("abc123", replace(sample_trial(0), setting=DEFAULT, result=failed, score_us=None))
+        given = [
+            shared.claim("abc123", setting, phase=Phase.SEARCH, repeat=0, worker=worker, most=2)
+            for setting, worker in ((RING, ME), (TREE, OTHER), (NVLS, ME))
+        ]
+        assert [claim and claim.number for claim in given] == [1, 2, None]
+        other = shared.claim("abc123", NVLS, phase=Phase.CONFIRM, repeat=0, worker=ME, most=2)
+        assert other is not None
+        assert other.number == 3
+
+    def test_the_claim_of_a_dead_process_is_free_at_once(self, shared: Store) -> None:
+        """On this machine it is seen who is dead."""
+        done = subprocess.run(
+            [sys.executable, "-c", "from ncclt.store.leases import this_worker; print(this_worker())"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert self._granted(shared, RING, worker=done.stdout.strip()).number == 0
+        assert self._granted(shared, RING).number == 0
+
+    def test_a_silent_worker_elsewhere_is_given_up_and_its_late_result_still_counts(
+        self, shared: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its number went to another, its result is kept under a new one."""
+        late = self._granted(shared, RING, worker=OTHER)
+        monkeypatch.setattr(time, "time", lambda now=time.time: now() + SILENT_S + 1)
+        mine = self._granted(shared, RING)
+        assert mine.number == late.number
+        kept = shared.add_trial("abc123", replace(sample_trial(late.number), setting=RING), worker=OTHER)
+        assert kept.number == late.number + 1
+        shared.add_trial("abc123", replace(sample_trial(mine.number), setting=RING), worker=ME)
+        assert [trial.number for trial in shared.trials("abc123")] == [0, 1]
+        assert [trial.number for trial in shared.new_trials("abc123", {0})] == [1]
+
+    def test_only_one_worker_ends_a_study_until_it_leaves(self, shared: Store) -> None:
+        """Who leaves gives up all that it held."""
+        shared.enter("abc123", ME)
+        shared.enter("abc123", OTHER)
+        assert shared.workers("abc123") == tuple(sorted((ME, OTHER)))
+        assert shared.acquire("abc123", "end", ME)
+        assert shared.acquire("abc123", "end", ME)
+        assert not shared.acquire("abc123", "end", OTHER)
+        shared.renew("abc123", ME)
+        shared.leave("abc123", ME)
+        assert shared.workers("abc123") == (OTHER,)
+        assert shared.acquire("abc123", "end", OTHER)
