@@ -163,6 +163,17 @@ def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, envir
     return launcher
 
 
+def check_benchmark(cluster: Cluster, place: Place) -> None:
+    """Refuse what cannot run, and a benchmark that is not there; nothing is asked of the nodes.
+
+    Raises:
+        UsageError: launcher, benchmark and cluster do not fit together.
+        NotFoundError: no benchmark has that name.
+    """
+    check_place(cluster, place)
+    benchmark_module(place.benchmark_name)
+
+
 def check_place(cluster: Cluster, place: Place) -> None:
     """Refuse what cannot run, before anything is asked of the nodes."""
     name, benchmark = place.launcher, place.benchmark_name

@@ -94,6 +94,15 @@ KeepEnv = Annotated[
 ]
 
 
+_OF_LAUNCHES = (
+    "benchmark", "backend", "nccl_tests", "max_commands", "beside", "hosts", "hostfile", "python", "container",
+    "namespace", "launcher_arg", "ssh_option", "scratch", "keep_env",
+)  # fmt: skip
+"""Options, by the names of their fields, that only concern real launches."""
+
+_NOT_LAUNCHED_WORDS = {"simulate": "simulated", "replay": "replayed"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundOptions:
     """What a command was told about where trials run; the fields are the options of the same names."""
@@ -141,6 +150,27 @@ class GroundOptions:
         if self.parallel < 1:
             raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
         return choice
+
+    def refuse_what_is_idle(self, choice: LauncherChoice) -> None:
+        """Refuse options that would silently mean nothing where nothing is launched.
+
+        Raises:
+            UsageError: naming the first of them.
+        """
+        from ncclt.runners import NOT_LAUNCHED
+
+        if choice.name not in NOT_LAUNCHED:
+            return
+        untouched = GroundOptions()
+        given = [name for name in _OF_LAUNCHES if getattr(self, name) != getattr(untouched, name)]
+        if choice.name == "replay" and self.parallel > 1:
+            given.append("parallel")
+        if given:
+            option = given[0].replace("_", "-")
+            raise UsageError(
+                f"--{option} means nothing where trials are only {_NOT_LAUNCHED_WORDS[choice.name]} ({choice.reason})",
+                hint="choose where they are launched by --launcher",
+            )
 
     def place(self, choice: LauncherChoice) -> Place:
         """Return how commands are launched on real nodes."""
@@ -202,6 +232,7 @@ def ground_from_options(
         seed: of simulated noise.
         ask: whether programs may be started there to ask what they can do.
     """
+    options.refuse_what_is_idle(choice)
     from ncclt.grounds import launched_ground
     from ncclt.runners import replayed_ground, simulated_ground
 

@@ -132,6 +132,7 @@ def tune(
     from ncclt.runners import require_tune_extra
 
     require_tune_extra()
+    from ncclt.grounds import check_benchmark
     from ncclt.launched import LaunchedRunner
     from ncclt.search.loop import Budget
     from ncclt.store import open_store
@@ -161,8 +162,12 @@ def tune(
             process_wide=_names(process_wide),
             warm=warm,
         )
+        if (sbatch_arg or time_limit or no_wait) and choice.name != "slurm":
+            raise UsageError("--sbatch-arg, --time-limit and --no-wait go with --launcher slurm")
         if is_login_node(choice):
             chosen = options.chosen_cluster(choice, store)
+            # What the job would refuse in its queue is refused here.
+            check_benchmark(chosen, options.place(choice))
             code = submit_study(
                 chosen, store, on_gpus=backend != "gloo", parallel=parallel, time_limit=time_limit, wait=not no_wait,
                 sbatch_args=tuple(sbatch_arg or ()), dry_run=dry_run,
