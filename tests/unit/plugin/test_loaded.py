@@ -1,6 +1,9 @@
 """The compiled plugin, asked by ctypes as NCCL asks it."""
 
 import math
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -239,3 +242,24 @@ def test_the_words_of_the_plugin_are_those_of_the_core():
     assert tuple(Algorithm) == ALGORITHMS
     assert tuple(Protocol) == PROTOCOLS
     assert set(COLLECTIVES) == {c.value for c in Collective if c.is_tunable}
+
+
+def test_threads_that_open_at_once_leave_the_environment_as_it_was(plugin):
+    """One thread's value must not be what another puts back."""
+    inside = threading.Barrier(4)
+
+    def open_often(name):
+        inside.wait()
+        environ = {"NCCLT_POLICY": name, "NCCLT_POLICY_SHM": None}
+        for _ in range(200):
+            with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
+                assert name in comm.said[0]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NCCLT_POLICY", "mine")
+        patched.delenv("NCCLT_POLICY_SHM", raising=False)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(open_often, f"/absent-{number}") for number in range(4)]:
+                done.result()
+        assert os.environ["NCCLT_POLICY"] == "mine"
+        assert "NCCLT_POLICY_SHM" not in os.environ

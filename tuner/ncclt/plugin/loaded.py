@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -176,14 +177,19 @@ class LoadedPlugin:
             _check(tuner.end(context))
 
 
+# The environment is the process's: without it, of two threads that open at once, one would put back the other's values.
+_ENVIRONMENT = threading.Lock()
+
+
 @contextmanager
 def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in wanted}
-    try:
-        _set(wanted)
-        yield
-    finally:
-        _set(before)
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in wanted}
+        try:
+            _set(wanted)
+            yield
+        finally:
+            _set(before)
 
 
 def _set(values: Mapping[str, str | None]) -> None:
