@@ -61,6 +61,7 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/verdict.py
 	$(BIN)/python bench/preflight.py
 	$(BIN)/python bench/plugin.py
+	$(BIN)/python bench/persistent.py
 
 fuzz: .venv/dev ## Fuzz every reader of traces for ten minutes (installs atheris).
 	$(INSTALL) '.[dev]' atheris

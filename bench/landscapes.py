@@ -21,21 +21,25 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload, workload_from_document
-from ncclt.errors import LandscapeError
+from ncclt.errors import LandscapeError, NccltError
 from ncclt.search.space import SearchSpace, cluster_space, recorded_space
 from ncclt.simulate import Landscape, SimulatedRunner
+from ncclt.simulate.landscape import Curve
 from ncclt.simulate.landscape_cluster import guess_cluster
 from ncclt.simulate.landscape_pick import pick_one
 from ncclt.simulate.landscape_rows import Row, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "measurements"
-FEWEST_SETTINGS = 12
+FEWEST_SETTINGS, FEWEST_GIVEN = 12, 2
+"""Forced settings of a landscape: of the public tables, where fewer are no search; and of a table one asked for."""
+
 OUTLIER_FACTOR = 5.0
 SIMULATED = (
     ("aws-g6e", 1), ("aws-g6e", 2), ("aws-p4d", 2), ("dgx-a100", 1), ("dgx-h100", 1), ("dgx-h100", 4),
     ("leonardo", 2), ("pcie-pair", 1),
 )  # fmt: skip
+_MOST_SIZES = 12
 _KIB, _MIB = 1024, 1 << 20
 _SINGLES = {"64KiB": 64 * _KIB, "1MiB": _MIB, "16MiB": 16 * _MIB, "64MiB": 64 * _MIB, "256MiB": 256 * _MIB}
 
@@ -168,59 +172,106 @@ def simulated_cases(names: Sequence[tuple[str, int]] = SIMULATED) -> Iterator[Ca
             yield _case(f"simulated {name} x{nodes}", mix, "", cluster, placed, space, runner.expected_us)
 
 
-def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> Iterator[Case]:
-    """Yield the workloads on every landscape of a table that has enough settings.
+def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> tuple[list[Case], list[str]]:
+    """Return the workloads on every landscape of a table that has enough settings.
+
+    Where the sizes of a landscape suit none of the mixes, its own sizes, one call each, are the workload.
 
     Args:
         path: tidy CSV.
         fewest: forced settings that a landscape must have.
 
+    Returns:
+        The cases, and what of the table was left out and why.
+
     Raises:
         LandscapeError: the table cannot be read.
     """
-    for name, note, landscape in _landscapes(path, fewest):
+    cases: list[Case] = []
+    found, left_out = _landscapes(path, fewest)
+    for name, note, landscape in found:
         collectives = sorted({c for c, s in landscape.curves if not s.is_default})
         main = Collective.ALL_REDUCE if Collective.ALL_REDUCE in collectives else collectives[0]
-        for mix, workload in mixes(main).items():
-            cluster = landscape.cluster
-            placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-            kept = tuple(c for c in placed.messages if landscape.covers(c.message))
-            if not kept:
-                continue
-            placed = replace(placed, messages=kept)
-            whole = [s for s in landscape.settings() if all(landscape.time_samples(s, c.message) for c in kept)]
-            if len(whole) >= max(2, fewest):
-                yield _case(name, mix, note, cluster, placed, recorded_space(whole), _recorded_time(landscape))
+        mine = [_recorded_case(name, note, landscape, mix, w, fewest) for mix, w in mixes(main).items()]
+        if not any(mine):
+            own = [(size, 1.0) for size, _ in _spread(landscape.curves[main, DEFAULT])]
+            mine = [_recorded_case(name, note, landscape, "own", _workload("own", main, own), fewest)]
+        if not any(mine):
+            left_out.append(f"{name}: fewer than {max(2, fewest)} settings were recorded at the same sizes")
+        cases += [case for case in mine if case is not None]
+    return cases, left_out
+
+
+def _recorded_case(
+    name: str, note: str, landscape: Landscape, mix: str, workload: Workload, fewest: int
+) -> Case | None:
+    """Return a mix on a landscape, None where too little of it was recorded."""
+    cluster = landscape.cluster
+    placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+    kept = tuple(c for c in placed.messages if landscape.covers(c.message))
+    whole = [s for s in landscape.settings() if all(landscape.time_samples(s, c.message) for c in kept)]
+    if not kept or len(whole) < max(2, fewest):
+        return None
+    placed = replace(placed, messages=kept)
+    return _case(name, mix, note, cluster, placed, recorded_space(whole), _recorded_time(landscape))
+
+
+def _spread(curve: Curve) -> list[tuple[int, tuple[float, ...]]]:
+    """Return at most `_MOST_SIZES` points of a curve, evenly spread."""
+    positions = np.linspace(0, len(curve) - 1, min(len(curve), _MOST_SIZES)).round().astype(int)
+    return [curve[position] for position in positions]
 
 
 def _recorded_time(landscape: Landscape) -> Callable[[Setting, Message], float]:
     return lambda setting, message: float(np.median(landscape.time_samples(setting, message)))
 
 
-def _landscapes(path: Path, fewest: int) -> Iterator[tuple[str, str, Landscape]]:
-    rows = read_rows(path, {}).rows
+def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape]], list[str]]:
+    """Return (name, note, landscape) of every system, shape, version and condition, and what was left out."""
     groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
+    for row in read_rows(path, {}).rows:
         key = (row.system, row.gpus, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.condition)
         groups.setdefault(key, []).append(row)
+    landscapes: dict[str, tuple[str, str, Landscape]] = {}
+    left_out, small = [], 0
     for found in groups.values():
         if len({row.setting for row in found if not row.setting.is_default}) < max(2, fewest):
+            small += 1
             continue
-        chosen, note = _with_default(list(pick_one(found, name=path.name).rows))
-        curves: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
-        for row in chosen:
-            curves.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)
-        defaults = {collective for collective, setting in curves if setting.is_default}
-        landscape = Landscape(
-            cluster=guess_cluster(chosen[0]).cluster,
-            curves={
-                key: tuple((size, tuple(times)) for size, times in sorted(sizes.items()))
-                for key, sizes in curves.items()
-                if key[0] in defaults
-            },
+        first = found[0]
+        condition = f" {first.condition.split(';')[0]}" if first.condition else ""
+        name = f"{path.stem} {first.nodes}x{first.gpus_per_node}{condition}"
+        if name in landscapes:
+            name = f"{name} #{len(landscapes) + 1}"
+        try:
+            landscapes[name] = (name, *_landscape(found, path.name))
+        except NccltError as error:
+            left_out.append(f"{name}: {error.message}")
+    if small:
+        left_out.append(
+            f"{path.name}: {small} of {len(groups)} groups of rows have fewer than {max(2, fewest)} forced settings"
         )
-        condition = f" {chosen[0].condition.split(';')[0]}" if chosen[0].condition else ""
-        yield f"{path.stem} {chosen[0].nodes}x{chosen[0].gpus_per_node}{condition}", note, landscape
+    return list(landscapes.values()), left_out
+
+
+def _landscape(rows: Sequence[Row], name: str) -> tuple[str, Landscape]:
+    """Return what stands in for the default, if anything does, and the landscape of the rows of one group."""
+    chosen, note = _with_default(list(pick_one(rows, name=name).rows))
+    curves: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
+    for row in chosen:
+        curves.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)
+    defaults = {collective for collective, setting in curves if setting.is_default}
+    if not any(collective in defaults for collective, setting in curves if not setting.is_default):
+        raise LandscapeError("no collective has both a default and forced settings", hint="see docs/formats.md")
+    landscape = Landscape(
+        cluster=guess_cluster(chosen[0]).cluster,
+        curves={
+            key: tuple((size, tuple(times)) for size, times in sorted(sizes.items()))
+            for key, sizes in curves.items()
+            if key[0] in defaults
+        },
+    )
+    return note, landscape
 
 
 def _with_default(rows: list[Row]) -> tuple[list[Row], str]:
@@ -261,18 +312,15 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
     Returns:
         The cases, and what was left out and why.
     """
-    left_out = []
-    if files:
-        cases = [case for path in files for case in recorded_cases(path, fewest=2)]
-    else:
-        cases = []
-        if not DATA.is_dir():
-            left_out.append(f"no recorded landscape: there is no {DATA.parent.name}/{DATA.name} beside the repository")
-        for path in sorted(DATA.glob("*.csv")):
-            try:
-                cases += recorded_cases(path)
-            except LandscapeError as error:
-                left_out.append(f"{path.name}: {error.message}")
+    cases: list[Case] = []
+    left_out: list[str] = []
+    if not files and not DATA.is_dir():
+        left_out.append(f"no recorded landscape: there is no {DATA.parent.name}/{DATA.name} beside the repository")
+    for path in files or sorted(DATA.glob("*.csv")):
+        found, reasons = recorded_cases(path, fewest=FEWEST_GIVEN if files else FEWEST_SETTINGS)
+        cases += found
+        left_out += reasons
+    if not files:
         cases += simulated_cases()
     return cases, left_out
 

@@ -30,6 +30,7 @@ from ncclt.runners import Ground, simulated_ground
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.store import open_store
+from ncclt.store.shipped import profiles_folder, shipped_workloads
 from ncclt.tune import TuneRequest, study_of
 
 TARGET_MS = 150.0
@@ -121,6 +122,10 @@ def main() -> None:
     parser.add_argument("--model", default="bert")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.trials < 21:
+        parser.error("--trials must be at least 21, for the last 20 are shown apart")
+    if arguments.model not in shipped_workloads(profiles_folder()):
+        parser.error(f"no shipped workload {arguments.model!r}")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         # Importing torch takes two seconds once a process; the throw-away study pays for it before anything counts.

@@ -37,13 +37,19 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=500_000, help="decisions per round; the best of 7 rounds counts")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    try:
+        tables = [int(word) for word in arguments.rules.split(",")]
+    except ValueError:
+        parser.error(f"--rules takes numbers with commas, not {arguments.rules!r}")
+    if not all(1 <= rules <= 4096 for rules in tables) or arguments.calls < 1:
+        parser.error("--rules must be 1 to 4096, and --calls at least 1")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = compiled(folder)
         environ = {key: value for key, value in os.environ.items() if not key.startswith("NCCLT_")}
         environ["NCCLT_POLICY"] = str(folder / "table.csv")
-        for rules in map(int, arguments.rules.split(",")):
+        for rules in tables:
             done = subprocess.run(
                 [program, str(rules), str(arguments.calls)],
                 cwd=folder, env=environ, check=True, capture_output=True, text=True,

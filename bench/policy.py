@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mixes", default="", help="only these, by comma")
     parser.add_argument("--landscape", action="append", type=Path, default=[], metavar="FILE.csv")
     options = parser.parse_args(argv)
+    if min(options.launches, options.seeds) < 1 or not options.sigma >= 0:
+        parser.error("--launches and --seeds must be at least 1, and --sigma 0 or more")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         cases, left_out = all_cases(options.landscape)

@@ -147,14 +147,19 @@ def row(cluster: Cluster, *, noise: float, loss: tuple[float, float], runs: int,
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or the rows as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=40, help="fleets of each kind")
+    parser.add_argument("--runs", type=int, default=40, help="fleets of each kind, every fourth healthy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cluster", default="dgx-a100", help="shipped cluster that the nodes are of")
     parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES))
     options = parser.parse_args(arguments)
-    cluster = shipped_clusters(profiles_folder())[options.cluster]
+    if options.runs < 2 or min(options.nodes) < 8:
+        parser.error("--runs must be at least 2, and --nodes at least 8: up to three weaknesses have no node in common")
+    known = shipped_clusters(profiles_folder())
+    if options.cluster not in known:
+        parser.error(f"no shipped cluster {options.cluster!r}; there are: {', '.join(known)}")
+    cluster = known[options.cluster]
     rows = [
         row(cluster.sized(nodes=nodes), noise=noise, loss=loss, runs=options.runs, seed=options.seed)
         for nodes in options.nodes

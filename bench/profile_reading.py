@@ -114,6 +114,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=sorted(READERS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.size_mb < 1:
+        parser.error("--size-mb must be at least 1")
+    if arguments.trace is not None and not arguments.trace.is_file():
+        parser.error(f"there is no file {arguments.trace}")
     if arguments.only:
         print(json.dumps(measure(arguments.only, arguments.trace)))
         return

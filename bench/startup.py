@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15, help="counted runs of each command")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.runs < 1:
+        parser.error("--runs must be at least 1")
     with tempfile.TemporaryDirectory() as folder:
         storage = f"sqlite:///{Path(folder) / 'bench.db'}"
         tune = ["tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "8", "--quiet"]

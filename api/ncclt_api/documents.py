@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.payback import payback_of
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.trial import Measurement
@@ -83,10 +84,17 @@ def study_detail(store: Store, study: Study, recommendations: tuple[Recommendati
         _study_fields(study)
         | {
             "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
-            "gpu_hours": gpu_seconds(store.trials(study.id), study.cluster) / 3600,
+            **_cost(store, study, recommendations),
             "recommendations": [proven_recommendation(store, r) for r in newest_first(recommendations)],
         }
     )
+
+
+def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, float | None]:
+    trials = store.trials(study.id)
+    newest = next(iter(newest_first(recommendations)), None)
+    won = payback_of(study, trials, newest.table.verdict if newest else None)
+    return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, "payback_steps": won.steps if won else None}
 
 
 def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
@@ -110,6 +118,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         wall_s=trial.result.wall_s,
         gpu_seconds=gpu_seconds([trial], cluster),
         place=trial.result.place,
+        warm=trial.result.warm,
         started=trial.started,
         measurements=[_measurement_document(m) for m in trial.result.measurements],
     )

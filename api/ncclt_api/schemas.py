@@ -64,6 +64,7 @@ class ClusterDocument(BaseModel):
     cpu: str
     nccl_version: str
     topology_hash: str
+    driver: str = Field(default="", description="of NVIDIA; empty = not known")
     description: str
     sources: list[str]
 
@@ -146,6 +147,7 @@ class FingerprintDocument(BaseModel):
     gpus_per_node: int
     nccl_version: str
     topology_hash: str
+    driver: str = Field(default="", description="of NVIDIA, under which it was measured; empty = not known")
 
 
 class RuleDocument(BaseModel):
@@ -277,6 +279,9 @@ class StudyDetail(StudyDocument):
 
     workload: WorkloadDocument
     gpu_hours: float = Field(description="what all launches of the study cost")
+    payback_steps: float | None = Field(
+        description="training steps after which the newest recommendation has won that back; null = nothing is gained"
+    )
     recommendations: list[ProvenRecommendation]
 
 
@@ -306,6 +311,7 @@ class TrialDocument(BaseModel):
     wall_s: float
     gpu_seconds: float = Field(description="wall time times the GPUs that the launch held")
     place: str = Field(description="the nodes it ran on; empty where the launcher chose them")
+    warm: bool = Field(description="measured by ranks that had been running before; proofs never are")
     started: str
     measurements: list[MeasurementDocument]
 

@@ -25,7 +25,7 @@ class Shell:
 
     def __call__(self, *words, rc=0):
         done = subprocess.run(
-            self.argv(*words), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=180
+            self.argv(*words), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600
         )
         assert rc is None or done.returncode == rc, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         return done

@@ -26,6 +26,23 @@ def test_torchrun_study_keeps_the_default_because_nccl_takes_no_part_in_gloo(ncc
     assert again == study
 
 
+def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
+    (ncclt.folder / "mine.csv").write_text("collective,dtype,size_bytes,calls_per_step\nall_reduce,float32,65536,4\n")
+    ncclt("profile", "import", "mine.csv", "--name", "mine", *STORE)
+    words = (
+        *("--profile", "mine", "--nodes", 1, "--gpus-per-node", 2, "--launcher", "torchrun", *GLOO),
+        *("--trials", 5, "--persistent", "--json", *STORE),
+    )
+    study = json.loads(ncclt("tune", *words).stdout)
+
+    assert [(trial["outcome"], trial["warm"]) for trial in study["trials"]] == [("ok", True)] * 5
+    shown = json.loads(ncclt("studies", "show", study["study"], "--json", *STORE).stdout)
+    confirming = [trial for trial in shown["trials"] if trial["phase"] == "confirm"]
+    assert confirming
+    assert not any(trial["warm"] for trial in confirming)
+    assert any("stayed from trial to trial" in note for note in study["notes"])
+
+
 def test_slurm_study_from_a_login_node_keeps_the_default_because_nccl_takes_no_part_in_gloo(ncclt, slurm_cluster):
     words = (
         *("--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", 2, "--gpus-per-node", 1),

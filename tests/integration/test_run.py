@@ -174,9 +174,11 @@ def test_without_report_the_command_takes_our_place(tmp_path, store):
     assert said.split()[0] == str(child.pid)
 
 
+@pytest.mark.parametrize("reports", [False, True])
 @pytest.mark.parametrize(("command", "code"), [(["./is-not-here"], 127), (["/etc/hostname"], 126)])
-def test_a_command_that_cannot_be_started_ends_as_in_a_shell(tmp_path, command, code):
-    done = run(tmp_path, ("--server", "http://127.0.0.1:9"), command)
+def test_a_command_that_cannot_be_started_ends_as_in_a_shell(tmp_path, store, command, code, reports):
+    report = ("--no-plugin", "--report", tmp_path / "reports") if reports else ()
+    done = run(tmp_path, ("--storage", store.url, *report), command)
     assert done.returncode == code
     assert f"cannot start {command[0]}" in done.stderr
 
@@ -198,3 +200,81 @@ def test_it_starts_without_the_frameworks(tmp_path, store):
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert imported & {"typer", "click", "rich", "numpy", "sqlalchemy", "torch", "optuna", "pydantic"} == set()
+
+
+def stand_in(tmp_path, name):
+    """A command that has a launcher's name and shows its environment."""
+    path = tmp_path / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!{sys.executable}\n{SHOW[2]}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_job_that_removes_its_reports_keeps_its_exit_code(tmp_path, store, library):
+    reports = tmp_path / "reports"
+    command = ["sh", "-c", 'cd "$NCCLT_PLUGIN_REPORT" && rm -rf "$NCCLT_PLUGIN_REPORT"; exit 7']
+    done = run(
+        tmp_path,
+        ("--storage", store.url, "--policy-dir", tmp_path / "shared", "--report", reports),
+        command,
+        NCCLT_PLUGIN=library,
+    )
+    assert done.returncode == 7, done.stderr
+    assert "the folder of the reports is gone" in done.stderr
+
+
+def test_nccl_finds_a_log_folder_with_a_percent_sign(tmp_path, store):
+    """In NCCL_DEBUG_FILE it begins what NCCL replaces, and two are one."""
+    done = run(tmp_path, ("--storage", store.url, "--no-plugin", "--report", tmp_path / "50%h"), SHOW)
+    file = json.loads(done.stdout)["NCCL_DEBUG_FILE"]
+    assert "/50%%h/" in file
+    assert file.endswith("/nccl.%h.%p.log")
+    assert Path(file.removesuffix("/nccl.%h.%p.log").replace("%%", "%")).is_dir()
+
+
+def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_path, store, library):
+    """Else a node that has the table and no plugin would choose otherwise than the rest."""
+    shared = tmp_path / "shared"
+    for command in (["srun"], ["time", "mpirun"]):
+        words = [*command[:-1], stand_in(tmp_path, command[-1])]
+        done = run(
+            tmp_path,
+            ("--storage", store.url, "--policy-dir", shared),
+            words,
+            NCCLT_PLUGIN=library,
+            PATH=f"{stand_in(tmp_path, 'time').rpartition('/')[0]}:{os.environ['PATH']}",
+        )
+        given = json.loads(done.stdout)
+        placed = Path(given["NCCL_TUNER_PLUGIN"])
+        assert placed.is_relative_to(shared), done.stderr
+        assert (placed.name, placed.read_bytes()) == ("libnccl-tuner-ncclt.so", library.read_bytes())
+        assert Path(given["NCCLT_POLICY"]).parent == shared
+    each = run(
+        tmp_path,
+        ("--storage", store.url, "--policy-dir", shared),
+        [stand_in(tmp_path, "torchrun")],
+        NCCLT_PLUGIN=library,
+    )
+    assert json.loads(each.stdout)["NCCL_TUNER_PLUGIN"] == str(library)
+
+
+def test_a_node_that_cannot_keep_the_table_uses_it_nevertheless_or_does_not_start(tmp_path, store, library):
+    """Variables in its place, on this node alone, would make its ranks disagree with the others."""
+    (tmp_path / "file").touch()
+    words = [stand_in(tmp_path, "torchrun"), "--nnodes=2", "train.py"]
+    more = {"NCCLT_PLUGIN": library, "TMPDIR": tmp_path}
+    done = run(tmp_path, ("--storage", store.url), words, **more, NCCLT_CACHE="", HOME=tmp_path)
+    kept = Path(json.loads(done.stdout)["NCCLT_POLICY"])
+    clean = environ(tmp_path, **more) | {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    options = ["--cluster", "leonardo", "--model", "bert", "--storage", store.url]
+    full = subprocess.run(
+        [*NCCLT, "run", *options, "--", *words], env=clean, capture_output=True, text=True, timeout=120, check=False
+    )
+    given = json.loads(full.stdout)
+    assert "cannot be written" in full.stderr
+    assert "NCCL_ALGO" not in given
+    assert Path(given["NCCLT_POLICY"]).read_text() == kept.read_text()
+    lacking = run(tmp_path, ("--storage", store.url, "--policy-dir", tmp_path / "file" / "x"), words, **more)
+    assert (lacking.returncode, lacking.stdout) == (2, "")
+    assert "does not start" in lacking.stderr

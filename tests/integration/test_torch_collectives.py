@@ -118,6 +118,20 @@ def test_torchrun_and_a_result_file(tmp_path):
     assert all(sample > 100 for sample in reading.measurements[0].samples_us)
 
 
+def test_a_message_is_sampled_no_longer_than_the_default_makes_worthwhile(tmp_path):
+    """One is slower than anybody wants it and outlasts the budget at its first batch; the other one is fast enough."""
+    slow, fast = _message(size_bytes=4_228_000), _message(size_bytes=4_000)
+    patient = TorchCollectives(backend="gloo", budget_s=0.001, timeout_s=PATIENCE_S / 4)
+
+    command, output = _measure(patient.paced({slow: 1.0, fast: 1e9}), [slow, fast], folder=tmp_path)
+
+    assert output.exit_code == 0, output.stderr
+    few, many = patient.read(command, output).measurements
+    assert (few.message, len(few.samples_us), few.wrong) == (slow, 2, 0)
+    assert (many.message, many.wrong) == (fast, 0)
+    assert len(many.samples_us) >= 8
+
+
 def test_every_collective_dtype_and_kind_of_group(tmp_path):
     """Four ranks on two nodes, beside a matrix product: every element is right, and each kind of group exists."""
     kinds = [{"group_size": 4, "spans_nodes": True}, {"group_size": 2}, {"group_size": 2, "spans_nodes": True}]

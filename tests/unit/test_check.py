@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.check import CheckRequest, check
+from ncclt.check import CheckRequest, check, driver_before
 from ncclt.core.canary import Freshness, check_from_document
 from ncclt.core.cluster import Cluster
 from ncclt.core.legality import Algorithm, Protocol
@@ -171,3 +171,54 @@ def test_an_interrupted_check_says_nothing(request_):
 def test_a_senseless_request_is_refused(request_, values):
     with pytest.raises(UsageError):
         replace(request_, **values)
+
+
+def measured_under(request, driver):
+    fingerprint = replace(request.recommendation.fingerprint, driver=driver)
+    return replace(request, recommendation=replace(request.recommendation, fingerprint=fingerprint))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stale"),
+    [
+        ("570.86.15", "580.65.06", True),
+        ("570.86.15", "570.86.15, 580.65.06", True),
+        ("570.86.15", "570.86.15", False),
+        ("", "580.65.06", False),
+        ("570.86.15", "", False),
+    ],
+)
+def test_another_driver_is_a_reason_where_both_are_known(request_, before, now, stale):
+    request = replace(measured_under(request_, before), driver=now, driver_before=before)
+
+    found, runner = checked(request, times(seed=2))
+
+    assert (found.freshness is Freshness.STALE, runner.launches == []) == (stale, stale)
+    assert found.driver == now
+    if stale:
+        assert found.reasons == (f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)",)
+
+
+def test_a_new_driver_under_which_nothing_changed_is_the_one_from_then_on(request_):
+    request = replace(
+        measured_under(request_, "570.86.15"), driver="580.65.06", driver_before="570.86.15", driver_may_differ=True
+    )
+    stale, _ = checked(replace(request, driver_may_differ=False), times(seed=2))
+    fresh, runner = checked(request, times(seed=2))
+    slower, _ = checked(request, times(seed=2, policy=1.05))
+
+    assert (fresh.freshness, slower.freshness) == (Freshness.FRESH, Freshness.STALE)
+    assert runner.launches
+    assert check_from_document(fresh.to_document()) == fresh
+    published = request.recommendation
+    assert driver_before(published, []) == "570.86.15"
+    assert driver_before(published, [slower, stale]) == "570.86.15"
+    assert driver_before(published, [stale, fresh, stale]) == "580.65.06"
+
+
+def test_a_check_of_before_the_driver_was_kept_is_read(request_):
+    found, _ = checked(request_, times(seed=2))
+    document = found.to_document()
+    del document["driver"]
+
+    assert check_from_document(document) == found

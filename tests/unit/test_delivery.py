@@ -1,6 +1,7 @@
 """What a job is given: together or not at all, and a table only where every node reads it."""
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.delivery import (
+    Handover,
     Offer,
     delivered_by,
+    effective,
     offer_from_documents,
     offer_from_table,
     plan_handover,
@@ -64,6 +67,9 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
         (2, ("./job.sh",), {}, False, Form.VARIABLES),
         (1, ("srun", "-N1", "python"), {}, False, Form.VARIABLES),
         (2, ("/usr/bin/mpirun", "torchrun"), {}, False, Form.VARIABLES),
+        (1, ("time", "srun", "-N1", "python"), {}, False, Form.VARIABLES),
+        (2, ("env", "A=1", "srun", "torchrun"), {}, False, Form.VARIABLES),
+        (2, ("./on_all_nodes", "torchrun"), {}, False, Form.VARIABLES),
         (2, ("srun", "python"), {}, True, Form.TABLE),
         (2, ("./job.sh",), {}, True, Form.TABLE),
     ],
@@ -123,7 +129,14 @@ def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
         offer_from_documents(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"table": [], "table_parameters": {}}'])
+@pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
+def test_numbers_that_are_none_are_no_environment(name):
+    document = json.loads((GOLDEN / "tuned.json").read_text())
+    with pytest.raises(InputError, match="no environment of ncclt"):
+        offer_from_documents(json.dumps({**document, name: float("inf")}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
 def test_what_is_no_environment_is_said_so(text):
     with pytest.raises(InputError, match="no environment of ncclt"):
         offer_from_documents(text)
@@ -139,14 +152,63 @@ def test_a_table_from_a_file_brings_its_variables(tmp_path):
             offer_from_table(path)
 
 
-def test_a_table_is_written_whole_for_its_owner_and_found_again(tmp_path):
+def test_a_table_is_written_whole_and_found_again(tmp_path):
     path = table_path(tmp_path / "a" / "tables", "rows\n")
     write_table(path, "rows\n")
     first = path.stat()
     write_table(path, "rows\n")
     assert (path.read_text(), path.stat().st_ino) == ("rows\n", first.st_ino)
-    assert (first.st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (first.st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o700)
+    path.chmod(0o600)  # as an earlier version wrote it: a TaskProlog for all could not read it
+    write_table(path, "rows\n")
+    assert path.stat().st_mode & 0o777 == 0o644
     path.write_text("damaged")
     write_table(path, "rows\n")
     assert path.read_text() == "rows\n"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeypatch):
+    """Two processes found none at the same time; the second one has written its own when the first one's is there."""
+    path = tmp_path / "t.csv"
+    made = tempfile.mkstemp
+
+    def late(*words, **options):
+        path.write_text("rows\n")
+        return made(*words, **options)
+
+    monkeypatch.setattr("ncclt.delivery.tempfile.mkstemp", late)
+    with_first = []
+    monkeypatch.setattr(Path, "replace", lambda *names: with_first.append(names))
+    write_table(path, "rows\n")
+    assert (with_first, path.read_text(), list(tmp_path.iterdir())) == ([], "rows\n", [path])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mpirun -x NCCL_ALGO=tree -np 2 train",
+        "srun --export=ALL,NCCL_ALGO=tree train",
+        "env A=1 NCCL_ALGO=tree train",
+        "mpiexec.hydra -genv NCCL_ALGO tree train",
+    ],
+)
+@pytest.mark.parametrize("override", [False, True])
+def test_what_the_command_sets_itself_is_not_mixed_with_either(command, override):
+    """It goes over what is inherited, and no --override can take it away."""
+    handover = plan(argv=command.split(), shared=True, override=override)
+    assert (handover.set_env, handover.form) == ((), None)
+    assert "the command itself sets NCCL_ALGO=tree" in handover.notes[-1]
+
+
+def test_what_the_command_sets_alike_or_beside_is_no_conflict():
+    command = ["mpirun", "-x", "NCCL_BUFFSIZE=8388608", "-x", "NCCL_IB_HCA=mlx5", "-x", "NCCL_DEBUG", "train"]
+    assert plan(argv=command, shared=True).form is Form.TABLE
+
+
+@pytest.mark.parametrize("form", [Form.TABLE, None])
+def test_a_tuner_of_ones_own_on_one_node_alone_is_seen(form):
+    handover = plan() if form else Handover()
+    theirs = {"NCCL_TUNER_PLUGIN": "/site/libother.so", "NCCL_TUNER_CONFIG_FILE": "/site/t.csv"}
+    assert (effective(handover, theirs) != effective(handover, {})) is (form is None)
+    assert effective(handover, theirs) == effective(handover, {**theirs, "NCCL_TUNER_PLUGIN": "/mnt/libother.so"})

@@ -7,10 +7,12 @@ import pytest
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
 from ncclt.runners import Ground, choose_launcher, process_wide_ladders
-from ncclt.testing.fakes import FakeRunner
+from ncclt.search.launching import launch
+from ncclt.testing.fakes import FakeJournal, FakeRunner
 
 CLUSTER = Cluster(
     name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
@@ -107,3 +109,42 @@ def test_what_cannot_be_forced_here_is_not_in_the_space():
     assert DEFAULT in settings
     assert len(settings) < len(whole.space(workload(Collective.ALL_REDUCE), ()).distinct)
     assert not any(s.protocol == "ll128" for s in settings)
+
+
+class Warm(FakeRunner):
+    """Its ranks stay."""
+
+    def measure(self, setting, messages, *, repeat):
+        return replace(super().measure(setting, messages, repeat=repeat), warm=True)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
+    """A warm default beside fresh settings would make them look bad, and the other way round."""
+    runner, warm = FakeRunner(CLUSTER, lambda *_: 10.0), Warm(CLUSTER, lambda *_: 5.0)
+    ground = Ground(
+        runner=runner, persistent=(warm,) if stays else (), reason="test", covers=lambda _: True
+    )  # fmt: skip
+    placed = workload(Collective.ALL_REDUCE, world_size=4)
+
+    def searched(by):
+        return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
+
+    ground.require_alike(
+        [searched(*ground.searching), launch(runner, placed, FakeJournal(), DEFAULT, phase=Phase.CONFIRM)]
+    )
+    with pytest.raises(UsageError, match="cannot be compared") as caught:
+        ground.require_alike([searched(runner if stays else warm)])
+    assert ("without" in caught.value.hint) is stays
+
+
+def test_the_arm_of_variables_is_measured_by_variables():
+    plain, by_variables = FakeRunner(CLUSTER, lambda *_: 1.0), FakeRunner(CLUSTER, lambda *_: 1.0)
+    ground = Ground(runner=plain, reason="test", covers=lambda _: True)
+    assert {ground.delivering(arm) for arm in Arm} == {plain}
+    forced = replace(ground, by_variables=by_variables)
+    assert [forced.delivering(arm) for arm in (Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES)] == [plain, plain, by_variables]
+    assert (ground.way, forced.way) == ("", "+plugin")

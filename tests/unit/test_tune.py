@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_printed import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision
@@ -159,7 +160,10 @@ def test_an_interruption_during_the_proof_goes_on_with_the_proof(store):
 def test_a_failing_default_stops_and_keeps_the_trial(store):
     with pytest.raises(StudyStoppedError, match="NCCL's own choice does not run"):
         run(store, lambda *_: Outcome.TIMEOUT)
-    assert store.studies().items[0].trials == 1
+    (stopped,) = store.studies().items
+    assert stopped.trials == 1
+    assert stopped.study.state is StudyState.INTERRUPTED
+    assert "NCCL's own choice does not run" in stopped.study.reason
 
     assert run(store).recommendation is not None, "once repaired, the same study goes on"
 
@@ -169,6 +173,37 @@ def test_a_name_that_means_another_study_is_refused(store):
 
     with pytest.raises(UsageError):
         run(store, name="mine", process_wide=("BUFFSIZE",))
+
+
+def costs(ranks=4, nodes=1):
+    row = PrintedCost(Collective.ALL_REDUCE, Algorithm.RING, Protocol.SIMPLE, 10.0, 100.0)
+    return PrintedCosts(version="2.27.3", tables=(PrintedTable(ranks=ranks, nodes=nodes, costs=(row,)),))
+
+
+def test_cost_tables_are_kept_with_the_study(store):
+    """The same study resumed without the log goes on from its tables, and says so."""
+    first = run(store, trials=6, printed_costs=costs())
+    again = run(store, trials=8)
+
+    assert store.study(first.study.id).printed_costs == costs()
+    assert again.study.id == first.study.id
+    for result in (first, again):
+        assert [note for note in result.notes if "cost tables that NCCL 2.27.3 printed" in note]
+    assert not [note for note in run(store, name="other").notes if "cost tables" in note]
+
+
+def test_cost_tables_of_another_job_are_refused_before_anything_is_stored(store):
+    with pytest.raises(UsageError, match="8 ranks on 2 nodes, and 4 ranks on 1 node are tuned"):
+        run(store, printed_costs=costs(ranks=8, nodes=2))
+    assert store.studies().items == ()
+
+
+def test_a_stored_study_does_not_change_what_it_began_from(store):
+    run(store, name="estimated")
+    with pytest.raises(UsageError, match="NCCL's cost tables: stored none"):
+        run(store, name="estimated", printed_costs=costs())
+    run(store, name="told", printed_costs=costs())
+    assert run(store, name="told", printed_costs=costs()).recommendation is not None
 
 
 @pytest.mark.parametrize("values", [{"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"name": " "}])

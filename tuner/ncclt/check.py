@@ -41,6 +41,9 @@ class CheckRequest:
         points: messages at most, 3 to 6.
         blocks: A B B A blocks.
         tolerance: share by which a time may change in any case.
+        driver: NVIDIA's on the nodes here, with commas where they differ; empty = not known.
+        driver_before: under which it was measured, or found fresh last; empty = not known.
+        driver_may_differ: measure under another driver, instead of taking that for a reason by itself.
     """
 
     recommendation: Recommendation
@@ -49,6 +52,9 @@ class CheckRequest:
     points: int = POINTS
     blocks: int = BLOCKS
     tolerance: float = TOLERANCE
+    driver: str = ""
+    driver_before: str = ""
+    driver_may_differ: bool = False
 
     def __post_init__(self) -> None:
         if not 3 <= self.points <= 6:
@@ -77,12 +83,13 @@ def check(
 ) -> Check | None:
     """Check one recommendation; None when the user interrupted.
 
-    What makes it stale: another NCCL, topology or kind of node than it was measured on; a launch of the policy that
-    fails; a time of default or policy, or the gain of one over the other, that has changed beyond noise and tolerance.
+    What makes it stale: another NCCL, driver, topology or kind of node than it was measured on; a launch of the policy
+    that fails; a time of default or policy, or the gain of one over the other, that has changed beyond noise and
+    tolerance.
 
     Args:
         request: what to check.
-        runner: where it runs.
+        runner: where it runs, forcing settings as what is served delivers them.
         interrupted: asked before every launch.
         watch: told after every launch.
         now: ISO time.
@@ -99,8 +106,8 @@ def check(
             "simulated and measured times cannot be compared",
             hint=f"use --launcher {found.launcher}",
         )
-    arm, delivery = _delivered(found)
-    if reasons := _moved(found.fingerprint, runner.cluster.fingerprint()):
+    arm, delivery = delivered(found)
+    if reasons := [*_moved(found.fingerprint, runner.cluster.fingerprint()), *_updated(request)]:
         return _result(request, reasons, (), launches=0, launcher="", now=now())
     evidence = collect_evidence(request.trials)
     before = evidence.whole_blocks(arm)
@@ -133,8 +140,12 @@ def check(
     )  # fmt: skip
 
 
-def _delivered(found: Recommendation) -> tuple[Arm, Delivery]:
-    """Return what is served, the per-size policy before the variables."""
+def delivered(found: Recommendation) -> tuple[Arm, Delivery]:
+    """Return what is served, the per-size policy before the variables.
+
+    Raises:
+        NoRecommendationError: it delivers nothing, so there is nothing to check.
+    """
     for arm, delivery in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
         if delivery is not None and delivery.verdict.decision is Decision.TUNED:
             return arm, delivery
@@ -153,6 +164,25 @@ def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
         for name, before, now in pairs
         if before and now and before != now
     ]
+
+
+def _updated(request: CheckRequest) -> list[str]:
+    """Say that the driver is another one, where both are known and that is a reason."""
+    before, now = request.driver_before, request.driver
+    if request.driver_may_differ or not before or not now or before == now:
+        return []
+    return [f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"]
+
+
+def driver_before(recommendation: Recommendation, checks: Sequence[Check]) -> str:
+    """Return the driver under which a recommendation was last found to be true; empty = not known.
+
+    Args:
+        recommendation: as it was published.
+        checks: of it, newest first.
+    """
+    found = (check.driver for check in checks if check.freshness is Freshness.FRESH and check.driver)
+    return next(found, recommendation.fingerprint.driver)
 
 
 def _points(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], count: int) -> Workload:
@@ -260,4 +290,5 @@ def _result(
         launches=launches,
         launcher=launcher,
         created=now,
+        driver=request.driver,
     )

@@ -13,8 +13,10 @@ import http.client
 import json
 import os
 import re
+import signal
 import ssl
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -138,7 +140,7 @@ def fetch_env(
         cluster, model: names as in `ncclt tune`.
         nodes, gpus_per_node, nccl_version: the job; what is left out is not checked by the server.
         format: one of the server's formats.
-        timeout_s: for the whole answer; looking up the server's name comes on top.
+        timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Only its owner may be able to
             write there, as the shell will run what it holds.
         fallback: `cached` = when the server is away or broken, return the last good answer with a warning; a server
@@ -152,19 +154,13 @@ def fetch_env(
     if fallback not in ("none", "cached"):
         raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
     query = {
-        "model": model,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "nccl_version": nccl_version,
-        "format": format,
-        "shell": None if shell == "bash" else shell,
-        "unset": "true" if unset else None,
-        "channels": channels,
-    }
+        "model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version, "format": format,
+        "shell": None if shell == "bash" else shell, "unset": "true" if unset else None, "channels": channels,
+    }  # fmt: skip
     form = " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{_base(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
-    path = _cache_path(cache_dir, url)
+    path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     kept = _read_cache(path, url, form)
     try:
         answer = _get(url, kept, api_key=api_key, timeout_s=timeout_s)
@@ -176,10 +172,8 @@ def fetch_env(
             hint = f"{error.hint}; nothing is cached for this request".lstrip("; ")
             raise ClientError(error.message, hint=hint, status=error.status) from error
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
-        kept_for = _age(time.time() - kept.saved)
-        return Fetched(
-            kept.text, "cache", f"{error.message}; using the answer of {saved} from the cache, {kept_for} old"
-        )
+        said = f"using the answer of {saved} from the cache, {_age(time.time() - kept.saved)} old"
+        return Fetched(kept.text, "cache", f"{error.message}; {said}")
     return Fetched(answer.text, "server", "" if answer is kept else _write_cache(path, url, answer))
 
 
@@ -212,7 +206,7 @@ def post_attestation(
 def _json_object(text: str, url: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ClientError(f"{urllib.parse.urlsplit(url).netloc} answered, but not as ncclt does", hint=_WRONG_SERVER)
@@ -240,12 +234,33 @@ def _base(server: str) -> str:
 
 def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
     """Return the answer, which is `kept` itself when the server says that it still holds; with a body, POST it."""
+    # A socket's time limit begins anew with every byte: another thread asks, which is not waited for any longer.
+    came: list[_Kept | BaseException] = []
+
+    def ask() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+        try:
+            came.append(_ask(url, kept, api_key=api_key, timeout_s=timeout_s, body=body))
+        except BaseException as error:  # noqa: BLE001 -- raised below, by the one who waits
+            came.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(timeout_s + 1.0)  # where the socket or the reading notices, they say so themselves
+    if not came:
+        raise _outage(TimeoutError(), urllib.parse.urlsplit(url).netloc, timeout_s)
+    if isinstance(came[0], BaseException):
+        raise came[0]
+    return came[0]
+
+
+def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None) -> _Kept:
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
     deadline = time.monotonic() + timeout_s
     where = urllib.parse.urlsplit(url).netloc
     headers = {"Accept": "*/*", **({} if body is None else {"Content-Type": "application/json"})}
-    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base let http and https pass only
+    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base lets http and https pass
     if kept and kept.etag:
         request.add_header("If-None-Match", kept.etag)
     if api_key is not None:
@@ -269,13 +284,10 @@ def _opener() -> urllib.request.OpenerDirector:
     """Return an opener for http and https with proxies and redirects, and without file: and ftp:."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
+        urllib.request.HTTPRedirectHandler(), urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
-    ):
+    ):  # fmt: skip
         opener.add_handler(handler)
     return opener
 
@@ -303,17 +315,15 @@ def _read(response: http.client.HTTPResponse, deadline: float, where: str) -> by
 def _refusal(error: urllib.error.HTTPError, deadline: float, where: str) -> ClientError:
     """Return the server's own words from problem+json (RFC 9457), or say that these are none."""
     problem = None
-    if error.headers.get_content_type() == "application/problem+json" and isinstance(
-        error.fp, http.client.HTTPResponse
-    ):
+    is_problem = error.headers.get_content_type() == "application/problem+json"
+    if is_problem and isinstance(error.fp, http.client.HTTPResponse):
         try:
             problem = json.loads(_read(error.fp, deadline, where))
-        except (ValueError, OSError, http.client.HTTPException, ClientError):
+        except (ValueError, RecursionError, OSError, http.client.HTTPException, ClientError):
             problem = None  # cut off or no JSON: reported below as what it is, by its status
     if not isinstance(problem, dict):
-        return ClientError(
-            f"{where} answered {error.code}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code
-        )
+        said = f"{where} answered {error.code}, and not as ncclt does"
+        return ClientError(said, hint=_WRONG_SERVER, status=error.code)
     message = problem.get("detail") or problem.get("title") or f"{where} answered {error.code}"
     return ClientError(_one_line(message), hint=_one_line(problem.get("hint") or ""), status=error.code)
 
@@ -326,9 +336,8 @@ def _one_line(text: object) -> str:
 def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError) or "timed out" in str(reason):
-        return ClientError(
-            f"{where} did not answer within {timeout_s:g} s", hint="is the server busy or behind a firewall?"
-        )
+        said = f"{where} did not answer within {timeout_s:g} s"
+        return ClientError(said, hint="is the server busy or behind a firewall?")
     if isinstance(reason, ConnectionRefusedError):
         return ClientError(f"nothing listens at {where}", hint="is `ncclt serve` running there?")
     if isinstance(reason, ssl.SSLError):
@@ -345,16 +354,12 @@ def _check_text(text: str, format: str, where: str) -> None:
     elif format == "json":
         try:
             good = isinstance(json.loads(text), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             good = False
     else:
         good = bool(text) and not text.lstrip().startswith("<")
     if not good:
         raise ClientError(f"{host} answered, but not with an environment of format {format}", hint=_WRONG_SERVER)
-
-
-def _cache_path(cache_dir: str | os.PathLike[str] | None, url: str) -> Path | None:
-    return None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
 
 
 def _read_cache(path: Path | None, url: str, format: str) -> _Kept | None:
@@ -367,7 +372,7 @@ def _read_cache(path: Path | None, url: str, format: str) -> _Kept | None:
             return None
         _check_text(kept["text"], format, url)
         return _Kept(text=kept["text"], etag=str(kept["etag"]), saved=float(kept["saved"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ClientError):
+    except (OSError, ValueError, RecursionError, OverflowError, KeyError, TypeError, AttributeError, ClientError):
         return None
 
 
@@ -375,13 +380,8 @@ def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
     """Keep an answer, whole or not at all; return a warning if it could not be kept: the job goes on without."""
     if path is None:
         return ""
-    document = {
-        "schema": _CACHE_SCHEMA,
-        "url": url,
-        "etag": answer.etag,
-        "text": answer.text,
-        "saved": answer.saved,
-    }
+    facts = {"etag": answer.etag, "text": answer.text, "saved": answer.saved}
+    document = {"schema": _CACHE_SCHEMA, "url": url, **facts}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=str(path.parent), suffix=".new")

@@ -22,21 +22,19 @@ from ncclt.core.parameters import SET_BY_RULES, parameter
 from ncclt.core.policy import Policy, policy_from_document
 from ncclt.core.version import NcclVersion
 from ncclt.errors import InputError, NccltError, UsageError
+from ncclt.job import RANK_VARIABLES, is_node_launcher, starts_others
+from ncclt.plugin import LIBRARY_NAME
 
-MANY_NODES_LAUNCHERS = frozenset(
-    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "flux", "jsrun", "lrun", "aprun",
-     "palsrun", "ssh", "pdsh", "clush", "kubectl", "deepspeed", "horovodrun"}
-)  # fmt: skip
-"""Commands that start processes on other nodes from one place."""
-
-NODE_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
-"""Commands that are started on every node and start its processes alone."""
-
-_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
-"""Set by a launcher in each process that it starts: who sees one is on a node already."""
+_READABLE = 0o644
 
 _VALUE = re.compile(r"[!-~]{1,1023}")
 _NEEDED = re.compile(r"# needs (NCCL_[A-Z0-9_]+)=([!-~]+) in the environment", re.ASCII)
+_ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
+"""As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
+
+_HYDRA_OPTIONS = ("-genv", "-env")
+"""MPICH and Intel MPI take name and value as two words."""
+
 _TABLE_HEAD = re.compile(
     r"# ncclt-table \d+ id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9.]+) nodes=(?P<nodes>\d{1,9}) "
     r"ranks=(?P<ranks>\d{1,9}) rows=(?P<rows>\d{1,9}) fnv1a=[0-9a-f]{16}"
@@ -110,7 +108,7 @@ def offer_from_documents(env: str) -> Offer:
             rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
             table_variables=_vetted(table_variables),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"this is no environment of ncclt: {error}", hint="update ncclt here or on the server"
         ) from error
@@ -211,7 +209,14 @@ def plan_handover(
     delivered = dict(offer.table_variables if form is Form.TABLE else offer.variables)
     if form is Form.TABLE:
         delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
-    own = _own(delivered, environ, form)
+    told = _told(delivered, _set_by(argv), form)
+    if told:
+        notes.append(
+            f"the command itself sets {', '.join(f'{name}={value}' for name, value in told.items())}, so nothing else "
+            "is set: what was measured together is delivered together or not at all (take it out of the command)"
+        )
+        return Handover(notes=tuple(notes))
+    own = tuple(_told(delivered, environ, form))
     if own and not override:
         listed = ", ".join(f"{name}={environ[name]}" for name in own)
         notes.append(
@@ -239,7 +244,7 @@ def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str
         return ""
     begins = PurePath(argv[0]).name
     hint = "name a folder that all nodes share with --policy-dir"
-    if begins in MANY_NODES_LAUNCHERS:
+    if starts_others(argv):
         return f"{begins} starts processes on nodes that may not see it; {hint}"
     if offer.nodes > 1 and not is_one_of_several(argv, environ):
         return f"it is for {offer.nodes} nodes, and who starts the others is not known; {hint}"
@@ -248,16 +253,41 @@ def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str
 
 def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Tell whether this command is started on every node of a job alike, so that each decides for itself."""
-    words = {PurePath(word).name for word in argv[:4]}
-    return any(name in environ for name in _RANK_VARIABLES) or bool(words & NODE_LAUNCHERS)
+    return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
 
 
-def _own(delivered: Mapping[str, str], environ: Mapping[str, str], form: Form) -> tuple[str, ...]:
-    """Return the user's own variables that stand against what is delivered."""
+def _told(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -> dict[str, str]:
+    """Return which of the user's own variables stand against what is delivered."""
     rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
-    return tuple(
-        name for name in sorted({*delivered, *rivals}) if name in environ and environ[name] != delivered.get(name)
-    )
+    return {
+        name: theirs[name]
+        for name in sorted({*delivered, *rivals})
+        if name in theirs and theirs[name] != delivered.get(name)
+    }
+
+
+def _set_by(argv: Sequence[str]) -> dict[str, str]:
+    """Return the variables of NCCL and ncclt that a command sets for its processes, over what it inherits."""
+    found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
+    for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
+        if option in _HYDRA_OPTIONS and name.startswith("NCCL"):
+            found[name] = value
+    return found
+
+
+def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what will decide NCCL's choices in a process, for comparison with other nodes.
+
+    Plugin and table count by their names: their folders may be mounted elsewhere, and a table's name is its content.
+    """
+    after = {name: value for name, value in environ.items() if name not in handover.unset_env} | dict(handover.set_env)
+    # A tuner of the user's own decides as well, and so does the table that it is told of.
+    tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
+    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", *tuner, *(name for name, _ in handover.set_env)}
+    by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
+    return {
+        name: PurePath(after[name]).name if name in by_name else after[name] for name in sorted(names) if name in after
+    }
 
 
 def delivered_by(offer: Offer, form: Form) -> Delivered:
@@ -283,19 +313,55 @@ def table_path(folder: Path, text: str) -> Path:
 
 
 def write_table(path: Path, text: str) -> None:
-    """Write a table, whole or not at all, for this user alone; it stays for communicators that open late.
+    """Write a table, whole or not at all; it stays for communicators that open late.
+
+    Others may read it, as a TaskProlog may be for them and a folder for a group. A good one is never replaced: a node
+    that is reading it just then, over NFS, would lose it and choose otherwise than the rest.
 
     Raises:
         OSError: it cannot be written there.
     """
+    _put(path, text.encode())
+
+
+def place_plugin(folder: Path, plugin: Path) -> Path:
+    """Put a copy of the plugin beside the tables, and return where it lies.
+
+    Who decides for other nodes knows only that they read this folder: a node that has the table and not the plugin
+    would choose otherwise than the rest. Where nothing can be loaded from the folder, the plugin stays where it is.
+
+    Raises:
+        OSError: it cannot be read, or not be written there.
+    """
+    content = plugin.read_bytes()
+    path = folder.absolute() / hashlib.sha256(content).hexdigest()[:32] / LIBRARY_NAME
+    _put(path, content)
+    return plugin if os.statvfs(path).f_flag & os.ST_NOEXEC else path
+
+
+def _put(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.is_file() and path.read_bytes() == text.encode():
+    if _holds(path, content):
         return
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode())
-        Path(name).replace(path)
-    except OSError:
+            file.write(content)
+            os.fchmod(descriptor, _READABLE)
+        try:
+            path.hardlink_to(name)
+        except OSError:  # there is one meanwhile, or a damaged one, or the file system has no hard links
+            if not _holds(path, content):
+                Path(name).replace(path)
+    finally:
         Path(name).unlink(missing_ok=True)
-        raise
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Tell whether a file has this content; where it is ours, make sure that others can read it."""
+    if not path.is_file() or path.read_bytes() != content:
+        return False
+    facts = path.stat()
+    if facts.st_uid == os.geteuid() and facts.st_mode & _READABLE != _READABLE:
+        path.chmod(_READABLE)
+    return True

@@ -4,83 +4,37 @@ from __future__ import annotations
 
 import platform
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.compile import Compiled, variables_for_setting
+from ncclt.core.level import split
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
-from ncclt.errors import UsageError
+from ncclt.core.trial import Runner
+from ncclt.errors import SettingError, UsageError
 from ncclt.launch import launcher_module
+from ncclt.launch.granted import granted_hosts
+from ncclt.launch.kubernetes_options import site_options
 from ncclt.launch.launcher import JobShape, Launcher
-from ncclt.launched import LaunchedRunner
+from ncclt.launched import LaunchedRunner, Pace, PersistentRunner
 from ncclt.launched.runner import asking
 from ncclt.launched.timeouts import Timeouts
 from ncclt.measure import benchmark_module
 from ncclt.measure.benchmark import Benchmark
+from ncclt.place import SHARES_FILES, TAKES_GRANTED, TORCH_ALONE, Place, check_place
 from ncclt.runners import Ground, notes_on_parallel
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """How commands are launched on real nodes.
-
-    Attributes:
-        launcher, reason: which one, and why.
-        benchmark: what runs; None = what fits the launcher.
-        backend: of torch_collectives.
-        nccl_tests: folder of the programs; None = PATH.
-        max_commands: of nccl-tests per launch; None = as many as exact sizes need.
-        beside: `gemm` = a matrix product runs beside the collectives.
-        hosts: nodes to use; empty = whichever the launcher is given.
-        parallel: trials at once, each on nodes of its own.
-        python: interpreter of the nodes, with PyTorch.
-        container: image of the trials.
-        namespace: of Kubernetes.
-        ssh_options: for ssh itself.
-        extra: arguments for the launcher's own program.
-        scratch: folder that all nodes share with this machine.
-        keep_env: let NCCL_* variables of this shell reach the trials.
-    """
-
-    launcher: str
-    reason: str
-    benchmark: str | None = None
-    backend: str = "nccl"
-    nccl_tests: Path | None = None
-    max_commands: int | None = None
-    beside: str | None = None
-    hosts: tuple[str, ...] = ()
-    parallel: int = 1
-    python: str = sys.executable
-    container: str | None = None
-    namespace: str | None = None
-    ssh_options: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
-    scratch: Path | None = None
-    keep_env: bool = False
-
-    @property
-    def benchmark_name(self) -> str:
-        """Return what runs: as asked, else what the launcher can start."""
-        fitting = "torch_collectives" if self.launcher in _TORCH_ALONE else "nccl_tests"
-        return self.benchmark or fitting
-
+CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
+"""Name or address of this machine as the ranks reach it; empty = its own name."""
 
 _GLOO_IS_INERT = "backend gloo: NCCL takes no part, so none of its variables can change anything here"
 
 _BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
 """Time that torch_collectives spends on one message at most; what gloo measures decides nothing."""
-
-_TORCH_ALONE = ("torchrun", "ssh")
-"""Launchers that start PyTorch's own processes: nccl-tests across them would need MPI."""
-
-SHARES_FILES = ("local", "torchrun")
-"""Launchers that run on this machine alone, so that its temporary files are there too."""
 
 
 def launched_ground(
@@ -104,37 +58,67 @@ def launched_ground(
         UsageError: launcher, benchmark, cluster and nodes do not fit together.
     """
     check_place(cluster, place)
-    if _is_gloo(place):
+    if place.is_gloo:
         cluster = on_cpus(cluster)
 
     def compiled(setting: Setting) -> Compiled:
         return variables_for_setting(setting, version=cluster.version, collectives=collectives)
 
+    plugin = place.plugin(environ)
     host_sets = _host_sets(cluster, place, environ)
     launchers = [launcher_of(cluster, place, hosts, environ=environ) for hosts in host_sets]
     benchmark, said = benchmark_of(cluster, place, launchers[0], collectives, ask=ask)
-    timeouts = Timeouts()
-    runners = [
-        LaunchedRunner(
+    timeouts, pace = Timeouts(), Pace()
+
+    def relaunching(launcher: Launcher, hosts: tuple[str, ...]) -> Runner:
+        # What the plugin alone can say has to be said by it to fresh ranks as well.
+        if plugin is not None:
+            return staying(hosts, stay=False)
+        return LaunchedRunner(
             benchmark=benchmark,
             launcher=launcher,
             cluster=cluster,
             variables=lambda setting: dict(compiled(setting).variables),
             timeouts=timeouts,
+            pace=pace,
             scratch=place.scratch,
             scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
             place=",".join(hosts),
         )
-        for launcher, hosts in zip(launchers, host_sets, strict=True)
-    ]
+
+    def staying(hosts: tuple[str, ...], *, stay: bool = True, plugin: Path | None = plugin) -> PersistentRunner:
+        return PersistentRunner(
+            benchmark=benchmark,
+            launcher=launcher_of(cluster, place, hosts, environ=environ),
+            cluster=cluster,
+            variables=lambda setting: dict(compiled(setting).variables),
+            timeouts=timeouts,
+            pace=pace,
+            plugin=plugin,
+            place=",".join(hosts),
+            host=environ.get(CONTROLLER_VARIABLE, ""),
+            scratch=place.scratch,
+            stay=stay,
+        )
+
+    def expressible(setting: Setting) -> bool:
+        try:
+            parts = split(setting, version=cluster.version, collectives=collectives, plugin=plugin is not None)
+        except SettingError:
+            return False
+        return compiled(parts.by_variables).complete
+
+    runners = [relaunching(launcher, hosts) for launcher, hosts in zip(launchers, host_sets, strict=True)]
     return Ground(
         runner=runners[0],
+        by_variables=staying(host_sets[0], stay=False, plugin=None) if plugin is not None else None,
         others=tuple(runners[1:]),
+        persistent=tuple(map(staying, host_sets)) if place.persistent else (),
         reason=place.reason,
         covers=lambda _message: True,
-        expressible=lambda setting: compiled(setting).complete,
-        notes=(*said, *_notes(place, environ)),
-        inert=_GLOO_IS_INERT if _is_gloo(place) else "",
+        expressible=expressible,
+        notes=(*said, *_notes(place, environ), *_notes_on_forcing(place, plugin)),
+        inert=_GLOO_IS_INERT if place.is_gloo else "",
     )
 
 
@@ -147,7 +131,7 @@ def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, envir
     per_node = 1 if place.launcher == "local" else cluster.gpus_per_node
     shape = JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts)
     options: dict[str, Any] = {"shape": shape, "keep_env": place.keep_env, "extra": place.extra, "environment": environ}
-    if place.launcher in _TORCH_ALONE:
+    if place.launcher in TORCH_ALONE:
         options["python"] = place.python
     if place.launcher == "ssh":
         options["options"] = place.ssh_options
@@ -158,6 +142,7 @@ def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, envir
             "kind": "trainjob" if place.benchmark_name == "torch_collectives" else "mpijob",
             "image": place.container,
             "namespace": place.namespace or "default",
+            **site_options(place.kubernetes),
         }
     launcher: Launcher = launcher_module(place.launcher).create(**options)
     return launcher
@@ -174,32 +159,6 @@ def check_benchmark(cluster: Cluster, place: Place) -> None:
     benchmark_module(place.benchmark_name)
 
 
-def check_place(cluster: Cluster, place: Place) -> None:
-    """Refuse what cannot run, before anything is asked of the nodes."""
-    name, benchmark = place.launcher, place.benchmark_name
-    if cluster.nodes > 1 and name in SHARES_FILES:
-        raise UsageError(
-            f"--launcher {name} measures this machine alone, not {cluster.nodes} nodes",
-            hint="use --nodes 1, or --launcher slurm, mpirun, ssh or kubernetes",
-        )
-    if name in _TORCH_ALONE and benchmark == "nccl_tests":
-        raise UsageError(
-            f"--launcher {name} starts processes of PyTorch, nccl-tests across them needs MPI",
-            hint="use --benchmark torch_collectives, or --launcher mpirun or slurm",
-        )
-    if name == "local" and benchmark == "torch_collectives":
-        raise UsageError(
-            "--launcher local starts one process, torch_collectives needs one for each GPU",
-            hint="use --launcher torchrun",
-        )
-    if place.beside is not None and benchmark != "torch_collectives":
-        raise UsageError("--beside goes with --benchmark torch_collectives")
-    if place.container is not None and name not in ("slurm", "kubernetes"):
-        raise UsageError(f"--container does not go with --launcher {name}", hint="use slurm (pyxis) or kubernetes")
-    if place.hosts and name in (*SHARES_FILES, "kubernetes"):
-        raise UsageError(f"--hosts does not go with --launcher {name}", hint="use mpirun, ssh or slurm")
-
-
 def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return the nodes of each of the launches that run at once, disjoint.
 
@@ -207,11 +166,8 @@ def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> li
         UsageError: there are fewer nodes than that takes.
     """
     hosts = place.hosts
-    if not hosts and place.parallel > 1 and place.launcher == "slurm":
-        from ncclt.launch.slurm_allocation import allocation_of
-
-        allocation = allocation_of(environ)
-        hosts = allocation.hosts if allocation is not None else ()
+    if not hosts and place.parallel > 1 and place.launcher in TAKES_GRANTED:
+        hosts = granted_hosts(environ)
     wanted = cluster.nodes * place.parallel
     if not hosts and place.parallel == 1:
         return [()]
@@ -219,7 +175,7 @@ def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> li
         raise UsageError(
             f"{place.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
             f"{len(hosts) or 'none'} are named",
-            hint="name them with --hosts or --hostfile; in a Slurm allocation they are known",
+            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
         )
     return [hosts[first : first + cluster.nodes] for first in range(0, wanted, cluster.nodes)]
 
@@ -245,9 +201,9 @@ def benchmark_of(
             backend=place.backend,
             python=place.python,
             beside=place.beside,
-            budget_s=_GLOO_BUDGET_S if _is_gloo(place) else _BUDGET_S,
+            budget_s=_GLOO_BUDGET_S if place.is_gloo else _BUDGET_S,
         )
-        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if _is_gloo(place) else ()
+        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if place.is_gloo else ()
     if name != "nccl_tests":
         # One of a third party: it knows by itself what it needs.
         other: Benchmark = benchmark_module(name).create()
@@ -276,10 +232,6 @@ def benchmark_of(
     return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
 
 
-def _is_gloo(place: Place) -> bool:
-    return place.benchmark_name == "torch_collectives" and place.backend == "gloo"
-
-
 def _notes(place: Place, environ: Mapping[str, str]) -> tuple[str, ...]:
     inherited = sorted(name for name in environ if name.startswith("NCCL_"))
     notes = []
@@ -288,6 +240,21 @@ def _notes(place: Place, environ: Mapping[str, str]) -> tuple[str, ...]:
     elif inherited:
         notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
     return (*notes, *notes_on_parallel(place.parallel))
+
+
+def _notes_on_forcing(place: Place, plugin: Path | None) -> tuple[str, ...]:
+    notes = []
+    if place.persistent:
+        notes.append(
+            "the ranks of the search stayed from trial to trial; finalists and proof were measured by fresh ones"
+        )
+    if plugin is not None:
+        notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
+        notes.append("what plain variables deliver was proven without it, by these variables")
+    elif place.persistent:
+        how = "" if place.is_gloo else "; `ncclt plugin build` makes most of them cheaper and LL128 possible"
+        notes.append(f"every other algorithm and protocol took a new communicator{how}")
+    return tuple(notes)
 
 
 def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | None, backend: str) -> Cluster:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,12 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.parameters import parameter, searchable
 from ncclt.core.setting import Setting
-from ncclt.core.trial import Runner
+from ncclt.core.study import Arm, Phase, Trial
+from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
 from ncclt.launch import launcher_modules
-from ncclt.launched import LaunchedRunner
+from ncclt.launched import LaunchedRunner, PersistentRunner
 
 if TYPE_CHECKING:
     from ncclt.search.space import SearchSpace
@@ -75,7 +77,11 @@ class Ground:
 
     Attributes:
         runner: measures settings; confirmation and proof run on it alone.
+        by_variables: measures the arm of plain variables in the proof, where `runner` forces settings through the tuner
+            plugin: a table and variables differ, in channels above all. None = `runner` does.
         others: measure settings at the same time as `runner`, on nodes of their own; the search uses all of them.
+        persistent: keep their ranks from trial to trial; where there are any, the search uses these in place of the
+            others, and they end before `runner` measures finalists and proof with fresh ranks.
         reason: why trials run there, for people.
         covers: tells whether a message can be measured there.
         recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
@@ -86,7 +92,9 @@ class Ground:
     """
 
     runner: Runner
+    by_variables: Runner | None = None
     others: tuple[Runner, ...] = ()
+    persistent: tuple[PersistentRunner, ...] = ()
     reason: str
     covers: Callable[[Message], bool]
     recorded: tuple[Setting, ...] | None = None
@@ -94,17 +102,67 @@ class Ground:
     notes: tuple[str, ...] = ()
     inert: str = ""
 
+    @property
+    def searching(self) -> tuple[Runner, ...]:
+        """Return what the search measures with."""
+        return self.persistent or (self.runner, *self.others)
+
+    @property
+    def way(self) -> str:
+        """Return a word for each thing that sets the times measured here apart from those of plain launches."""
+        return ("+plugin" if self.by_variables is not None else "") + ("+persistent" if self.persistent else "")
+
+    def require_alike(self, trials: Iterable[Trial]) -> None:
+        """Refuse to search on where the trials of a study could not be compared with those that would be made here.
+
+        Raises:
+            UsageError: ranks that stay measured them and would not now, or the other way round.
+        """
+        good = (t.result for t in trials if t.phase is Phase.SEARCH and t.result.outcome is Outcome.OK)
+        if any(result.warm != bool(self.persistent) for result in good):
+            other = "launches, not ranks that stay," if self.persistent else "ranks that stay"
+            raise UsageError(
+                f"the search of this study was measured by {other} and cannot be compared with what would be now",
+                hint=f"go on with{'out' if self.persistent else ''} --persistent, or name another --study",
+            )
+
+    def delivering(self, arm: Arm) -> Runner:
+        """Return what measures an arm as it is delivered."""
+        return self.by_variables if arm is Arm.VARIABLES and self.by_variables is not None else self.runner
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let ranks stay from trial to trial within; afterwards none waits any more, and the GPUs are free."""
+        try:
+            yield
+        finally:
+            for runner in self.persistent:
+                runner.close()
+
     def kill(self) -> None:
         """End at once what the runners are measuring; those that measure nothing real have nothing to end."""
-        for runner in (self.runner, *self.others):
-            if isinstance(runner, LaunchedRunner):
-                runner.kill()
+        for runner in self._real:
+            runner.kill()
 
-    def calibrate(self, wall_s: float) -> None:
-        """Tell the runners how long the stored default of a resumed study took, s: their timeouts follow from it."""
-        for runner in (self.runner, *self.others):
-            if isinstance(runner, LaunchedRunner):
-                runner.calibrate(wall_s)
+    @property
+    def is_launched(self) -> bool:
+        """Tell whether anything real is started here."""
+        return bool(self._real)
+
+    @property
+    def _real(self) -> tuple[LaunchedRunner | PersistentRunner, ...]:
+        known = (self.runner, self.by_variables, *self.others, *self.persistent)
+        return tuple(runner for runner in known if isinstance(runner, LaunchedRunner | PersistentRunner))
+
+    def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
+        """Tell the runners what the stored default of a resumed study took: timeouts and sampling follow from it.
+
+        Args:
+            wall_s: for the whole launch, s.
+            times_us: for one call of each message, µs.
+        """
+        for runner in self._real:
+            runner.calibrate(wall_s, times_us)
 
     def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
@@ -12,15 +12,15 @@ from ncclt.core.assemble import Times, assemble
 from ncclt.core.cluster import Cluster
 from ncclt.core.collapse import collapse
 from ncclt.core.compile import compile_policy
-from ncclt.core.evidence import collect_evidence
+from ncclt.core.cost_printed import PrintedCosts
+from ncclt.core.message_rows import MessageRow, message_rows
 from ncclt.core.policy import Policy
 from ncclt.core.proof import verdict_of
 from ncclt.core.recommendation import Delivery, Recommendation
-from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.verdict import MIN_EFFECT, nothing_better
-from ncclt.core.workload import MessageCalls, Workload
-from ncclt.errors import UsageError
+from ncclt.core.workload import Workload
+from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.journal import StudyJournal
 from ncclt.runners import Ground
 from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm
@@ -52,6 +52,8 @@ class TuneRequest:
         seed: of the sampler.
         process_wide: names of the process-wide parameters that are searched.
         warm: try early what was best in the nearest stored studies.
+        printed_costs: NCCL's own cost tables of this cluster, to begin the search from; None = our estimate, or
+            what the stored study began from.
     """
 
     workload: Workload
@@ -62,6 +64,7 @@ class TuneRequest:
     seed: int = 0
     process_wide: tuple[str, ...] = ()
     warm: bool = True
+    printed_costs: PrintedCosts | None = None
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -70,29 +73,6 @@ class TuneRequest:
             raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
         if self.name is not None and not self.name.strip():
             raise UsageError("--study needs a name")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRow:
-    """One message, default against policy.
-
-    Attributes:
-        calls: the message and its calls per step.
-        default_us, tuned_us: median time of one call, µs.
-        setting: what the policy uses for it.
-        interpolated: the landscape had no such size.
-    """
-
-    calls: MessageCalls
-    default_us: float
-    tuned_us: float
-    setting: Setting
-    interpolated: bool = False
-
-    @property
-    def gain(self) -> float:
-        """Return the share of time that the policy saves on this message."""
-        return 1 - self.tuned_us / self.default_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +125,7 @@ def study_of(request: TuneRequest, ground: Ground, workload: Workload) -> Study:
         workload: the request's workload, placed and cut to what the ground can measure.
     """
     cluster = ground.runner.cluster
-    name = request.name or _default_name(request, ground.runner.name, cluster, workload)
+    name = request.name or _default_name(request, ground, cluster, workload)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -156,15 +136,18 @@ def study_of(request: TuneRequest, ground: Ground, workload: Workload) -> Study:
         process_wide=request.process_wide,
         seed=request.seed,
         state=StudyState.RUNNING,
+        printed_costs=request.printed_costs,
     )
 
 
-def _default_name(request: TuneRequest, launcher: str, cluster: Cluster, workload: Workload) -> str:
+def _default_name(request: TuneRequest, ground: Ground, cluster: Cluster, workload: Workload) -> str:
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"
-    what = f"{workload.digest()}{cluster.fingerprint().digest()}{','.join(request.process_wide)}"
+    # Times of another driver are no times of this one, nor those of ranks that stay the times of a launch.
+    place = f"{cluster.fingerprint().digest()}{cluster.driver}"
+    what = f"{workload.digest()}{place}{','.join(request.process_wide)}{ground.way}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     seed = f"-seed{request.seed}" if request.seed else ""
-    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{launcher}-{mark}{seed}"
+    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{ground.runner.name}-{mark}{seed}"
 
 
 def tune(
@@ -194,13 +177,23 @@ def tune(
     """
     workload, notes = ground.cut(request.workload)
     # Whatever can be refused is refused before anything is stored.
+    if request.printed_costs is not None:
+        request.printed_costs.require(ground.runner.cluster)
     space = ground.space(workload, request.process_wide)
     study = store.open_study(study_of(request, ground, workload))
+    if study.printed_costs is not None:
+        notes += (study.printed_costs.note(study.cluster),)
     with StudyJournal(store, study, now) as journal:
-        return _tune(
-            request, ground, store, study, workload, space, journal,
-            watcher=watcher, interrupted=interrupted, clock=clock, now=now, notes=notes,
-        )  # fmt: skip
+        try:
+            return _tune(
+                request, ground, store, study, workload, space, journal,
+                watcher=watcher, interrupted=interrupted, clock=clock, now=now, notes=notes,
+            )  # fmt: skip
+        except StudyStoppedError as error:
+            # Whoever looks at it must not take it for one that still searches, unless others do.
+            if journal.is_alone():
+                store.set_state(study.id, StudyState.INTERRUPTED, error.message)
+            raise
 
 
 def _tune(
@@ -219,8 +212,9 @@ def _tune(
     notes: tuple[str, ...],
 ) -> TuneResult:
     resumed = len(journal.trials())
+    ground.require_alike(journal.trials())
     if default := stored_default(journal):
-        ground.calibrate(default.result.wall_s)
+        ground.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
     warm = _warm_settings(store, study) if request.warm else ()
@@ -228,10 +222,11 @@ def _tune(
         proposer = Proposer(
             space, workload, study.cluster,
             name=study.name, seed=request.seed, storage_url=store.optuna_url, prior_trials=warm,
+            printed_costs=study.printed_costs,
         )  # fmt: skip
-    with proposer:
+    with proposer, ground.awake():
         end = search(
-            (ground.runner, *ground.others),
+            ground.searching,
             workload,
             journal,
             proposer,
@@ -251,7 +246,8 @@ def _tune(
     policies = {Arm.DEFAULT: Policy()} if ground.inert else _policies(times, workload, ground.runner.cluster)
     complete = prove(
         ground.runner, workload, journal, policies,
-        blocks=request.blocks, min_effect=request.min_effect, interrupted=interrupted, watch=watcher.proved,
+        by_variables=ground.by_variables, blocks=request.blocks, min_effect=request.min_effect,
+        interrupted=interrupted, watch=watcher.proved,
     )  # fmt: skip
     trials = tuple(journal.trials())
     if not complete or end.interrupted or interrupted():
@@ -357,25 +353,3 @@ def _publish(
     # A stale one stays what it was: the same trials prove nothing new.
     same = [r for r in published if replace(r, revision=0, created=now, stale="") == recommendation]
     return same[0] if same else store.publish(recommendation)
-
-
-def message_rows(policy: Policy, trials: Sequence[Trial], workload: Workload, times: Times) -> tuple[MessageRow, ...]:
-    """Return one row per message, most time per step first.
-
-    Times come from the proof where it measured the policy, else from search and confirmation.
-    """
-    evidence = collect_evidence(trials)
-    default_us = {**times.default, **evidence.message_times_us(Arm.DEFAULT)}
-    tuned_us = evidence.message_times_us(Arm.TABLE)
-    interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
-    rows = [
-        MessageRow(
-            calls=calls,
-            default_us=default_us[calls.message],
-            tuned_us=tuned_us.get(calls.message, default_us[calls.message]),
-            setting=policy.setting_for(calls.message),
-            interpolated=calls.message in interpolated,
-        )
-        for calls in workload.messages
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.calls.calls_per_step * row.default_us))

@@ -11,9 +11,10 @@ from markupsafe import Markup
 
 from ncclt.core.evidence import collect_evidence
 from ncclt.core.message import Message
+from ncclt.core.payback import cost_words
 from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
 from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
 from ncclt_api.pages.evidence import Block, blocks_of
 from ncclt_api.pages.jobs import NO_JOBS, Jobs
@@ -83,6 +84,7 @@ class StudyView:
         interpolated: messages whose times stand for a size that was not itself measured.
         arms: what the verification measured.
         jobs: what real jobs told of the recommendation.
+        cost: GPU time of all launches, and when it is won back; in words, empty where nothing was launched.
     """
 
     study: Study
@@ -98,6 +100,7 @@ class StudyView:
     messages: Markup | None
     trials: TrialPage
     jobs: Jobs
+    cost: str
 
 
 def study_view(
@@ -148,7 +151,14 @@ def study_view(
         messages=messages_chart(rows, policy_name=compared),
         trials=_page_of(trials, page),
         jobs=jobs,
+        cost=_cost(study, trials, recommendation),
     )
+
+
+def _cost(study: Study, trials: Sequence[Trial], recommendation: Recommendation | None) -> str:
+    if not gpu_seconds(trials, study.cluster):
+        return ""
+    return cost_words(study, trials, recommendation.table.verdict if recommendation else None)
 
 
 def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:

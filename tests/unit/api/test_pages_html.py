@@ -107,3 +107,16 @@ def test_the_line_to_type_names_this_server_and_the_job(client):
 def test_a_study_on_a_machine_has_no_banner(client):
     assert "SIMULATED" not in client.get("/studies/7a6bbb02").text
     assert "SIMULATED" in client.get("/studies/5e1f00aa").text
+
+
+def test_a_study_says_what_it_cost_and_whether_that_was_real(client):
+    listed = client.get("/v1/studies").json()["items"]
+    said = {}
+    for study in listed:
+        page = client.get(f"/studies/{study['id']}", headers={"Accept": "text/html"}).text
+        said.setdefault(study["simulated"], []).extend(
+            line.strip() for line in page.splitlines() if "Cost of all launches" in line
+        )
+    assert said[True]
+    assert all(line.startswith('<p class="note">Cost of all launches: SIMULATED, about ') for line in said[True])
+    assert not any("SIMULATED" in line for line in said[False])

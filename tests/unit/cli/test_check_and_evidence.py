@@ -20,7 +20,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
 from ncclt.runners import simulated_ground
 from ncclt.search.prove import prove
-from ncclt.testing.fakes import FakeJournal
+from ncclt.testing.fakes import FakeJournal, FakeRunner
 from ncclt.testing.store_contract import sample_cluster
 
 SOURCE = Workload(
@@ -105,6 +105,15 @@ def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
     assert env.main(asked) == 0
 
 
+def test_what_was_measured_with_the_nccl_that_is_here_is_checked_first(proven):
+    """A newer study of another NCCL is not what this cluster serves."""
+    found = proven.store.recommendation("r2")
+    other = replace(found.fingerprint, nccl_version="2.32.9")
+    proven.store.publish(replace(found, id="r9", fingerprint=other, created="2027-01-01T00:00:00"))
+
+    assert json.loads(run_check(proven, "--json").stdout)["recommendation"] == "r2"
+
+
 def test_nothing_published_is_nothing_to_check(command):
     command.store.add_cluster(sample_cluster())
     command.store.add_workload(SOURCE)
@@ -139,3 +148,27 @@ def test_an_undecided_one_serves_nothing_and_says_why(proven, capsys):
         printed = capsys.readouterr()
         assert (code, printed.out) == (3, "")
         assert "is undecided: no gain is proven" in printed.err
+
+
+def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatch):
+    """The table is undecided and served to nobody: that it cannot be forced here is no matter, nor who could."""
+    served = proven.store.recommendation("r2")
+    undecided = replace(served.table.verdict, decision=Decision.UNDECIDED, reason="no gain is proven")
+    proven.store.publish(
+        replace(served, id="r5", table=replace(served.table, verdict=undecided), variables=served.table)
+    )
+    for trial in proven.store.trials("abc123"):
+        if trial.arm is Arm.TABLE:
+            arm = replace(trial, arm=Arm.VARIABLES, number=trial.number + 1000)
+            proven.store.add_trial("abc123", arm)
+    by_variables = []
+
+    def ground(cluster, **options):
+        made = simulated_ground(cluster, **options)
+        by_variables.append(FakeRunner(cluster, lambda *_: 10.0))
+        return replace(made, by_variables=by_variables[0], expressible=lambda _setting: False)
+
+    monkeypatch.setattr("ncclt.runners.simulated_ground", ground)
+    run_check(proven, "--quiet")
+    (runner,) = by_variables
+    assert len(runner.launches) == 8

@@ -104,6 +104,7 @@ def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
         ("--set", "cpu=amd"),
         ("--model", "bert"),
         ("--launcher", "local"),
+        ("--launcher", "simulate", "--gpus-per-node", "2"),
         ("--from", str(GOLDEN), "--launcher", "local"),
         ("--from", str(GOLDEN / "healthy_h100"), "--as-cluster", "mine", "--set", "cpu"),
         ("--nccl-version", "new"),

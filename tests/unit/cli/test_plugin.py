@@ -39,6 +39,11 @@ def test_build_path_and_check_go_together(ncclt, tmp_path):
     )
     assert "2 of 2 rows for 16 ranks on 2 nodes" in shown.stderr
 
+    rows = ncclt("check", table, "--ranks", 16, "--nodes", 2).stdout.splitlines()
+    assert [row.partition(": ")[2] for row in rows] == ["tree ll, 2 channels", "ring simple, NCCL's own channels"]
+    none = ncclt("check", table, "--ranks", 16, "--nodes", 2, "--collective", "broadcast").stdout.splitlines()
+    assert (len(none), {row.partition(": ")[2] for row in none}) == (6, {"NCCL's own choice"})
+
     other = ncclt("check", table, "--ranks", 8, "--json")
     assert other.exit_code == 1
     document = json.loads(other.stdout)

@@ -128,6 +128,13 @@ def test_a_group_for_which_the_table_has_no_rows_is_none():
     assert "none of its rows" not in found.reason
 
 
+def test_a_plugin_that_has_no_rows_for_another_group_is_no_cause():
+    said = "TUNER/ncclt: table r1 of /t.csv is not used: none of its 4 rows is for {} ranks on 1 nodes"
+    for ranks, counts in ((1, False), (8, True)):
+        observed = seen(use(MIB, "tree/ll/2"), witnesses=(REPORT,), tuner_lines=(*USING, said.format(ranks)))
+        assert ("none of its 4 rows" in judged(observed).reason) is counts
+
+
 def test_without_any_source_nothing_is_known():
     found = judged(seen(witnesses=()))
     assert found.effect is Effect.UNKNOWN

@@ -80,6 +80,22 @@ def test_noise_that_hides_the_answer_leaves_it_open_and_says_what_would_decide()
     assert "more blocks like these would" in verdict.reason
 
 
+def test_a_run_of_luck_under_much_noise_is_not_a_gain_yet():
+    """Eight pairs of eight won refute "no gain" at 1 %; whether they leave room for a loss depends on their scatter."""
+    scatter = [0.2, -0.2, 0.0, -0.1, 0.3, -0.15, 0.1, -0.05]
+
+    def pairs(share, *, times=1):
+        gains = [0.3 + share * offset for offset in scatter] * times
+        return Pairs(default_us=tuple(100 * math.exp(gain) for gain in gains), policy_us=(100.0,) * len(gains))
+
+    lucky = judge(pairs(1.0))
+    assert lucky.decision is Decision.UNDECIDED
+    assert "a gain is proven, but the noise still leaves room for a loss of 5 %" in lucky.reason
+    assert "more blocks like these would decide" in lucky.reason
+    assert judge(pairs(0.3)).decision is Decision.TUNED
+    assert judge(pairs(1.0, times=2)).decision is Decision.TUNED
+
+
 def test_a_small_gain_near_the_minimum_is_settled_only_when_the_budget_ends():
     small = launches(3, speedup=1.016, sigma=0.012, blocks=10)
 

@@ -27,6 +27,7 @@ def test_a_whole_node_with_its_log_needs_no_help():
     assert (drafted.fabric, drafted.nics_per_node, drafted.nic_gbps, drafted.gpudirect) == ("infiniband", 4, 50.0, True)
     assert (drafted.nodes, drafted.cpu, drafted.nccl_version) == (2, "intel", "2.30.7")
     assert drafted.topology_hash == facts.matrices[0].topology_hash()
+    assert drafted.driver == facts.gpu_reports[0].driver != ""
     assert drafted.sources == ("ncclt doctor: topo.txt", "ncclt doctor: gpus.xml", "ncclt doctor: nccl.log")
 
 

@@ -1,7 +1,7 @@
 """Configuration files, taken as NCCL takes them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ncclt.diagnosis.conf_file import MOST_VALUE_BYTES, parse_conf_file
@@ -49,6 +49,7 @@ def test_long_values_are_cut_where_nccl_cuts_them():
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\n"), max_size=30), max_size=5))
+@example(["=\ud800"])
 def test_every_line_with_an_equals_sign_is_an_assignment(lines):
     """NCCL takes them all, whatever they look like; only a # in the first column and blank lines are skipped."""
     file = parse_conf_file([line + "\n" for line in lines], "any")

@@ -13,6 +13,10 @@ def root(tmp_path):
     (tmp_path / "etc/nccl.conf").write_text("NCCL_IB_SL=1\nNCCL_DEBUG=WARN\n")
     (tmp_path / "home/.nccl.conf").write_text("NCCL_DEBUG=INFO\n")
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (builder)\n"
+    )
     for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
         port = tmp_path / "sys/class/infiniband" / name / "ports/1"
         (port / "state").write_text(state + "\n")
@@ -61,7 +65,8 @@ def test_adapters_and_cpu(root):
         ("mlx5_0", "InfiniBand", 25.0, True),
         ("mlx5_1", "InfiniBand", 25.0, False),
     ]
-    assert facts.cpu == "amd"
+    assert (facts.cpu, facts.driver, facts.nvidia_driver) == ("amd", "570.86.15", "570.86.15")
+    assert facts.to_document()["driver"] == "570.86.15"
 
 
 def test_a_bare_machine_tells_nothing(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.launch.guard import guard
+from ncclt.launch.guard import guard, results_folder
 from ncclt.launch.guard_process import open_launches
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
 from ncclt.launch.members import members, new_mark
@@ -143,3 +143,36 @@ def test_launches_that_have_ended_are_none_of_its_business():
     """Nor one whose announcement was cut, for it cannot have begun."""
     lines = [json.dumps(said).encode() + b"\n" for said in ({"begun": "a"}, {"begun": "b"}, {"ended": "a"})]
     assert open_launches([*lines, b'{"begun": "c"']) == [{"begun": "b"}]
+
+
+def test_folders_of_results_go_last(tmp_path):
+    """After kill -9 too, and only when the launch that writes into them has ended."""
+    code = """
+import os, sys
+from pathlib import Path
+from ncclt.launch.guard import results_folder
+from ncclt.launch.launcher import LaunchPlan
+from ncclt.launch.process import ProcessSession
+with results_folder("trial-", parent=Path(sys.argv[1])) as folder:
+    late = ("trap 'sleep 1; echo late >\\"$0/late\\"; exit' TERM; echo >\\"$0/begun\\"; "
+            "while :; do sleep 0.1; done")
+    ProcessSession(LaunchPlan(argv=("sh", "-c", late, str(folder)), timeout_s=600.0), environment=os.environ).run()
+"""
+    process = subprocess.Popen((sys.executable, "-c", code, str(tmp_path)))
+    try:
+        assert soon(lambda: list(tmp_path.glob("trial-*/begun")))
+    finally:
+        process.kill()
+        process.wait()
+    assert soon(lambda: not list(tmp_path.iterdir()))
+    # Nothing comes back: whoever could write there has ended.
+    time.sleep(2.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_results_is_gone_without_the_guardian(tmp_path):
+    """The usual end."""
+    with results_folder("trial-", parent=tmp_path) as folder:
+        (folder / "result.json").write_text("{}")
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not list(tmp_path.iterdir())

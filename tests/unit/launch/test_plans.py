@@ -88,6 +88,14 @@ def test_ranks_of_torch_can_be_told_where_to_meet():
     assert "--master-addr ib-gpu01 --master-port 4711" in script
 
 
+def test_ranks_of_torch_meet_on_the_first_granted_node():
+    """mpirun learns its nodes from the manager, the ranks do not."""
+    granted = over_mpi(MpiFlavour.MPICH, JobShape(nodes=2, processes_per_node=8), granted=("gpu07", "gpu03"))
+    argv = granted.plan(COMMAND, variables={}, timeout_s=1.0).argv
+    assert argv[argv.index("MASTER_ADDR") + 1] == "gpu07"
+    assert "-hosts" not in argv
+
+
 def test_torchrun_is_for_one_node():
     """The hint says what is for several."""
     with pytest.raises(UsageError) as caught:

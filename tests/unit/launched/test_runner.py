@@ -12,11 +12,12 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.trial import Outcome
+from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
-from ncclt.launched import LaunchedRunner, TimeoutRule, Timeouts, asking
+from ncclt.launched import LaunchedRunner, Pace, TimeoutRule, Timeouts, asking
+from ncclt.measure.benchmark import BenchmarkCommand, Reading
 from ncclt.measure.nccl_tests import NcclTests
 from ncclt.measure.nccl_tests_features import LEAST, NcclTestsFeatures, detect
 
@@ -189,9 +190,70 @@ def test_a_resumed_study_knows_the_default_already(runner):
     """Its stored launch of all messages took so long."""
     recorder = Recorder()
     measured = runner(launcher=recorder, timeout_s=900.0)
-    measured.calibrate(30.0)
+    measured.calibrate(30.0, {})
     measured.measure(Setting(algorithm=Algorithm.TREE), MESSAGES, repeat=0)
     assert recorder.plans[0].timeout_s == 150
+
+
+class Sampler:
+    """A benchmark that can stop early and notes what it was told; every message takes 100 µs."""
+
+    name = "sampler"
+
+    def __init__(self, enough_us=None, told=None):
+        self.enough_us, self.told = enough_us or {}, [] if told is None else told
+
+    def paced(self, enough_us):
+        return Sampler(enough_us, self.told)
+
+    def commands(self, messages, *, folder):
+        return (BenchmarkCommand(argv=("sampler", *(f"{self.enough_us.get(m, 0):g}" for m in messages)),
+                                 messages=tuple(messages)),)  # fmt: skip
+
+    def read(self, command, output):
+        self.told.append(self.enough_us)
+        return Reading(measurements=tuple(Measurement(message=m, samples_us=(100.0,)) for m in command.messages))
+
+
+def paced(pace, launcher):
+    return LaunchedRunner(
+        benchmark=Sampler(), launcher=launcher, cluster=CLUSTER, variables=lambda _setting: {}, pace=pace,
+        scratch_is_shared=False,
+    )  # fmt: skip
+
+
+def test_the_default_tells_when_other_settings_have_been_sampled_enough():
+    """Runners of one study share it; plans show what launches do."""
+    pace, recorder, tree = Pace(), Recorder(), Setting(algorithm=Algorithm.TREE)
+    first, second = paced(pace, recorder), paced(pace, recorder)
+    for setting in (tree, DEFAULT, tree):
+        assert first.measure(setting, MESSAGES[:2], repeat=0).outcome is Outcome.OK
+    second.measure(tree, MESSAGES[1:3], repeat=0)
+
+    assert [plan.argv[1:] for plan in recorder.plans] == [("0", "0"), ("0", "0"), ("150", "150"), ("150", "0")]
+    assert first.plans(tree, MESSAGES[:2])[0].argv == recorder.plans[2].argv
+
+
+def test_a_default_that_fails_sets_no_pace():
+    pace = Pace()
+    paced(pace, Recorder(LaunchResult(exit_code=1))).measure(DEFAULT, MESSAGES[:1], repeat=0)
+    assert pace.enough_us(MESSAGES[:1]) == (None,)
+
+
+def test_a_resumed_study_knows_its_pace_already():
+    recorder = Recorder()
+    runner = paced(Pace(), recorder)
+    runner.calibrate(30.0, {MESSAGES[0]: 8.0})
+    runner.measure(DEFAULT, MESSAGES[:1], repeat=1)
+    assert recorder.plans[0].argv[1] == "12"
+
+
+def test_a_benchmark_that_cannot_stop_early_is_left_alone(runner):
+    recorder = Recorder(LaunchResult(exit_code=0, stdout=table(MESSAGES[:1])))
+    measured = runner(launcher=recorder, pace=Pace())
+    for repeat in range(2):
+        measured.measure(DEFAULT, MESSAGES[:1], repeat=repeat)
+    assert recorder.plans[0].argv == recorder.plans[1].argv
 
 
 def table(messages):

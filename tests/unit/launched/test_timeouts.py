@@ -27,6 +27,13 @@ def test_afterwards_the_default_counts_with_a_floor():
     assert timeouts.limit_s([SMALL]) == 80
 
 
+def test_the_order_of_messages_does_not_matter():
+    """It changes once the default is known."""
+    timeouts = Timeouts(RULE)
+    timeouts.learn([SMALL, LARGE], 20.0)
+    assert timeouts.limit_s([LARGE, SMALL]) == 80
+
+
 def test_other_commands_keep_the_generous_limit():
     """What the default took for a megabyte says nothing about four gigabytes."""
     timeouts = Timeouts(RULE)

@@ -112,6 +112,29 @@ def test_options_without_sense_are_refused(options):
         create(**options)
 
 
+def test_the_worker_is_told_when_a_message_has_been_sampled_enough():
+    """One number per message, 0 where nothing is known; without any the command is as it always was."""
+    messages = [_message(size_bytes=size) for size in (4096, 8192)]
+    benchmark = TorchCollectives(backend="gloo")
+    (plain,), (told,) = (
+        b.commands(messages, folder=None) for b in (benchmark, benchmark.paced({messages[1]: 1234.5678, _message(): 0}))
+    )
+
+    assert "--enough-us" not in plain.argv
+    at = told.argv.index("--enough-us")
+    assert told.argv[at + 1 : at + 4] == ("0", "1234.57", "--messages")
+    assert told.argv[:at] + told.argv[at + 3 :] == plain.argv
+    options = ncclt_torch_worker.parse(told.argv[2:])
+    assert (options.enough_us, len(options.messages)) == ([0.0, 1234.57], 2)
+
+
+def test_the_worker_refuses_limits_that_do_not_belong_to_its_messages(capsys):
+    """It is a broken command line, not something to guess about."""
+    with pytest.raises(SystemExit):
+        ncclt_torch_worker.parse(["--enough-us", "1", "2", "--messages", "all_reduce:float32:7:8"])
+    assert "one number for each message" in capsys.readouterr().err
+
+
 def test_no_message_is_no_command():
     """Nothing is started to measure nothing."""
     assert TorchCollectives().commands([], folder=None) == ()

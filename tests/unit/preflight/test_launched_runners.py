@@ -4,7 +4,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
-from ncclt.grounds import Place
+from ncclt.place import Place
 from ncclt.preflight.launched_runners import hosts_here, launched_runners
 from ncclt.preflight.soundings import Killable
 

@@ -19,7 +19,7 @@ RUN = (
 COUNT = """
 import signal, sys, time
 seen = []
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU, signal.SIGALRM, signal.SIGRTMIN):
     signal.signal(number, lambda number, frame: seen.append(number))
 print("ready", flush=True)
 deadline = time.monotonic() + 20
@@ -58,7 +58,9 @@ def test_command_has_the_signals_of_a_fresh_process():
     assert _python(code).stdout == direct.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGXCPU, signal.SIGALRM, signal.SIGRTMIN]
+)
 def test_signal_sent_to_us_alone_reaches_the_command_once(number):
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, sys.executable, "-c", COUNT], stdout=subprocess.PIPE, text=True

@@ -43,7 +43,7 @@ def test_raw_files_are_kept_and_nothing_else(tmp_path):
     folder, keep = make_folder(tmp_path, keep=tmp_path / "a" / "b"), tmp_path / "a" / "b"
     (folder / "traces" / "rank0.json").write_text("{}")
     clear_folder(folder, keep=keep)
-    assert sorted(path.name for path in keep.iterdir()) == ["nccl", "ranks", "traces"]
+    assert sorted(path.name for path in keep.iterdir()) == ["nccl", "plugin", "ranks", "traces"]
     assert (keep / "traces" / "rank0.json").read_text() == "{}"
     assert not folder.exists()
 

@@ -51,6 +51,20 @@ def test_json_is_one_document_about_an_unseen_table(tmp_path):
     assert max(ours) <= 0.02
 
 
+def test_whoever_knows_the_best_settings_needs_one_launch_of_each(tmp_path):
+    """Without noise nothing is left but what no setting can win."""
+    table = write_table(tmp_path / "new.csv")
+    done = run(
+        "search.py", "--json", "--landscape", table, "--seeds", "1", "--budget", "5", "--sigma", "1e-9",
+        "--mixes", "middle,64KiB", "--methods", "informed",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {(row["method"], row["launches"]) for row in rows} == {("informed", 5)}
+    assert all(row["regret_worst"] < 0.01 < row["default_regret"] for row in rows)
+
+
 def test_a_table_without_a_default_says_what_stands_in(tmp_path):
     table = write_table(tmp_path / "none.csv", default=False)
     done = run("policy.py", "--json", "--landscape", table, "--seeds", "1", "--launches", "6", "--mixes", "64KiB")
@@ -70,3 +84,59 @@ def test_mistakes_are_named(arguments, said):
 
     assert done.returncode == 2
     assert said in done.stderr
+
+
+HEADER = "system,gpus,nodes,interconnect,collective,size_bytes,algo,proto,nchannels,time_us,other_env"
+
+
+def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", condition=""):
+    return f"{system},8,1,NVSwitch,all_reduce,{size},{algo},{proto},{channels},{time_us},{condition}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "lacks the columns"),
+        (["system,gpus", "a,8"], "lacks the columns"),
+        ([HEADER], "has no rows"),
+        ([HEADER, row(65536), row(65536, "Ring", "LL", time_us="nan")], "no number above 0"),
+        ([HEADER, row(65536), row(65536, "Ring", "LL", time_us="-3")], "no number above 0"),
+        ([HEADER, row(65536), row(65536, "Star", "LL")], "unknown algo"),
+        ([HEADER, row(65536), row(65536) + ",one,more"], "more fields than columns"),
+        ([HEADER, row(65536), row(65536, "Ring", "LL")], "fewer than 2 forced settings"),
+        ([HEADER, row(65536, "Ring", "LL"), row(65536, "Tree", "LL")], "NCCL's own choice"),
+        ([HEADER, row(65536), row(4096, "Ring", "LL"), row(1 << 26, "Tree", "LL")], "recorded at the same sizes"),
+    ],
+)
+def test_a_table_that_cannot_be_searched_is_refused_with_its_reason(tmp_path, lines, said):
+    (tmp_path / "bad.csv").write_text("\n".join(lines))
+    done = run("search.py", "--landscape", str(tmp_path / "bad.csv"), "--seeds", "1", "--budget", "5")
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(tmp_path):
+    """Two systems of one size that no mix has, one condition without a default, columns that mean nothing here."""
+    lines = [HEADER + ",mood"]
+    for system, condition, default in (("9x Q9", "", True), ("8x P3", "", True), ("9x Q9", "hot", False)):
+        found = [row(300_000, time_us="20", system=system, condition=condition)] if default else []
+        found += [
+            row(300_000, a, p, c, str(t), system, condition)
+            for t, (a, p, c) in enumerate([("Ring", "LL", 2), ("Tree", "LL", 2), ("Tree", "LL", 8)], start=12)
+        ]
+        lines += [f"{line},good" for line in found]
+    (tmp_path / "mixed.csv").write_text("\n".join(lines))
+    done = run(
+        "search.py", "--json", "--landscape", str(tmp_path / "mixed.csv"), "--seeds", "1", "--budget", "5",
+        "--methods", "racing",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["workload"] for row in rows] == ["own", "own"]
+    assert len({row["landscape"] for row in rows}) == 2
+    assert all(row["regret_mean"] == 0 for row in rows)
+    assert "mixed 1x8 hot: no row is NCCL's own choice" in done.stderr

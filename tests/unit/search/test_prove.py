@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -246,3 +247,73 @@ def test_a_lucky_setting_falls_back_and_the_next_one_is_confirmed(cluster, workl
 
     assert times.launches[TREE_LL] == CONFIRMED_LAUNCHES
     assert all(time > 10.0 for time in times.by_setting[lucky].values())
+
+
+class WarmRunner(FakeRunner):
+    """A runner whose ranks stay up, which makes everything a little faster."""
+
+    def measure(self, setting, messages, *, repeat):
+        return replace(super().measure(setting, messages, repeat=repeat), warm=True)
+
+
+def test_finalists_of_ranks_that_stayed_up_are_measured_by_fresh_ones_alone(cluster, workload):
+    """Warm times, the default's too, may choose what is launched again; they never stand beside fresh ones."""
+
+    def times(factor):
+        return lambda setting, _message, _number: factor * (8.0 if setting == TREE_LL else 10.0)
+
+    journal = FakeJournal()
+    for setting in (DEFAULT, TREE_LL, DEFAULT, TREE_LL, TREE_LL):
+        launch(WarmRunner(cluster, times(0.5)), workload, journal, setting, phase=Phase.SEARCH)
+    runner = FakeRunner(cluster, times(1.0))
+
+    found = confirm(runner, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+
+    assert sorted(runner.launches, key=str) == sorted([DEFAULT] * 3 + [TREE_LL] * 3, key=str)
+    assert list(found.default.values()) == pytest.approx([10.0, 10.0])
+    assert list(found.by_setting[TREE_LL].values()) == pytest.approx([8.0, 8.0])
+
+
+def test_no_number_of_warm_launches_of_the_default_stands_for_a_fresh_one(cluster, workload):
+    """The search launches its default again where that tells most: often enough to seem confirmed."""
+
+    def times(factor):
+        return lambda setting, _message, _number: factor * (8.0 if setting == TREE_LL else 10.0)
+
+    journal = FakeJournal()
+    for setting in (DEFAULT, TREE_LL, *[DEFAULT] * CONFIRMED_LAUNCHES):
+        launch(WarmRunner(cluster, times(0.5)), workload, journal, setting, phase=Phase.SEARCH)
+    runner = FakeRunner(cluster, times(1.0))
+
+    found = confirm(runner, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+
+    assert runner.launches.count(DEFAULT) == runner.launches.count(TREE_LL) == CONFIRMED_LAUNCHES
+    assert found.launches == {DEFAULT: CONFIRMED_LAUNCHES, TREE_LL: CONFIRMED_LAUNCHES}
+    assert list(found.default.values()) == pytest.approx([10.0, 10.0])
+
+
+def test_a_default_that_fails_in_fresh_ranks_leaves_something_to_compare_with(cluster, workload):
+    journal = FakeJournal()
+    launch(WarmRunner(cluster, lambda *_: 10.0), workload, journal, DEFAULT, phase=Phase.SEARCH)
+    failing = FakeRunner(cluster, lambda *_: Outcome.CRASHED)
+
+    found = confirm(failing, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+
+    assert list(found.default.values()) == pytest.approx([10.0, 10.0])
+
+
+def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):
+    """Where a plugin forces settings, the variables' arm is forced by variables all the same."""
+    runner, by_variables, journal = (
+        FakeRunner(cluster, lambda *_: 10.0), FakeRunner(cluster, lambda *_: 8.0), FakeJournal(),
+    )  # fmt: skip
+    uniform = Policy(rules=(replace(TABLE.rules[0], max_bytes=None),))
+
+    prove(
+        runner, workload, journal, {**POLICIES, Arm.VARIABLES: uniform}, by_variables=by_variables,
+        interrupted=lambda: False, watch=lambda *_: None,
+    )  # fmt: skip
+
+    times = {arm: {m.time_us for t in journal.trials() if t.arm is arm for m in t.result.measurements} for arm in Arm}
+    assert times == {Arm.DEFAULT: {10.0}, Arm.TABLE: {10.0}, Arm.VARIABLES: {8.0}}
+    assert set(by_variables.launches) == {TREE_LL}

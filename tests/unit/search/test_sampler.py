@@ -5,13 +5,14 @@ from collections import Counter
 import optuna
 import pytest
 
+from ncclt.core.assemble import collect_times
 from ncclt.core.legality import Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.search.observed import Launch, observe
 from ncclt.search.pool import pool
-from ncclt.search.proposer import Proposer
+from ncclt.search.proposer import Proposer, _launched
 from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler
 from ncclt.search.space import cluster_space, recorded_space
 from ncclt.search.warm import WarmSetting
@@ -85,6 +86,61 @@ def test_a_pair_that_never_runs_is_given_up(space, workload, cluster, landscape)
     failed = [launch.setting for launch in made if launch.times_us is None]
     assert 1 <= len(failed) <= len(made) / 3
     assert len(failed) == len(set(failed))
+
+
+def test_a_failure_means_to_the_model_what_it_means_to_the_policy(space, cluster, workload, landscape):
+    """One lost node does not rule a setting out; wrong data do, and failures that outweigh the good launches."""
+    one, two, three, four = (launched(s, workload, landscape) for s in list(space.distinct)[-4:])
+    crashed = [Launch(setting=launch.setting, times_us=None) for launch in (one, two, four)]
+    wrong = Launch(setting=three.setting, times_us=None, wrong=True)
+    made = [launched(DEFAULT, workload, landscape), one, one, crashed[0], two, crashed[1], three, three, wrong]
+    made += [crashed[2], four]
+    trials = [
+        Trial(
+            number=n, phase=Phase.SEARCH, setting=launch.setting, repeat=0, score_us=None,
+            result=_result(launch, workload),
+        )
+        for n, launch in enumerate(made)
+    ]  # fmt: skip
+
+    known = set(observe(made).ratios)
+
+    assert known == {one.setting}
+    assert known == set(collect_times(trials).by_setting) - {DEFAULT}
+
+
+def _result(launch, workload):
+    if launch.times_us is None:
+        return TrialResult(outcome=Outcome.WRONG_RESULT if launch.wrong else Outcome.CRASHED, measurements=())
+    measurements = tuple(
+        Measurement(message=calls.message, samples_us=(time_us,), wrong=None)
+        for calls, time_us in zip(workload.messages, launch.times_us, strict=True)
+    )
+    return TrialResult(outcome=Outcome.OK, measurements=measurements)
+
+
+def test_a_setting_that_gave_wrong_data_is_told_apart_from_one_that_crashed(space, workload, cluster, landscape):
+    settings = [s for s in space.distinct if not s.is_default][:2]
+    trials = [_trial(0, DEFAULT, workload, landscape)]
+    for outcome, setting in zip((Outcome.CRASHED, Outcome.WRONG_RESULT), settings, strict=True):
+        trials += [_trial(len(trials) + n, setting, workload, landscape) for n in range(2)]
+        failed = TrialResult(outcome=outcome, measurements=())
+        trials += [
+            Trial(number=len(trials), phase=Phase.SEARCH, setting=setting, repeat=2, result=failed, score_us=None)
+        ]
+    study = optuna.create_study(sampler=Listening(space, workload, cluster))
+    study.add_trials([_launched(t, workload) for t in trials])
+    study.ask(dict(space.distributions))
+
+    assert set(observe(study.sampler.heard).ratios) == {settings[0]}
+
+
+class Listening(PolicySampler):
+    """Keeps what it was told."""
+
+    def decide(self, launches, *, running=()):
+        self.heard = launches
+        return super().decide(launches, running=running)
 
 
 def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, workload, cluster, landscape):

@@ -5,8 +5,11 @@ import pytest
 
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search.kernels import choices, likeness
+from ncclt.search.model import Model
+from ncclt.search.observed import Launch, flattened, observe
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.surrogate import Posterior, Table
 
@@ -83,8 +86,9 @@ def test_every_covariance_is_one(alike, choice):
 def test_neighbours_in_channels_are_more_alike_than_strangers(alike):
     near, far = SETTINGS.index(SETTINGS[2]), SETTINGS.index(SETTINGS[3])
 
-    assert alike.smooth[1, near] > alike.smooth[1, far] > 0
-    assert alike.smooth[1, near] > alike.smooth[1, 6]
+    smooth = alike.kernels(*choices()[0]).smooth
+    assert smooth[1, near] > smooth[1, far] > 0
+    assert smooth[1, near] > smooth[1, 6]
 
 
 def test_the_cost_model_knows_that_one_channel_is_slow_for_large_messages_only(cluster):
@@ -103,3 +107,39 @@ def test_where_the_cost_model_has_no_answer_it_says_nothing(cluster):
     sent = Message(collective=Collective.SEND_RECV, dtype="float32", size_bytes=1 << 20, group_size=4)
 
     assert expected_log_ratios([Setting(algorithm=Algorithm.RING)], [sent], cluster).tolist() == [[0.0]]
+
+
+def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its_choices(cluster):
+    """The cost model is believed or not: the first launch cannot tell, and what it is about is uncertain by both."""
+    calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    settings = [s for s in SETTINGS if not s.parameters]
+    model = Model(settings, workload, cluster)
+    ratios = flattened(expected_log_ratios(settings, MESSAGES, cluster))[1]
+    times = [Launch(setting=DEFAULT, times_us=(100.0,) * 3)]
+    times += [Launch(setting=settings[1], times_us=tuple(100 * np.exp(ratios + 0.2)))]
+
+    known = model.believe(observe(times), ())
+    weighed = model._weighed(_table_of(model, observe(times)))
+    mean = [_predicted(model, observe(times), choice)[0] for _, choice in weighed]
+    variance = [_predicted(model, observe(times), choice)[1] for _, choice in weighed]
+
+    assert len(weighed) > 1
+    assert sum(weight for weight, _ in weighed) == pytest.approx(1)
+    weights = np.array([weight for weight, _ in weighed])[:, None, None]
+    np.testing.assert_allclose(known.mean, (weights * mean).sum(axis=0), atol=1e-7)
+    assert (known.variance >= (weights * variance).sum(axis=0) - 1e-7).all()
+
+
+def _table_of(model, observed):
+    (setting,) = observed.ratios
+    return Table(
+        rows=np.array([model.settings.index(setting)]),
+        values=flattened(observed.ratios[setting])[None, :],
+        noise=np.array([observed.sigma**2]),
+        expected=model._expected,
+    )
+
+
+def _predicted(model, observed, choice):
+    return Posterior(_table_of(model, observed), model._alike.kernels(*choice)).predict(np.arange(len(model.settings)))

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+
+from ncclt.cli.streams import prepare
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line; whatever becomes of its streams, it ends with a sentence and an exit code."""
+    stdout = prepare()
+    try:
+        code = _run(sys.argv[1:])
+    except KeyboardInterrupt:
+        from ncclt.cli.edge import EXIT_INTERRUPTED
+
+        code = EXIT_INTERRUPTED
+    except OSError as error:
+        if stdout is None or error is not stdout.failure:
+            raise
+        code = 1
+    sys.exit(stdout.settle(code) if stdout else code)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run one command and return its exit code.
 
     `ncclt env` and `ncclt run` stand in the way of every launch of a training job, so they go without the framework
     that the other commands are made with: that one alone takes a quarter of a second to parse an option
     (docs/adr/0004).
     """
-    if sys.argv[1:2] == ["env"]:
-        from ncclt.cli.env import main as env
+    try:
+        if words[:1] == ["env"]:
+            from ncclt.cli.env import main as env
 
-        sys.exit(env(sys.argv[2:]))
-    if sys.argv[1:2] == ["run"]:
-        from ncclt.cli.run import main as run
+            return env(words[1:])
+        if words[:1] == ["run"]:
+            from ncclt.cli.run import main as run
 
-        sys.exit(run(sys.argv[2:]))
-    from ncclt.cli.application import app
+            return run(words[1:])
+        from ncclt.cli.application import app
 
-    app()
+        app()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        return end.code or 0
+    return 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from typing import Annotated, Any
+from difflib import get_close_matches
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -12,7 +14,7 @@ from typer.core import TyperGroup
 from ncclt import __version__
 from ncclt.cli.configuration import default_map
 from ncclt.cli.edge import report
-from ncclt.errors import NccltError
+from ncclt.errors import NccltError, UsageError
 
 COMMANDS: dict[str, str] = {
     "tune": "ncclt.cli.tune",
@@ -35,8 +37,12 @@ COMMANDS: dict[str, str] = {
 """Command -> module; each module has a typer application named `app`."""
 
 
+_REFUSED: type[Exception] = typer.BadParameter.__mro__[1]
+"""The framework's error for words that it cannot make sense of; it has no public name of its own."""
+
+
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are needed, and the one place where our errors reach people."""
+    """A group whose commands are imported when they are needed, and the one place where errors reach people."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -48,16 +54,51 @@ class LazyGroup(TyperGroup):
             return None
         command = typer.main.get_command(importlib.import_module(COMMANDS[cmd_name]).app)
         command.name = cmd_name
+        # Completion is installed once, for the whole program.
+        command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+        for one in (command, *getattr(command, "commands", {}).values()):
+            one.help = _unwrapped(one.help or "")
         return command
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words begin with; name the nearest one where there is none."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"there is no command {args[0]!r}", hint=f"{meant}`ncclt --help` lists all")
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the options before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except _REFUSED as error:
+            raise _refusal(error) from error
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; turn our errors into one readable sentence and an exit code."""
+        """Run the command; turn errors into one readable sentence and an exit code."""
         try:
             return super().invoke(ctx)
+        except _REFUSED as error:
+            raise _refusal(error) from error
         except NccltError as error:
             if ctx.params.get("debug"):
                 raise
             raise typer.Exit(report(error)) from error
+
+
+def _refusal(error: Any) -> Exception:
+    """Return how a refusal of the framework ends: said as we say ours, or as the help, where nothing was asked."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return cast("Exception", error)
+    said = error.format_message().rstrip(".")
+    hint = f"`{error.ctx.command_path} --help` shows what it takes" if error.ctx else ""
+    return typer.Exit(report(UsageError(said[:1].lower() + said[1:], hint=hint)))
+
+
+def _unwrapped(text: str) -> str:
+    """Return a docstring with one line per paragraph, for the terminal to break where it ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 app = typer.Typer(

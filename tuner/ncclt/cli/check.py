@@ -19,6 +19,7 @@ from ncclt.cli.ground import (
     HostFile,
     Hosts,
     KeepEnv,
+    Kubernetes,
     Landscape,
     LauncherArg,
     LauncherName,
@@ -28,6 +29,7 @@ from ncclt.cli.ground import (
     Nodes,
     Python,
     Scratch,
+    Through,
     Where,
     ground_from_options,
 )
@@ -36,9 +38,10 @@ from ncclt.cli.options import AsJson, Quiet, Storage
 if TYPE_CHECKING:
     from ncclt.check import CheckRequest
     from ncclt.core.canary import Check
+    from ncclt.core.policy import Policy
     from ncclt.core.study import Arm
     from ncclt.core.trial import TrialResult
-    from ncclt.runners import Ground
+    from ncclt.runners import Ground, LauncherChoice
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -68,40 +71,53 @@ def check(
     python: Python = sys.executable,
     container: Container = None,
     namespace: Namespace = None,
+    kubernetes: Kubernetes = None,
     launcher_arg: LauncherArg = None,
     scratch: Scratch = None,
     keep_env: KeepEnv = False,
+    through: Through = None,
+    new_driver: Annotated[
+        bool, typer.Option("--new-driver", help="Measure under another NVIDIA driver too; fresh = serve under it.")
+    ] = False,
     storage: Storage = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a few messages again under default and policy, and stop serving what is no longer true.
 
-    A recommendation becomes stale when NCCL, topology or performance have changed beyond the noise; `ncclt env` then
-    refuses it. A later check that finds nothing wrong serves it again. Exit codes: 0 = fresh, 4 = stale, 3 = there is
-    nothing to check.
+    A recommendation becomes stale when NCCL, driver, topology or performance have changed beyond the noise; `ncclt env`
+    then refuses it. A later check that finds nothing wrong serves it again. Exit codes: 0 = fresh, 4 = stale, 3 = there
+    is nothing to check.
     """
     from ncclt.check import check as run
+    from ncclt.check import delivered
+    from ncclt.core.study import Arm
     from ncclt.store import open_store
 
     options = GroundOptions(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
         hosts=hosts, hostfile=hostfile, python=python, container=container, namespace=namespace,
+        kubernetes=tuple(kubernetes or ()),
         launcher_arg=tuple(launcher_arg or ()), scratch=scratch, keep_env=keep_env,
+        through=through,
     )  # fmt: skip
     choice = options.choice()
     with open_store(storage) as store:
         # One seed for noise that is invented: a check must not repeat the study's own launches.
-        ground = ground_from_options(options, choice, store, store.workload(model), seed=0)
+        ground = ground_from_options(options, choice, store, store.workload(model), seed=0, ask_driver=False)
         request = _request(
             store, ground, model, nccl_version=nccl_version, points=points, blocks=blocks, tolerance=tolerance
         )
+        request = _with_drivers(request, store, options, choice, ground, new_driver=new_driver)
+        arm, served = delivered(request.recommendation)
+        if arm is Arm.TABLE:
+            _require_expressible(served.policy, request, ground)
         watch = _Watch(hidden=quiet or as_json)
         watch.begun(request, ground)
         with StopWish() as stop:
             found = run(
-                request, ground.runner, interrupted=stop, watch=watch,
+                request, ground.delivering(arm), interrupted=stop, watch=watch,
                 now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
             )  # fmt: skip
         if found is None:
@@ -142,7 +158,10 @@ def _request(
     )
     # A stale one may be checked again: that is how it is served again.
     published = [replace(r, stale="") for r in store.recommendations(cluster=cluster.name, model=model)]
-    found = select(published, wanted)
+    # NCCL as it is there now goes first; what was measured with another one is found to be stale by that.
+    here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
+    fitting = [r for r in published if not here.refusal(r.fingerprint)]
+    found = select(fitting or published, wanted)
     study = store.study(found.study)
     return CheckRequest(
         recommendation=found,
@@ -152,6 +171,53 @@ def _request(
         blocks=blocks,
         tolerance=tolerance,
     )
+
+
+def _require_expressible(policy: Policy, request: CheckRequest, ground: Ground) -> None:
+    """Refuse to call a policy stale that cannot be forced in the way of these launches.
+
+    Raises:
+        UsageError: naming the first such setting.
+    """
+    from ncclt.core.setting import Setting
+    from ncclt.errors import UsageError
+
+    for setting in policy.by_setting([calls.message for calls in request.study.workload.messages]):
+        pair = Setting(algorithm=setting.algorithm, protocol=setting.protocol)
+        if not pair.is_default and not ground.expressible(pair):
+            raise UsageError(
+                f"variables cannot force {pair.label} safely, which this recommendation delivers through a tuner table",
+                hint="use --through plugin, with --benchmark torch_collectives",
+            )
+
+
+def _with_drivers(
+    request: CheckRequest,
+    store: Store,
+    options: GroundOptions,
+    choice: LauncherChoice,
+    ground: Ground,
+    *,
+    new_driver: bool,
+) -> CheckRequest:
+    """Add the driver of the nodes and that of before; nothing is asked where nothing is launched."""
+    import os
+    from dataclasses import replace
+
+    from ncclt.check import driver_before
+    from ncclt.driver import Drivers, drivers_of_nodes
+    from ncclt.runners import NOT_LAUNCHED
+
+    found = request.recommendation
+    before = driver_before(found, store.checks(found.id))
+    here = Drivers()
+    if choice.name not in NOT_LAUNCHED and options.backend == "nccl":
+        here = drivers_of_nodes(ground.runner.cluster, options.place(choice), environ=os.environ)
+        if here.why_unknown:
+            say(f"ncclt: whether the NVIDIA driver is another one is not known: {here.why_unknown}")
+        elif not before:
+            say(f"ncclt: the NVIDIA driver is {here.text}; under which one it was measured is not known")
+    return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver)
 
 
 class _Watch:

@@ -50,7 +50,11 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument()], storage: Storage = None, as_json: AsJson = False) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.")],
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
     """Show one cluster with its sources."""
     from ncclt.store import open_store
 
@@ -80,8 +84,10 @@ def add(
 
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read: {error}", hint="give a TOML file") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}", hint="give a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is no text in UTF-8", hint="give a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(
             f"{file} is no TOML: {error}", hint="`ncclt cluster show leonardo` names the fields"

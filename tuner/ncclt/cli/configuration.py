@@ -37,7 +37,11 @@ def user_file() -> Path:
 
 
 def _read(path: Path) -> dict[str, str]:
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return {}
+    except PermissionError:
+        # HOME of somebody else, as under `sudo -u`: no file of this user's can be in there.
         return {}
     import tomllib
 
@@ -74,10 +78,25 @@ def lookup(key: str) -> Origin:
 
 
 def default_map() -> dict[str, Any]:
-    """Return the values of the files in the form in which the command line looks defaults up, per command."""
+    """Return the values of the files in the form in which the command line looks defaults up, per command.
+
+    `attest`, `env` and `run` look for themselves: there server and store stand against each other. What a command of
+    two words filters by (`studies list --cluster`) is said, not configured; only the store holds for all of them.
+    """
     values = {**_read(user_file()), **_read(Path(PROJECT_FILE))}
     if not values:
         return {}
-    nested = dict.fromkeys(("list", "show", "import", "add", "migrate"), values)
-    plain = dict.fromkeys(("tune", "serve", "preflight"), values)
-    return {**plain, **dict.fromkeys(("profile", "cluster", "studies", "store"), nested)}
+    store = {"storage": values["storage"]} if "storage" in values else {}
+    plain = dict.fromkeys(("tune", "check", "verify", "preflight", "estimate", "serve"), values)
+    # `doctor` starts nothing unless it is told to.
+    plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
+    return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
+
+
+_GROUPS = {
+    "profile": ("list", "show", "import", "record", "diff", "model"),
+    "cluster": ("list", "show", "add"),
+    "studies": ("list", "show", "replay"),
+    "store": ("migrate",),
+}
+"""Commands of two words that take --storage."""

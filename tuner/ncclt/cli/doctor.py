@@ -157,8 +157,12 @@ def _start(
 ) -> tuple[LogFacts, tuple[str, ...]]:
     from ncclt.core.message import Collective
     from ncclt.doctor import start_log
-    from ncclt.grounds import Place, benchmark_of, launcher_of
+    from ncclt.grounds import benchmark_of, launcher_of
+    from ncclt.launch import launcher_modules
+    from ncclt.place import Place
 
+    if launcher not in (known := launcher_modules()):
+        raise UsageError(f"no launcher {launcher!r} to start anything by", hint=f"one of {', '.join(known)}")
     job = cluster or _job_of_unknown_gpus(nodes, gpus_per_node)
     names = tuple(name.strip() for name in (hosts or "").split(",") if name.strip())
     place = Place(

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import report, say
@@ -24,9 +25,18 @@ unreachable.
 """
 
 
+class Options(argparse.ArgumentParser):
+    """The options of a command; what it cannot make sense of is refused as everywhere, without a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end with the code for wrong usage."""
+        hint = f"`{self.prog} --help` shows what it takes"
+        self.exit(report(UsageError(message.removeprefix("argument "), hint=hint)))
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
-    made = argparse.ArgumentParser(
+    made = Options(
         prog="ncclt env",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,6 +51,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
     made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
     made.add_argument("--channels", type=int, help="nvidia-csv: channels where the policy leaves them to NCCL")
+    made.add_argument(
+        "--policy-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="slurm-taskprolog: hand over the table with the plugin, from this folder that all nodes share",
+    )
+    made.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="slurm-taskprolog --policy-dir: keep the plugin's reports there"
+    )
     made.add_argument("--output", type=Path, metavar="FILE", help="write the text there, whole or not at all")
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
@@ -82,6 +101,12 @@ def _text(arguments: argparse.Namespace) -> str:
     if not arguments.timeout > 0:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
+    if arguments.policy_dir is not None or arguments.report is not None:
+        if arguments.format != "slurm-taskprolog" or arguments.policy_dir is None:
+            raise UsageError("--policy-dir, and --report with it, go with --format slurm-taskprolog")
+        from ncclt.cli.env_prolog import prolog_with_table
+
+        return prolog_with_table(arguments, cluster, server, storage)
     return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
 
 

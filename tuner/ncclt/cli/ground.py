@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from ncclt.errors import UsageError
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.workload import Workload
-    from ncclt.grounds import Place
+    from ncclt.place import Place
     from ncclt.runners import Ground, LauncherChoice
     from ncclt.store import Store
 
@@ -78,6 +78,14 @@ Parallel = Annotated[
 Python = Annotated[str, typer.Option(help="Python of the nodes, with PyTorch (torch_collectives).")]
 Container = Annotated[str | None, typer.Option(help="Container image of the trials (slurm with pyxis, kubernetes).")]
 Namespace = Annotated[str | None, typer.Option(help="Namespace of the jobs (kubernetes).")]
+Kubernetes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WORD=VALUE",
+        help="What the pods want: resource.rdma/hca=8, node.pool=h100, service-account=NAME, runtime=NAME, ssh-port=N, "
+        "pending=SECONDS; repeatable.",
+    ),
+]
 LauncherArg = Annotated[
     list[str] | None,
     typer.Option("--launcher-arg", help="Argument given to mpirun, srun, kubectl or torchrun as it is; repeatable."),
@@ -92,11 +100,26 @@ Scratch = Annotated[
 KeepEnv = Annotated[
     bool, typer.Option("--keep-env", help="Let NCCL_* variables of this shell reach the trials, the default's too.")
 ]
+Through = Annotated[
+    str | None,
+    typer.Option(
+        help="How settings are forced: variables, or plugin (torch_collectives; what is measured is then what a tuner "
+        "table delivers, LL128 included). Left out: plugin with --persistent where `ncclt plugin path` finds it."
+    ),
+]
+Persistent = Annotated[
+    bool,
+    typer.Option(
+        "--persistent",
+        help="Start the ranks of the search once and send them one trial after another (torch_collectives); finalists "
+        "and proof are measured by fresh ranks all the same.",
+    ),
+]
 
 
 _OF_LAUNCHES = (
     "benchmark", "backend", "nccl_tests", "max_commands", "beside", "hosts", "hostfile", "python", "container",
-    "namespace", "launcher_arg", "ssh_option", "scratch", "keep_env",
+    "namespace", "kubernetes", "launcher_arg", "ssh_option", "scratch", "keep_env", "persistent", "through",
 )  # fmt: skip
 """Options, by the names of their fields, that only concern real launches."""
 
@@ -125,10 +148,13 @@ class GroundOptions:
     python: str = sys.executable
     container: str | None = None
     namespace: str | None = None
+    kubernetes: tuple[str, ...] = ()
     launcher_arg: tuple[str, ...] = ()
     ssh_option: tuple[str, ...] = ()
     scratch: Path | None = None
     keep_env: bool = False
+    persistent: bool = False
+    through: str | None = None
 
     def choice(self) -> LauncherChoice:
         """Return where trials run and why there.
@@ -174,8 +200,8 @@ class GroundOptions:
 
     def place(self, choice: LauncherChoice) -> Place:
         """Return how commands are launched on real nodes."""
-        from ncclt.grounds import Place
         from ncclt.launch.hostfile import read_hostfile
+        from ncclt.place import Place
 
         hosts = tuple(name.strip() for name in (self.hosts or "").split(",") if name.strip())
         if self.hostfile:
@@ -193,10 +219,13 @@ class GroundOptions:
             python=self.python,
             container=self.container,
             namespace=self.namespace,
+            kubernetes=self.kubernetes,
             extra=self.launcher_arg,
             ssh_options=self.ssh_option,
             scratch=self.scratch,
             keep_env=self.keep_env,
+            persistent=self.persistent,
+            through=self.through,
         )
 
     def chosen_cluster(self, choice: LauncherChoice, store: Store) -> Cluster:
@@ -220,7 +249,14 @@ class GroundOptions:
 
 
 def ground_from_options(
-    options: GroundOptions, choice: LauncherChoice, store: Store, workload: Workload, *, seed: int, ask: bool = True
+    options: GroundOptions,
+    choice: LauncherChoice,
+    store: Store,
+    workload: Workload,
+    *,
+    seed: int,
+    ask: bool = True,
+    ask_driver: bool = True,
 ) -> Ground:
     """Return the place to measure that a command was told.
 
@@ -231,6 +267,7 @@ def ground_from_options(
         workload: what will be measured.
         seed: of simulated noise.
         ask: whether programs may be started there to ask what they can do.
+        ask_driver: whether the nodes are asked for their driver too.
     """
     options.refuse_what_is_idle(choice)
     from ncclt.grounds import launched_ground
@@ -246,7 +283,14 @@ def ground_from_options(
     cluster = options.chosen_cluster(choice, store)
     if choice.name == "simulate":
         return simulated_ground(cluster, seed=seed, reason=choice.reason, parallel=options.parallel)
-    return launched_ground(cluster, workload.collectives, options.place(choice), environ=os.environ, ask=ask)
+    place = options.place(choice)
+    if ask and ask_driver and options.backend == "nccl":
+        from ncclt.driver import drivers_of_nodes
+
+        # What the nodes say goes before what the cluster's file said when it was written.
+        told = drivers_of_nodes(cluster, place, environ=os.environ).text
+        cluster = replace(cluster, driver=told or cluster.driver)
+    return launched_ground(cluster, workload.collectives, place, environ=os.environ, ask=ask)
 
 
 def _conditions(where: tuple[str, ...]) -> dict[str, str]:

@@ -16,6 +16,9 @@ app = typer.Typer(
     help="Find, build and try the NCCL tuner plugin that delivers a table per size.", no_args_is_help=True
 )
 
+_LARGEST = 1 << 33
+"""Rows often have no end; no message is larger than 8 GiB."""
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -56,7 +59,12 @@ def check(
         "all_reduce"
     ),
     size: Annotated[
-        list[str] | None, typer.Option("--size", help="Tuning size, for example 65536 or 4M; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--size",
+            help="Tuning size, for example 65536 or 4M; repeatable. Left out: one of each row of the table for the "
+            "collective, or 8 B to 4 GiB without any.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +74,10 @@ def check(
     """
     from ncclt.plugin.check import examine
 
-    sizes = tuple(_bytes(text) for text in size or ("8", "64K", "1M", "16M", "256M", "4G"))
+    sizes = tuple(_bytes(text) for text in size or ())
+    if not sizes and policy is not None:
+        sizes = _row_sizes(policy, collective)
+    sizes = sizes or tuple(_bytes(text) for text in ("8", "64K", "1M", "16M", "256M", "4G"))
     found = examine(_found(), policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes)
     if as_json:
         print_json(found.to_document())
@@ -87,6 +98,18 @@ def _found() -> Path:
             "the NCCL tuner plugin is not here", hint="build it with `ncclt plugin build`, or name it by NCCLT_PLUGIN"
         )
     return library
+
+
+def _row_sizes(policy: Path, collective: str) -> tuple[int, ...]:
+    """Return a size in the middle of each row for a collective; none if the table cannot be read."""
+    try:
+        rows = [line.split(",") for line in policy.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return ()
+    # NCCL's names in tables have no underscores.
+    word = collective.replace("_", "")
+    ends = [row[1:3] for row in rows if row[0] == word and len(row) > 2 and all(end.isdecimal() for end in row[1:3])]
+    return tuple(sorted({(int(low) + min(int(high), _LARGEST)) // 2 for low, high in ends if int(low) <= _LARGEST}))
 
 
 def _bytes(text: str) -> int:

@@ -123,14 +123,14 @@ def preflight(
         check_plot(plot)
     if seconds is not None and not seconds > 0:
         raise UsageError(f"--time must be above 0 seconds, not {seconds:g}")
+    if launcher == "replay":
+        raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
     options = ground.GroundOptions(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         hosts=hosts, hostfile=hostfile, benchmark=benchmark, backend=backend, nccl_tests=nccl_tests, parallel=parallel,
         python=python, container=container, launcher_arg=tuple(launcher_arg or ()), scratch=scratch, keep_env=keep_env,
     )  # fmt: skip
     choice = options.choice()
-    if choice.name == "replay":
-        raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
     if weak and choice.name != "simulate":
         raise UsageError("--weak goes with --launcher simulate")
     where, earlier = _known(options, choice, storage, keep=store)

@@ -22,10 +22,12 @@ def check_plot(path: Path) -> None:
     """Raise unless a picture can be written under this name.
 
     Raises:
-        UsageError: the name does not end in .svg.
+        UsageError: the name does not end in .svg, or there is no such folder.
     """
     if path.suffix.lower() != ".svg":
         raise UsageError(f"--plot cannot write {path}", hint="end the name in .svg")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot cannot write {path}: there is no folder {path.parent}", hint="make it first")
 
 
 def write_plot(preflight: Preflight, path: Path) -> None:

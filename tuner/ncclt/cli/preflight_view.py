@@ -115,7 +115,7 @@ def print_preflight(result: Preflight, *, quiet: bool) -> None:
         print(f"also: {finding.sentence}")
     if not quiet:
         for note in result.notes:
-            say(f"note: {note}")
+            say(f"ncclt: note: {note}")
     print(result.verdict)
 
 

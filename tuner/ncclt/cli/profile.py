@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -66,7 +67,7 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument()],
+    name: Annotated[str, typer.Argument(help="Name of the workload, see `ncclt profile list`.")],
     storage: Storage = None,
     limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
     plot: Annotated[
@@ -125,7 +126,7 @@ def import_files(
     if not dry_run:
         with open_store(storage) as store:
             store.add_workload(workload, replace=replace)
-            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {name}")
+            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {shlex.quote(name)}")
     if as_json:
         print_json(workload.to_document())
     else:

@@ -23,11 +23,17 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 def record(
     command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
-    steps: Annotated[int, typer.Option(help="Training steps to record.")] = 20,
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 10,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Training steps to record [20]; of the plugin: all that the command makes [counted]."),
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps before them [10].")] = None,
     method: Annotated[
         Method,
-        typer.Option("--with", help="PyTorch's profiler, NCCL's log, or both with the profiler preferred."),
+        typer.Option(
+            "--with",
+            help="PyTorch's profiler, NCCL's log, both with the profiler preferred, or ncclt's tuner plugin.",
+        ),
     ] = Method.AUTO,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job once the steps are recorded.")] = False,
     directory: Annotated[
@@ -38,8 +44,9 @@ def record(
     storage: Storage = None,
 ) -> None:
     """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
+    from ncclt.plugin import find
     from ncclt.recording.launchers import is_open_mpi
-    from ncclt.recording.session import clear_folder, make_folder, run_recording
+    from ncclt.recording.session import make_folder, run_recording
 
     if not name.strip():
         raise UsageError("--name needs a name")
@@ -56,21 +63,31 @@ def record(
             warmup=warmup,
             stop_after=stop_after,
             open_mpi=is_open_mpi(command[0], environ=os.environ),
+            library=find(),
         )
         for note in plan.notes:
             say(f"ncclt: {note}")
         recording = run_recording(plan, folder, name=name)
+        is_safe = keep is not None  # the training was not in vain, whatever fails from here on
         try:
-            _store(recording, storage=storage, replace=replace)
+            _store(recording, method=method, storage=storage, replace=replace)
+            is_safe = True
         except NccltError as error:
-            # The training was not in vain, and its exit code still passes through.
-            is_safe = keep is not None
-            report(error)
+            report(error)  # the exit code of the training still passes through
             say(f"ncclt: nothing was stored; the raw files stay in {keep or folder}: ncclt profile import reads them")
     finally:
         if is_safe:
-            clear_folder(folder, keep=keep)
+            _clear(folder, keep)
     raise typer.Exit(recording.exit_code)
+
+
+def _clear(folder: Path, keep: Path | None) -> None:
+    from ncclt.recording.session import clear_folder
+
+    try:
+        clear_folder(folder, keep=keep)
+    except OSError as error:
+        say(f"ncclt: the raw files cannot be moved to {keep}: {error}; what is not there stays in {folder}")
 
 
 def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
@@ -86,7 +103,7 @@ def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
         )
 
 
-def _store(recording: Recording, *, storage: str | None, replace: bool) -> None:
+def _store(recording: Recording, *, method: Method, storage: str | None, replace: bool) -> None:
     """Store what was recorded and tell about it, or tell why there is nothing."""
     from ncclt.core.message import format_bytes
     from ncclt.store import open_store
@@ -108,7 +125,9 @@ def _store(recording: Recording, *, storage: str | None, replace: bool) -> None:
         f"{len(workload.messages)} messages, {format_bytes(round(workload.bytes_per_step))} per step"
     )
     cost = recording.overhead
-    if cost is None:
+    if cost is None and method is Method.PLUGIN:
+        say("ncclt: the overhead is not measured: the plugin takes no lock and counts one number per call")
+    elif cost is None:
         say("ncclt: the overhead was not measured: it needs PyTorch, and unrecorded steps behind the first three")
     else:
         say(

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import report, say
 from ncclt.cli.env import source
+from ncclt.cli.offer import OfferTexts, cache_folder, offered
+from ncclt.core.attestation import Form
 from ncclt.core.version import NcclVersion
 from ncclt.delivery import (
     Handover,
     Offer,
     is_one_of_several,
-    offer_from_documents,
     offer_from_table,
+    place_plugin,
     plan_handover,
     table_path,
-    with_table_text,
     write_table,
 )
-from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
+from ncclt.errors import NccltError, UsageError
+from ncclt.job import starts_others
 from ncclt.plugin import find
 
 _DESCRIPTION = """\
@@ -33,9 +36,11 @@ Start a training with what was proven for it: the per-size table where the tuner
 
   torchrun on each node:   ncclt run --cluster leonardo --model bert --nodes 2 -- torchrun ... train.py
   srun or mpirun:          ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
+  many nodes, each alike:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun ... train.py
 
 Your own NCCL_* variables win. A server that is away never stops the training, unless --fallback fail says so.
-The exit code is that of the command; 2 = wrong usage, 126 or 127 = the command cannot be started.
+The exit code is that of the command; 2 = wrong usage, 69 = with --shared, what the job was given cannot be learnt here,
+126 or 127 = the command cannot be started.
 """
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
@@ -70,6 +75,24 @@ def parser() -> argparse.ArgumentParser:
         "--policy", type=Path, metavar="FILE", help="use this table, on a file system that all nodes share"
     )
     made.add_argument("--policy-dir", type=Path, metavar="FOLDER", help="folder that all nodes share, for the table")
+    made.add_argument(
+        "--shared",
+        type=Path,
+        metavar="FOLDER",
+        help="folder that all nodes share: the job decides once there, and tables lie there [NCCLT_SHARED]",
+    )
+    made.add_argument(
+        "--job",
+        metavar="NAME",
+        help="with --shared: name of the job where its launcher tells none; new for every start [NCCLT_JOB]",
+    )
+    made.add_argument(
+        "--wait",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="with --shared: where nothing can be had here, wait for another node's answer (default 10)",
+    )
     made.add_argument("--no-plugin", action="store_true", help="set variables only")
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
     made.add_argument(
@@ -103,13 +126,11 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
     plugin = None if arguments.no_plugin else find()
     if arguments.policy is not None and plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
-    offer = _offer(arguments, cluster, server, storage, with_table=plugin is not None)
-    if offer is None and arguments.nodes != 1 and is_one_of_several(command, os.environ):
-        say(
-            "ncclt: if other nodes of this job did get a recommendation, ranks disagree and NCCL can hang: "
-            "--fallback fail, or --policy FILE on a shared file system, is the same for all"
-        )
-    handover = _handover(arguments, command, offer, plugin)
+
+    def ask() -> OfferTexts:
+        return offered(arguments, cluster, server, storage, with_table=plugin is not None)
+
+    offer, handover = _decided(arguments, command, plugin, cluster=cluster, ask=ask)
     for note in handover.notes:
         say(f"ncclt: {note}")
     environ = {name: value for name, value in os.environ.items() if name not in handover.unset_env}
@@ -117,6 +138,7 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
     folder = None
     if arguments.report is not None and handover.form is not None and not arguments.dry_run:
         folder = _report_folder(arguments.report)
+    if folder is not None:
         added |= _sources(folder, handover, environ)
     if arguments.dry_run:
         for name, value in sorted(added.items()):
@@ -128,9 +150,13 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
         _become(words, environ)
     from ncclt.cli.run_report import run_and_attest
 
-    return run_and_attest(
-        words, environ, offer, handover.form, folder=folder, server=server, storage=storage, timeout_s=arguments.timeout
-    )
+    where = {"server": server, "storage": storage}
+    try:
+        return run_and_attest(words, environ, offer, handover.form, folder=folder, timeout_s=arguments.timeout, **where)
+    except UsageError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        return _not_started(words, error.__cause__)
 
 
 def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
@@ -144,20 +170,64 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     if arguments.nccl_version:
         NcclVersion.parse(arguments.nccl_version)  # a mistyped one is told now, and does not pass for an outage
+    if not 0 <= arguments.wait <= 600:
+        raise UsageError(f"--wait must be 0 to 600 seconds, not {arguments.wait:g}")
+    if arguments.policy is not None and arguments.shared is not None:
+        raise UsageError("--policy is a decision already: --shared has nothing to decide", hint="leave one of them out")
     if arguments.policy is not None and arguments.no_plugin:
         raise UsageError("--policy is a table for the plugin", hint="leave --no-plugin out")
 
 
-def _offer(
-    arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None, *, with_table: bool
-) -> Offer | None:
+def _decided(
+    arguments: argparse.Namespace,
+    command: Sequence[str],
+    plugin: Path | None,
+    *,
+    cluster: str,
+    ask: Callable[[], OfferTexts],
+) -> tuple[Offer | None, Handover]:
+    """Return what the job is given: what its processes agreed on, or what this one finds."""
+    shared = _shared(arguments)
+    if shared is not None:
+        from ncclt.cli.run_decision import agree, deciding_job
+
+        job = deciding_job(arguments, command, os.environ)
+        if job is not None:
+
+            def plan(offer: Offer | None, form: Form | None) -> Handover:
+                return _handover(arguments, command, offer, None if form is Form.VARIABLES else plugin)
+
+            question = f"{arguments.model} on {cluster}"
+            for name in ("nodes", "gpus_per_node", "nccl_version"):
+                value = getattr(arguments, name)
+                question += "" if value is None else f", {name.replace('_', ' ')} {value}"
+            return agree(arguments, shared, job, question=question, ask=ask, plan=plan)
+    offer = _offer(arguments, ask)
+    if shared is not None and offer is not None and not is_one_of_several(command, os.environ):
+        from ncclt.job import nodes_of
+
+        if max(offer.nodes, nodes_of(command, os.environ, arguments.nodes)) > 1 and not starts_others(command):
+            say("ncclt: taken for the only process that decides for its job; if every node runs this, give --job NAME")
+    if offer is None and arguments.nodes != 1 and is_one_of_several(command, os.environ):
+        say(
+            "ncclt: if other nodes of this job did get a recommendation, ranks disagree and NCCL can hang: "
+            "--shared FOLDER, --fallback fail, or --policy FILE on a shared file system, is the same for all"
+        )
+    return offer, _handover(arguments, command, offer, plugin)
+
+
+def _shared(arguments: argparse.Namespace) -> Path | None:
+    """Return the folder in which the job decides once; a table that is named is a decision already."""
+    named: Path | None = arguments.shared
+    if named is None and arguments.policy is None and os.environ.get("NCCLT_SHARED"):
+        named = Path(os.environ["NCCLT_SHARED"])
+    return named
+
+
+def _offer(arguments: argparse.Namespace, ask: Callable[[], OfferTexts]) -> Offer | None:
     """Return what there is for the job; None = nothing, which was said. Only --fallback fail lets that stop it."""
     try:
-        if arguments.policy is not None:
-            return offer_from_table(arguments.policy.absolute())
-        if server:
-            return _fetched(arguments, cluster, server, with_table=with_table)
-        return _stored(arguments, cluster, storage, with_table=with_table)
+        return offer_from_table(arguments.policy.absolute()) if arguments.policy is not None else ask().offer()
     except NccltError as error:
         if arguments.policy is not None or arguments.fallback == "fail" or arguments.debug:
             raise
@@ -165,95 +235,79 @@ def _offer(
         return None
 
 
-def _fetched(arguments: argparse.Namespace, cluster: str, server: str, *, with_table: bool) -> Offer:
-    from ncclt.client import ClientError, fetch_env
-
-    def fetch(format: str) -> str:
-        fetched = fetch_env(
-            server,
-            cluster=cluster,
-            model=arguments.model,
-            nodes=arguments.nodes,
-            gpus_per_node=arguments.gpus_per_node,
-            nccl_version=arguments.nccl_version,
-            format=format,
-            timeout_s=arguments.timeout,
-            cache_dir=_cache() / "env",
-            fallback="cached" if arguments.fallback == "cached" else "none",
-            api_key=os.environ.get("NCCLT_API_KEY"),
-        )
-        if fetched.warning:
-            say(f"ncclt: {fetched.warning}")
-        return fetched.text
-
-    try:
-        offer = offer_from_documents(fetch("json"))
-        return with_table_text(offer, fetch("tuner-csv")) if with_table and offer.rules.rules else offer
-    except ClientError as error:
-        kind = {404: NoRecommendationError, 410: StaleRecommendationError}.get(error.status or 0, ServerError)
-        raise kind(error.message, hint=error.hint) from error
-
-
-def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None, *, with_table: bool) -> Offer:
-    from ncclt.core.recommendation import Request, select
-    from ncclt.core.render import render
-    from ncclt.store import published
-
-    wanted = arguments.nccl_version
-    request = Request(
-        cluster=cluster,
-        model=arguments.model,
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
-    )
-    found = select(published(storage, cluster=cluster, model=arguments.model), request)
-    version = NcclVersion.parse(found.fingerprint.nccl_version)
-    offer = offer_from_documents(render(found, format="json", version=version))
-    if not (with_table and offer.rules.rules):
-        return offer
-    return with_table_text(offer, render(found, format="tuner-csv", version=version))
-
-
 def _handover(
     arguments: argparse.Namespace, command: Sequence[str], offer: Offer | None, plugin: Path | None
 ) -> Handover:
     if offer is None:
         return Handover(notes=("nothing is set: NCCL's own choice stays",))
-    file = arguments.policy and arguments.policy.absolute()
-    if file is None and offer.table:
-        file = table_path(arguments.policy_dir or _cache() / "tables", offer.table)
+    place = arguments.policy_dir or _shared(arguments)
 
-    def plan(plugin: Path | None) -> Handover:
+    def plan(plugin: Path | None, file: Path | None) -> Handover:
         return plan_handover(
             offer,
             environ=os.environ,
             argv=command,
             plugin=plugin,
             table_file=file,
-            shared=arguments.policy is not None or arguments.policy_dir is not None,
+            shared=arguments.policy is not None or place is not None,
             override=arguments.override,
         )
 
-    handover = plan(plugin)
-    if arguments.policy is None and not arguments.dry_run and "NCCLT_POLICY" in dict(handover.set_env):
-        try:
-            write_table(file, offer.table)
-        except OSError as error:
-            if arguments.fallback == "fail":
-                raise UsageError(f"the table cannot be written to {file}: {error.strerror}") from error
-            say(f"ncclt: the table cannot be written to {file.parent}: {error.strerror}")
-            handover = plan(None)
-    return handover
+    if arguments.policy is not None or not offer.table:
+        return plan(plugin, arguments.policy and arguments.policy.absolute())
+    folder = place or cache_folder() / "tables"
+    handover = plan(plugin, table_path(folder, offer.table))
+    if plugin is None or arguments.dry_run or handover.form is not Form.TABLE:
+        return handover
+    several = is_one_of_several(command, os.environ)
+    try:
+        write_table(table_path(folder, offer.table), offer.table)
+        reaches_others = not several and (offer.nodes > 1 or starts_others(command))
+        if place is not None and reaches_others and "NCCL_TUNER_PLUGIN" not in os.environ:
+            return plan(place_plugin(place, plugin), table_path(folder, offer.table))
+        return handover
+    except OSError as error:
+        said = f"the table cannot be written to {folder}: {error.strerror}"
+        if arguments.fallback == "fail":
+            raise UsageError(said) from error
+        say(f"ncclt: {said}")
+    # The other nodes may well use theirs. With --shared it is compared with the decision; else nobody would notice.
+    if several and place is None:
+        return plan(plugin, _own_table(offer.table))
+    if several and _shared(arguments) is None:
+        raise UsageError(
+            f"the other nodes of this job may use the table, and this one lacks {folder}",
+            hint="ranks that disagree hang or corrupt data, so this process does not start",
+        )
+    return plan(None, None)
 
 
-def _report_folder(base: Path) -> Path:
+def _own_table(text: str) -> Path:
+    """Put a table where this node alone reads it, which is enough where each has its own."""
+    import tempfile
+
+    try:
+        path = table_path(Path(tempfile.mkdtemp(prefix="ncclt-table-")), text)
+        write_table(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"the other nodes of this job may use the table, and here it can be written nowhere: {error.strerror}",
+            hint="ranks that disagree hang or corrupt data, so this process does not start; see TMPDIR",
+        ) from error
+    return path
+
+
+def _report_folder(base: Path) -> Path | None:
+    """Make the folder of this start; None = the disk is full, which is said, and is no reason not to train."""
     import tempfile
 
     try:
         base.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="ncclt-run-", dir=base.absolute()))
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            say(f"ncclt: no reports are kept: nothing can be written to {base}: {error.strerror}")
+            return None
         raise UsageError(
             f"cannot write to {base}: {error.strerror}", hint="name a folder that all nodes share with --report"
         ) from error
@@ -269,7 +323,8 @@ def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> di
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
-        "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log",  # NCCL puts in host and process
+        # NCCL puts in host and process; two % are one to it (src/debug.cc).
+        "NCCL_DEBUG_FILE": f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log",
     }
 
 
@@ -295,10 +350,9 @@ def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(command[0], list(command), dict(environ))  # noqa: S606 -- no shell is wanted
     except OSError as error:
-        say(f"ncclt: cannot start {command[0]}: {error.strerror}")
-        sys.exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+        sys.exit(_not_started(command, error))
 
 
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or ""
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "ncclt"
+def _not_started(command: Sequence[str], error: OSError) -> int:
+    say(f"ncclt: cannot start {command[0]}: {error.strerror}")
+    return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import traceback
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from ncclt.cli.edge import report, say
 from ncclt.core.attestation import Form
 from ncclt.delivery import Offer, delivered_by
-from ncclt.errors import NccltError
+from ncclt.errors import NccltError, TraceError
 from ncclt.recording.command import run_foreground
 
 
@@ -36,6 +36,9 @@ def run_and_attest(
     except NccltError as error:
         report(error)
         say(f"ncclt: no attestation was made; what the job left stays in {folder}: ncclt attest reads it")
+    except Exception:  # noqa: BLE001 -- shown in full; the end of the training must not pass for another one
+        traceback.print_exc()
+        say(f"ncclt: no attestation was made, see above; what the job left stays in {folder}")
     return code
 
 
@@ -50,10 +53,12 @@ def _attest(
         if offer.model
         else delivered_from(offer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
     )
+    if not folder.is_dir():
+        raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job tidy up there?")
     # The plugin renames a finished report; what a killed process left half written is none.
     written = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".part")
     files = sorted(path for path in written if path.stat().st_size)
     attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
     print_attestation(attestation, to_stderr=True)
     keep(attestation, server=server, storage=storage, timeout_s=timeout_s)
-    say(f"ncclt: the reports stay in {os.path.relpath(folder)}")
+    say(f"ncclt: the reports stay in {folder}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from typing import Annotated
 
 import typer
@@ -32,4 +33,22 @@ def serve(
 
     if host not in ("127.0.0.1", "localhost", "::1"):
         say("ncclt: the service has no authentication yet: everybody who reaches this address can read the studies")
+    _can_listen(host, port)
     run(storage or default_url(), host=host, port=port, dashboard=dashboard)
+
+
+def _can_listen(host: str, port: int) -> None:
+    """Raise unless the address is this machine's and free; the server itself would only log it.
+
+    Raises:
+        UsageError: the address cannot be listened on.
+    """
+    try:
+        family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}, port {port}: {error.strerror}", hint="choose another --host or --port"
+        ) from error

@@ -8,14 +8,13 @@ import typer
 
 from ncclt.cli.edge import print_json
 from ncclt.cli.options import AsJson, Storage
+from ncclt.core.payback import cost_words
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ncclt.core.cluster import Cluster
-    from ncclt.core.study import Study, Trial
+    from ncclt.core.study import Trial
     from ncclt.store import StudySummary
 
 app = typer.Typer(help="List, show and replay studies.", no_args_is_help=True)
@@ -126,7 +125,8 @@ def show(
         print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
     if newest and newest.stale:
         print(f"STALE, no longer served: {newest.stale}")
-    print(f"cost: {gpu_time(study, trials)} in {len(trials)} launches")
+    cost = cost_words(study, trials, newest.table.verdict if newest else None)
+    print(f"cost of {len(trials)} launches: {cost}")
     print_table(
         ("#", "phase", "setting", "outcome", "time/step us", "detail"),
         [
@@ -198,14 +198,8 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
         "time_per_step_us": trial.score_us,
         "gpu_seconds": gpu_seconds([trial], cluster),
         "place": trial.result.place,
+        "warm": trial.result.warm,
     }
-
-
-def gpu_time(study: Study, trials: Sequence[Trial]) -> str:
-    """Return what the launches of a study cost, for people; nothing where nothing was launched."""
-    seconds = gpu_seconds(trials, study.cluster)
-    amount = f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
-    return f"SIMULATED, about {amount} on a real cluster" if study.simulated else amount
 
 
 def _outcome(summary: StudySummary) -> str:

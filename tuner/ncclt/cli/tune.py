@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ from ncclt.cli.ground import (
     HostFile,
     Hosts,
     KeepEnv,
+    Kubernetes,
     Landscape,
     LauncherArg,
     LauncherName,
@@ -32,9 +34,11 @@ from ncclt.cli.ground import (
     NcclVersionName,
     Nodes,
     Parallel,
+    Persistent,
     Python,
     Scratch,
     SshOption,
+    Through,
     Where,
     ground_from_options,
 )
@@ -72,10 +76,13 @@ def tune(
     python: Python = sys.executable,
     container: Container = None,
     namespace: Namespace = None,
+    kubernetes: Kubernetes = None,
     launcher_arg: LauncherArg = None,
     ssh_option: SshOption = None,
     scratch: Scratch = None,
     keep_env: KeepEnv = False,
+    persistent: Persistent = False,
+    through: Through = None,
     sbatch_arg: SbatchArg = None,
     time_limit: TimeLimit = None,
     no_wait: NoWait = False,
@@ -112,6 +119,13 @@ def tune(
     warm: Annotated[
         bool, typer.Option("--warm/--no-warm", help="Try early what was best in the nearest stored studies.")
     ] = True,
+    init_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log of any job of this shape, run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: the search "
+            "begins from NCCL's own cost table instead of an estimate. It is kept with the study."
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Tune although `ncclt doctor` finds something broken here.")
     ] = False,
@@ -133,19 +147,24 @@ def tune(
 
     require_tune_extra()
     from ncclt.grounds import check_benchmark
-    from ncclt.launched import LaunchedRunner
     from ncclt.search.loop import Budget
     from ncclt.store import open_store
     from ncclt.tune import TuneRequest
     from ncclt.tune import tune as run
 
+    costs = None
+    if init_log is not None:
+        from ncclt.diagnosis.files import printed_costs_of_file
+
+        costs = printed_costs_of_file(init_log)
     name = _workload_name(model, profile)
     options = GroundOptions(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
         max_commands=max_commands, beside=beside, hosts=hosts, hostfile=hostfile, parallel=parallel, python=python,
-        container=container, namespace=namespace, launcher_arg=tuple(launcher_arg or ()),
-        ssh_option=tuple(ssh_option or ()), scratch=scratch, keep_env=keep_env,
+        container=container, namespace=namespace, kubernetes=tuple(kubernetes or ()),
+        launcher_arg=tuple(launcher_arg or ()), ssh_option=tuple(ssh_option or ()), scratch=scratch, keep_env=keep_env,
+        persistent=persistent, through=through,
     )  # fmt: skip
     choice = options.choice()
     # Whatever can be refused is refused here, before anything is created.
@@ -161,12 +180,15 @@ def tune(
             seed=seed,
             process_wide=_names(process_wide),
             warm=warm,
+            printed_costs=costs,
         )
         if (sbatch_arg or time_limit or no_wait) and choice.name != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait go with --launcher slurm")
         if is_login_node(choice):
             chosen = options.chosen_cluster(choice, store)
             # What the job would refuse in its queue is refused here.
+            if costs is not None:
+                costs.require(chosen)
             check_benchmark(chosen, options.place(choice))
             code = submit_study(
                 chosen, store, on_gpus=backend != "gloo", parallel=parallel, time_limit=time_limit, wait=not no_wait,
@@ -177,7 +199,7 @@ def tune(
         if dry_run:
             _print_plan(request, ground, as_json=as_json)
             return
-        if isinstance(ground.runner, LaunchedRunner):
+        if ground.is_launched:
             _examine(ground.runner.cluster, force=force)
         from ncclt.cli.tune_view import TuneView, print_result, result_document
 

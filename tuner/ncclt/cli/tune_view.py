@@ -11,21 +11,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ncclt.cli.edge import say
-from ncclt.cli.studies import gpu_time, trial_row
+from ncclt.cli.studies import trial_row
 from ncclt.core.compile import variables_for_setting
+from ncclt.core.level import split
 from ncclt.core.message import format_bytes
+from ncclt.core.payback import cost_words, payback_of
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 
 if TYPE_CHECKING:
+    from ncclt.core.message_rows import MessageRow
+    from ncclt.core.setting import Setting
     from ncclt.core.study import Study, Trial
     from ncclt.core.workload import Workload
     from ncclt.runners import Ground
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
     from ncclt.store import Store
-    from ncclt.tune import MessageRow, TuneRequest, TuneResult
+    from ncclt.tune import TuneRequest, TuneResult
 
 TUNE_SCHEMA = 1
 """Version of the document that `tune --json` prints."""
@@ -124,7 +128,8 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
             say(f"ncclt: note: {note}")
     found = result.recommendation
     if not quiet:
-        say(f"ncclt: cost of all launches of this study: {gpu_time(result.study, result.trials)}")
+        verdict = found.table.verdict if found else None
+        say(f"ncclt: cost of all launches of this study: {cost_words(result.study, result.trials, verdict)}")
     if result.left:
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
@@ -212,6 +217,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
+    won = payback_of(study, result.trials, verdict)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -236,6 +242,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "messages": [_message_row(row) for row in result.messages],
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
+        "payback_steps": won.steps if won else None,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         "notes": list(result.notes),
     }
@@ -285,27 +292,32 @@ def plan_document(
         "settings": len(space.distinct),
         "parameters": list(space.distributions),
         "trials": request.budget.trials,
-        "first": [
-            f"{s.label}: "
-            + " ".join(
-                f"{name}={value}"
-                for name, value in variables_for_setting(
-                    s, version=cluster.version, collectives=workload.collectives
-                ).variables
-            )
-            for s in space.anchors()
-        ],
+        "first": [f"{s.label}: {_forced(s, ground, workload)}" for s in space.anchors()],
         "notes": list(notes),
         **({"launches": launches} if launches else {}),
     }
 
 
-def _launch_rows(ground: Ground, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
-    """Return what would be started for the default and for the first setting after it, where anything is started."""
-    from ncclt.core.setting import DEFAULT
-    from ncclt.launched import LaunchedRunner
+def _forced(setting: Setting, ground: Ground, workload: Workload) -> str:
+    """Say how a setting will be forced: by which variables, and whether by the tuner plugin."""
+    version, collectives = ground.runner.cluster.version, workload.collectives
+    parts = split(setting, version=version, collectives=collectives, plugin=True) if ground.by_variables else None
+    left = parts.by_variables if parts else setting
+    variables = variables_for_setting(left, version=version, collectives=collectives).variables
+    words = ["by the plugin"] if parts and parts.rules else []
+    return " ".join([*words, *(f"{name}={value}" for name, value in variables)])
 
-    if not isinstance(ground.runner, LaunchedRunner):
+
+def _launch_rows(ground: Ground, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
+    """Return what would be started for the default and for the first setting after it, where anything is started.
+
+    Ranks that stay are started once for both.
+    """
+    from ncclt.core.setting import DEFAULT
+    from ncclt.launched import LaunchedRunner, PersistentRunner
+
+    runner = ground.searching[0]
+    if not isinstance(runner, LaunchedRunner | PersistentRunner):
         return []
     messages = [calls.message for calls in workload.messages]
     return [
@@ -317,6 +329,6 @@ def _launch_rows(ground: Ground, space: SearchSpace, workload: Workload) -> list
             "files": dict(plan.files),
             "timeout_s": plan.timeout_s,
         }
-        for setting in (DEFAULT, *space.anchors()[:1])
-        for plan in ground.runner.plans(setting, messages)
+        for setting in (DEFAULT, *(() if ground.persistent else space.anchors()[:1]))
+        for plan in runner.plans(setting, messages)
     ]

@@ -35,6 +35,7 @@ class Check:
         launches: made for it.
         launcher: where they ran; empty when nothing had to be launched.
         created: ISO time.
+        driver: NVIDIA's on the nodes, with commas where they differ; empty where it is not known.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Check:
     launches: int
     launcher: str
     created: str
+    driver: str = ""
 
     @property
     def staleness(self) -> str:
@@ -69,6 +71,7 @@ class Check:
             "launches": self.launches,
             "launcher": self.launcher,
             "created": self.created,
+            "driver": self.driver,
         }
 
 
@@ -92,6 +95,8 @@ def check_from_document(document: Mapping[str, Any]) -> Check:
             launches=int(document["launches"]),
             launcher=str(document["launcher"]),
             created=str(document["created"]),
+            # The first checks do not say it.
+            driver=str(document.get("driver", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(

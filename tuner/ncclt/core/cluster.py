@@ -37,6 +37,7 @@ class Cluster:
         cpu: `intel`, `amd` or `arm`; NCCL's cost model distinguishes AMD.
         nccl_version: version installed there, `2.28.9`.
         topology_hash: hash of the measured topology, empty where none was taken.
+        driver: NVIDIA's, `570.86.15`; empty where it is not known.
         description: one sentence for people.
         sources: where the figures come from.
     """
@@ -55,6 +56,7 @@ class Cluster:
     cpu: str = "intel"
     nccl_version: str
     topology_hash: str = ""
+    driver: str = ""
     description: str = ""
     sources: tuple[str, ...] = ()
 
@@ -116,11 +118,12 @@ class Cluster:
             gpus_per_node=self.gpus_per_node,
             nccl_version=str(self.version),
             topology_hash=self.topology_hash,
+            driver=self.driver,
         )
 
     def to_document(self) -> dict[str, Any]:
         """Return the cluster as the table of a profiles/clusters/*.toml file."""
-        document = asdict(self)
+        document = _without_unknown_driver(asdict(self))
         document["sources"] = list(self.sources)
         return document
 
@@ -160,7 +163,12 @@ def _check_types(values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """What a recommendation is valid for: change any of it and it is no longer served."""
+    """What a recommendation is valid for: change any of it and it is no longer served.
+
+    Attributes:
+        driver: what it was measured under. A launcher need not know it, so that it is no part of what is asked for; a
+            check that finds another one makes the recommendation stale.
+    """
 
     gpu: str
     link_class: str
@@ -169,27 +177,35 @@ class Fingerprint:
     gpus_per_node: int
     nccl_version: str
     topology_hash: str = ""
+    driver: str = ""
 
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
-        """Name every respect in which `other` differs; an unknown topology on either side matches any."""
+        """Name every respect in which `other` differs; an unknown topology or driver on either side matches any."""
         found = []
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "topology_hash" and not (mine and theirs):
+            if field.name in ("topology_hash", "driver") and not (mine and theirs):
                 continue
             if mine != theirs:
                 found.append(f"{field.name}: measured on {mine}, asked for {theirs}")
         return tuple(found)
 
     def digest(self) -> str:
-        """Return a short hash of all fields."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        """Return a short hash of all fields but the driver: revisions are counted across its updates."""
+        told = {name: value for name, value in asdict(self).items() if name != "driver"}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_document(self) -> dict[str, Any]:
         """Return the fields as a JSON object."""
-        return asdict(self)
+        return _without_unknown_driver(asdict(self))
 
 
 def fingerprint_from_document(document: Mapping[str, Any]) -> Fingerprint:
     """Read back what `Fingerprint.to_document` wrote."""
-    return Fingerprint(**{f.name: document[f.name] for f in fields(Fingerprint)})
+    told = {f.name: document[f.name] for f in fields(Fingerprint) if f.name != "driver"}
+    return Fingerprint(**told, driver=str(document.get("driver", "")))
+
+
+def _without_unknown_driver(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is not known: earlier versions of ncclt read such a document too."""
+    return {name: value for name, value in document.items() if name != "driver" or value}

@@ -128,7 +128,26 @@ def _protocols(
 
 
 def _time_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph) -> float:
-    latency_us, gbps = _latency_and_bandwidth(collective, algorithm, protocol, graph)
+    costs = _latency_and_bandwidth(collective, algorithm, protocol, graph)
+    return call_us(collective, algorithm, protocol, size_bytes, graph, costs)
+
+
+def call_us(
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    graph: Graph,
+    costs: tuple[float, float],
+) -> float:
+    """Return what NCCL makes of the costs of a pair for one size, µs (tuning.cc, ncclTopoGetAlgoTime).
+
+    Args:
+        collective, algorithm, protocol, size_bytes: as in `predicted_us`.
+        graph: of the communicator; of it only ranks, nodes, channels and generation count.
+        costs: (latency µs, algorithm bandwidth 1e9 bytes/s) of the pair.
+    """
+    latency_us, gbps = costs
     if algorithm is Algorithm.TREE:
         step = min(23, max(0, (size_bytes >> 6).bit_length() - 1))
         gbps *= tables.TREE_CORRECTION[protocol][step]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ncclt.core.attestation import (
@@ -38,6 +38,8 @@ OWN_LINE = "TUNER/ncclt:"
 """How our plugin begins what it tells NCCL's log (plugin/communicator.c)."""
 
 _NOT_USED = "is not used"
+
+_OF_OTHER_RANKS = re.compile(r"none of its \d+ rows is for (\d+) ranks")
 
 _USING = re.compile(r"Using (?:tuner plugin )?ncclt\b")
 """What NCCL says of a tuner plugin that it took; older versions have the two words between."""
@@ -194,7 +196,7 @@ def _causes(delivered: Delivered, seen: Observed) -> list[str]:
     if strangers:
         causes.append(f"the job used the table of {', '.join(sorted(strangers))}")
     if delivered.form is Form.TABLE:
-        refusals = [line for line in seen.tuner_lines if line.startswith(OWN_LINE) and _NOT_USED in line]
+        refusals = [line for line in seen.tuner_lines if _refuses(line, groups)]
         causes += [f"the plugin said: {line.removeprefix(OWN_LINE).strip()}" for line in refusals[:1]]
         loaded = any(one.kind == "plugin-report" for one in seen.witnesses) or has_our_plugin(seen.tuner_lines)
         if not loaded and (seen.tuner_lines or seen.tells_variables):
@@ -213,6 +215,14 @@ def _causes(delivered: Delivered, seen: Observed) -> list[str]:
     if versions:
         causes.append(f"the job loaded NCCL {', '.join(sorted(versions))}, not {delivered.nccl_version}")
     return list(dict.fromkeys(causes))
+
+
+def _refuses(line: str, groups: Collection[int]) -> bool:
+    """Tell whether the plugin says that it did not use a table which has rows for such a communicator."""
+    if not line.startswith(OWN_LINE) or _NOT_USED not in line:
+        return False
+    other = _OF_OTHER_RANKS.search(line)
+    return other is None or int(other[1]) in groups
 
 
 def _values(seen: Observed, name: str) -> str:

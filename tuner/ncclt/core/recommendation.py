@@ -245,11 +245,17 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
     return f"the workload {recommendation.model!r} was replaced by one with other messages since it was tuned"
 
 
+def _age(recommendation: Recommendation) -> tuple[str, int]:
+    """Order recommendations, the newest one last."""
+    return recommendation.created, recommendation.revision
+
+
 def select(candidates: Iterable[Recommendation], request: Request) -> Recommendation:
     """Return the newest published revision that fits the request exactly; never the nearest one.
 
-    A measured recommendation goes before a simulated one whatever its age. Where the newest one is stale none is
-    served: an older one was measured even earlier.
+    A measured recommendation goes before a simulated one whatever its age. Where the newest one of a fingerprint is
+    stale none of that fingerprint is served: an older one was measured even earlier. Another fingerprint that fits, as
+    of another NCCL where the request names none, is served still.
 
     Raises:
         NoRecommendationError: nothing was published for it, or nothing of what was published fits.
@@ -262,7 +268,9 @@ def select(candidates: Iterable[Recommendation], request: Request) -> Recommenda
     if request.nodes is not None:
         command += f" --nodes {request.nodes}"
     if fitting:
-        newest = max(fitting, key=lambda r: (not r.simulated, r.created, r.revision))
+        measured = [r for r in fitting if not r.simulated] or fitting
+        newest_of = {r.fingerprint.digest(): r for r in sorted(measured, key=_age)}
+        newest = max(newest_of.values(), key=lambda r: (not r.stale, *_age(r)))
         if newest.stale:
             raise StaleRecommendationError(
                 f"the recommendation {newest.id} for {what} is stale: {newest.stale}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
 from ncclt.core.workload import Workload
@@ -101,6 +102,7 @@ class Study:
         state: how far it is.
         reason: why the search stopped, for people.
         created, updated: ISO times.
+        printed_costs: NCCL's own tables that the search began from; None = from our estimate of them.
     """
 
     id: str
@@ -115,3 +117,4 @@ class Study:
     reason: str = ""
     created: str = ""
     updated: str = ""
+    printed_costs: PrintedCosts | None = None

@@ -60,6 +60,7 @@ class TrialResult:
         detail: the last lines of output or the reason, for people; empty when all went well.
         wall_s: how long the launch took.
         place: the nodes it ran on, for people; empty where the launcher chose them or there is but one place.
+        warm: ranks measured it that had been running before; a search may go by that, finalists and proof may not.
     """
 
     outcome: Outcome
@@ -67,6 +68,7 @@ class TrialResult:
     detail: str = ""
     wall_s: float = 0.0
     place: str = ""
+    warm: bool = False
 
 
 class Runner(Port):
@@ -75,7 +77,8 @@ class Runner(Port):
     Contract: `measure` returns for every setting and never raises for what a setting does to NCCL, whatever it does
     (crash, hang, wrong data): that is the result's outcome. With outcome `ok` there is one measurement for each of
     the messages asked for, in their order. The same runner may be asked for the same setting again and measures
-    anew. When `measure` returns or raises, nothing that it started still runs.
+    anew. When `measure` returns or raises, nothing that it started still runs, but for ranks that wait for the next
+    setting; a runner that keeps such ranks says so in its results (`warm`) and has `close`.
     """
 
     @property

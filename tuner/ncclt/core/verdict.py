@@ -27,6 +27,15 @@ MIN_BLOCKS = 4
 FALSE_TUNED = 0.01
 """Probability, over all the times one may look, that a policy without any gain is called `tuned`."""
 
+GRAVE_LOSS = 0.05
+"""Loss of a whole policy that must be out of the question, beyond a gain being proven, before it is called `tuned`."""
+
+FALSE_TUNED_GRAVE = 1 / 3000
+"""The same probability for a policy that loses as much as that: a worse mistake, so held to a stricter level."""
+
+_CLEAR_DEVIATIONS = 3.0
+"""Standard deviations of a single pair by which the estimate clears such a loss, so that each pair alone refutes it."""
+
 INTERVAL_ERROR = 0.05
 """One minus the confidence of the interval, both ends together and at any number of blocks."""
 
@@ -96,8 +105,9 @@ def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> t
 def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     """Decide between default and policy, or say that the pairs do not suffice; they may be looked at after each block.
 
-    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, the estimated gain reaches `min_effect`, and no message
-    of weight is suspected to be slower by more than `MAX_MESSAGE_LOSS`.
+    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, a loss of `GRAVE_LOSS` is out of the question, the
+    estimated gain reaches `min_effect`, and no message of weight is suspected to be slower by more than
+    `MAX_MESSAGE_LOSS`.
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or such a loss is shown of a message
     (at `FALSE_VETO` shared among all messages).
     """
@@ -109,10 +119,25 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     harmed, suspected = _messages(pairs)
     if harmed:
         return Decision.KEEP_DEFAULT
-    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED)
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains)
     if proven and not suspected and float(centre_of(gains)) >= worthwhile:
         return Decision.TUNED
     return Decision.UNDECIDED
+
+
+def _clears_loss(gains: NDArray[np.float64]) -> bool:
+    """Tell whether a loss of `GRAVE_LOSS` is out of the question.
+
+    A run of luck that makes a loss look like a gain needs noise larger than the loss. Where the noise is small, the
+    distance of the estimate says so. Elsewhere bets against the loss have to win 1 / `FALSE_TUNED_GRAVE`, for which
+    they need more pairs. It is one more condition for `tuned`, so no error rate rises by it, whenever one looks.
+    """
+    loss, centre = math.log1p(-GRAVE_LOSS), float(centre_of(gains))
+    # The mean deviation of a normal distribution is sqrt(2 / pi) standard deviations; an outlier makes it larger.
+    deviation = float(np.abs(gains - centre).mean()) * math.sqrt(math.pi / 2)
+    if centre - loss >= _CLEAR_DEVIATIONS * deviation:
+        return True
+    return float(log_capital(gains, loss)) >= -math.log(FALSE_TUNED_GRAVE)
 
 
 def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
@@ -214,6 +239,8 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
 def _doubt(pairs: Pairs, gain: str, suspected: Message | None, *, min_effect: float) -> str:
     if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"no gain is proven and none refuted: {gain}"
+    if not _clears_loss(pairs.gains):
+        return f"a gain is proven, but the noise still leaves room for a loss of {GRAVE_LOSS * 100:g} %: {gain}"
     if suspected:
         loss = f"{suspected.label} looks {_loss(pairs, suspected)} slower, which may be too much"
         return f"the gain of {gain} is proven, but {loss}"

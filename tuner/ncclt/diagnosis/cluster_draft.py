@@ -86,6 +86,7 @@ def _seen(facts: Facts, given: Mapping[str, str]) -> dict[str, Any]:
         "cpu": facts.log.cpu or facts.cpu,
         "nccl_version": str(facts.nccl) if facts.nccl else None,
         "topology_hash": matrix.topology_hash() if matrix else None,
+        "driver": facts.nvidia_driver,
         **_network(facts),
     }
 

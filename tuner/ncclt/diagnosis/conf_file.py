@@ -70,7 +70,7 @@ def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
         name, equals, value = line.partition("=")
         flaws += [Flaw(what=what, evidence=evidence) for what in _flaws(name, equals, value)]
         if equals:
-            cut = value.encode()[:MOST_VALUE_BYTES].decode(errors="ignore")
+            cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")
             assignments.append(Assignment(name=name, value=cut, evidence=evidence))
     return ConfFile(source=source, assignments=tuple(assignments), flaws=tuple(flaws))
 
@@ -93,6 +93,11 @@ def _flaws(name: str, equals: str, value: str) -> list[str]:
         found.append("the blank or carriage return at the value becomes part of it")
     if re.search(r"\s#", value):
         found.append("the remark behind the value becomes part of it")
-    if len(value.encode()) > MOST_VALUE_BYTES:
-        found.append(f"NCCL cuts values at {MOST_VALUE_BYTES} bytes, this one has {len(value.encode())}")
+    if len(_bytes(value)) > MOST_VALUE_BYTES:
+        found.append(f"NCCL cuts values at {MOST_VALUE_BYTES} bytes, this one has {len(_bytes(value))}")
     return found
+
+
+def _bytes(value: str) -> bytes:
+    """Return what NCCL counts; text that is no Unicode, as a reader of broken files makes it, has a length too."""
+    return value.encode(errors="surrogatepass")

@@ -54,6 +54,7 @@ class Facts:
         conf_problems: files that NCCL would look for in vain.
         adapters: RDMA devices of this machine.
         cpu: `intel`, `amd` or `arm` of this machine; empty = not looked at.
+        driver: NVIDIA's on this machine; empty = not looked at, or none.
         cluster: what the user says he measures on.
         version: of NCCL, said by the user.
         recommended: what a published recommendation sets here.
@@ -68,6 +69,7 @@ class Facts:
     conf_problems: tuple[Evidence, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     cpu: str = ""
+    driver: str = ""
     cluster: Cluster | None = None
     version: NcclVersion | None = None
     recommended: tuple[tuple[str, str], ...] = ()
@@ -82,6 +84,12 @@ class Facts:
         if self.log.announced is not None:
             return NcclVersion.parse(self.log.announced.value)
         return self.version or (self.cluster.version if self.cluster else None)
+
+    @property
+    def nvidia_driver(self) -> str:
+        """Return NVIDIA's driver where all that tell of one agree; empty = not known, or nodes differ."""
+        told = {driver for driver in (self.driver, *(report.driver for report in self.gpu_reports)) if driver}
+        return told.pop() if len(told) == 1 else ""
 
     def variables(self) -> tuple[Variable, ...]:
         """Return what takes effect, each (name, value) once: environment before files, and what the log tells of."""
@@ -125,6 +133,7 @@ class Facts:
         """Return it as a JSON object; of a log the sums, not its lines."""
         return {
             "nccl_version": str(self.nccl) if self.nccl else None,
+            "driver": self.nvidia_driver or None,
             "matrices": [matrix.to_document() for matrix in self.matrices],
             "gpu_reports": [report.to_document() for report in self.gpu_reports],
             "log": _log_document(self.log),

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+from ncclt.core.cost_printed import PrintedCosts
 from ncclt.diagnosis.conf_file import ConfFile, parse_conf_file
 from ncclt.diagnosis.facts import Facts
 from ncclt.diagnosis.gpu_report import GpuReport, parse_gpu_report
 from ncclt.diagnosis.log_reader import LogReader
 from ncclt.diagnosis.matrix import TopologyMatrix, parse_matrix
+from ncclt.diagnosis.printed_costs import read_printed_costs
 from ncclt.diagnosis.recognise import HEAD_BYTES, Kind, recognise
 from ncclt.errors import InputError
 
@@ -66,6 +68,16 @@ def facts_of_files(paths: Sequence[Path]) -> Facts:
         log=log.facts(),
         missing=tuple(skipped),
     )
+
+
+def printed_costs_of_file(path: Path) -> PrintedCosts:
+    """Read the tables of latencies and bandwidths that NCCL printed into a log.
+
+    Raises:
+        InputError: the file is missing or damaged, or holds no table that can be used.
+    """
+    with _lines(path) as lines:
+        return read_printed_costs(lines, path.name)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

@@ -1,4 +1,4 @@
-"""What this machine tells without starting anything: inherited variables, configuration files, RDMA devices, CPU."""
+"""What this machine tells without starting anything: variables, configuration files, RDMA devices, CPU, driver."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ncclt.core.driver import DRIVER_FILE, drivers_in
 from ncclt.diagnosis.conf_file import ConfFile, parse_conf_file
 from ncclt.diagnosis.evidence import Evidence, shortened
 from ncclt.diagnosis.facts import Adapter, Facts, Variable
@@ -40,6 +41,7 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
         conf_problems=problems,
         adapters=_adapters(root / "sys/class/infiniband"),
         cpu=_cpu(root / "proc/cpuinfo"),
+        driver=next(iter(drivers_in(_text(root / DRIVER_FILE.lstrip("/")))), ""),
     )
 
 
@@ -91,8 +93,12 @@ def _adapters(folder: Path) -> tuple[Adapter, ...]:
 
 
 def _first_line(path: Path) -> str:
+    return _text(path).split("\n", 1)[0].strip()
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0].strip()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -13,8 +13,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -69,6 +71,19 @@ class Guard:
             self._open[mark] = line
             self._tell(line)
 
+    def keep(self, folder: Path) -> None:
+        """Say that a folder of results is there; the guardian removes it when all launches have ended.
+
+        `end` with the folder's path says that it is gone.
+
+        Raises:
+            OSError: the guardian cannot be started.
+        """
+        line = json.dumps({"begun": str(folder), "results": str(folder)}).encode() + b"\n"
+        with self._lock:
+            self._open[str(folder)] = line
+            self._tell(line)
+
     def end(self, mark: str) -> None:
         """Say that nothing of a launch is left that the guardian could end."""
         with self._lock:
@@ -97,6 +112,25 @@ class Guard:
         if self._open:
             self._pipe = _start_guardian()
             _write(self._pipe, b"".join(self._open.values()))
+
+
+@contextmanager
+def results_folder(prefix: str, *, parent: Path | None) -> Iterator[Path]:
+    """Make a folder for the results of launches, readable by its owner alone, and remove it afterwards.
+
+    Args:
+        prefix: of its name.
+        parent: where it is made; None = the system's place for temporary files.
+
+    Raises:
+        OSError: it cannot be made, or not be guarded.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        guard().keep(Path(name).absolute())
+        try:
+            yield Path(name)
+        finally:
+            guard().end(str(Path(name).absolute()))
 
 
 @cache

@@ -30,11 +30,15 @@ def main() -> None:
     for number in _DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    enders = [threading.Thread(target=end_launch, args=(launch,)) for launch in open_launches(sys.stdin.buffer)]
+    left = open_launches(sys.stdin.buffer)
+    enders = [threading.Thread(target=end_launch, args=(launch,)) for launch in left if "results" not in launch]
     for ender in enders:
         ender.start()
     for ender in enders:
         ender.join()
+    # Last: launches write into them to their end.
+    for launch in left:
+        shutil.rmtree(launch.get("results", ""), ignore_errors=True)
 
 
 def open_launches(lines: Iterable[bytes]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ncclt.errors import UsageError
+from ncclt.launch.granted import granted_hosts
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import MARK, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.members import MARK_VARIABLE
@@ -31,6 +32,7 @@ class MpirunLauncher:
     Args:
         flavour: whose mpirun it is.
         shape: ranks and nodes. Without hosts a resource manager (PBS, LSF) must tell mpirun its nodes.
+        granted: the nodes of that manager's job, the first one first; empty = not known.
         keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG.
         extra: further options of mpirun.
         program: the mpirun.
@@ -53,6 +55,7 @@ class MpirunLauncher:
         environment: Mapping[str, str] | None = None,
         as_root: bool = False,
         grace_s: float = GRACE_S,
+        granted: Sequence[str] = (),
     ) -> None:
         for host in map(parse_host, shape.hosts):
             if host.user or host.port:
@@ -65,6 +68,7 @@ class MpirunLauncher:
         self._extra = tuple(extra)
         self._program = program
         self._as_root = as_root
+        self._granted = tuple(granted)
         self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s)
 
     @property
@@ -114,8 +118,8 @@ class MpirunLauncher:
         self._starter.kill()
 
     def _meeting_point(self, argv: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
-        """Return where ranks of torch meet; nothing where only the resource manager knows the first node."""
-        hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else ())
+        """Return where ranks of torch meet; nothing where nobody tells which node is the first."""
+        hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
         if not hosts:
             return {}
         return {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(master_port(argv, variables, hosts))}
@@ -175,12 +179,14 @@ def create(
         UsageError: there is none, or one that is not known.
     """
     environ = os.environ if environment is None else environment
+    shape = shape or JobShape()
     return MpirunLauncher(
         flavour=ask_mpi_flavour(program, environ=environ),
-        shape=shape or JobShape(),
+        shape=shape,
         keep_env=keep_env,
         extra=extra,
         program=program,
         environment=environ,
         as_root=os.geteuid() == 0,
+        granted=granted_hosts(environ) if shape.nodes > 1 and not shape.hosts else (),
     )

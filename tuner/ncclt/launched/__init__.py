@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ncclt.launched.pace import Pace
+from ncclt.launched.persistent import PersistentRunner
 from ncclt.launched.runner import LaunchedRunner, asking
 from ncclt.launched.timeouts import TimeoutRule, Timeouts
 
-__all__ = ["LaunchedRunner", "TimeoutRule", "Timeouts", "asking"]
+__all__ = ["LaunchedRunner", "Pace", "PersistentRunner", "TimeoutRule", "Timeouts", "asking"]

@@ -5,7 +5,6 @@ Not tried on a GPU: the outcomes are proven with a stand-in for nccl-tests that 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,10 +14,12 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
+from ncclt.launch.guard import results_folder
 from ncclt.launch.launcher import Launcher, LaunchPlan
 from ncclt.launched.outcome import judge
+from ncclt.launched.pace import Pace
 from ncclt.launched.timeouts import Timeouts
-from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
+from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
 
 ASKING_S = 120.0
 """How long a program may take to say what it can do; a login node or a file system can be slow."""
@@ -39,6 +40,7 @@ class LaunchedRunner:
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
         timeouts: how long a command may take; runners of one study that measure at the same time share it.
+        pace: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
         scratch: where each trial's folder for result files is made; None = the system's place for temporary files.
         scratch_is_shared: whether what rank 0 writes there can be read here. False = results have to come over
             standard output, for example where the ranks run in other containers or behind a login node.
@@ -53,6 +55,7 @@ class LaunchedRunner:
         cluster: Cluster,
         variables: Callable[[Setting], Mapping[str, str]],
         timeouts: Timeouts | None = None,
+        pace: Pace | None = None,
         scratch: Path | None = None,
         scratch_is_shared: bool = True,
         place: str = "",
@@ -62,6 +65,7 @@ class LaunchedRunner:
         self._cluster = cluster
         self._variables = variables
         self._timeouts = timeouts or Timeouts()
+        self._pace = pace
         self._scratch = scratch
         self._scratch_is_shared = scratch_is_shared
         self._place = place
@@ -82,9 +86,16 @@ class LaunchedRunner:
         """Return the cluster that is measured."""
         return self._cluster
 
-    def calibrate(self, wall_s: float) -> None:
-        """Take over how long the stored default of a resumed study took for all its messages, seconds."""
+    def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
+        """Take over what the stored default of a resumed study took.
+
+        Args:
+            wall_s: for the whole launch, seconds.
+            times_us: for one call of each message, µs.
+        """
         self._timeouts.calibrate(wall_s)
+        if self._pace is not None:
+            self._pace.learn(times_us)
 
     def kill(self) -> None:
         """End the trial at once: `measure` raises KeyboardInterrupt, now and from now on."""
@@ -99,8 +110,16 @@ class LaunchedRunner:
             SettingError: the setting cannot be forced here.
         """
         variables = _safe_variables(setting, self._variables)
-        commands = self._benchmark.commands(messages, folder=_SOME_FOLDER if self._scratch_is_shared else None)
+        benchmark = self._paced(messages)
+        commands = benchmark.commands(messages, folder=_SOME_FOLDER if self._scratch_is_shared else None)
         return tuple(self._plan(command, variables, self._timeouts.limit_s(command.messages)) for command in commands)
+
+    def _paced(self, messages: Sequence[Message]) -> Benchmark:
+        """Return the benchmark, told what is known about when to stop where it can."""
+        if self._pace is None or not isinstance(self._benchmark, Paced):
+            return self._benchmark
+        limits = zip(messages, self._pace.enough_us(messages), strict=True)
+        return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
 
     def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
         return self._launcher.plan(
@@ -123,9 +142,9 @@ class LaunchedRunner:
             return TrialResult(outcome=Outcome.INVALID, detail=error.message)
         if not self._scratch_is_shared:
             return self._trial(setting, variables, messages, None)
-        # The folder is readable by its owner alone (mkdtemp) and short-lived: nccl-tests writes the environment there.
-        with tempfile.TemporaryDirectory(prefix=f"ncclt-{setting.digest()}-{repeat}-", dir=self._scratch) as folder:
-            return self._trial(setting, variables, messages, Path(folder))
+        # Readable by its owner alone and short-lived: nccl-tests writes the environment there.
+        with results_folder(f"ncclt-{setting.digest()}-{repeat}-", parent=self._scratch) as folder:
+            return self._trial(setting, variables, messages, folder)
 
     def _trial(
         self, setting: Setting, variables: Mapping[str, str], messages: Sequence[Message], folder: Path | None
@@ -133,7 +152,8 @@ class LaunchedRunner:
         measured: dict[Message, Measurement] = {}
         wall_s = 0.0
         result = TrialResult(outcome=Outcome.OK)
-        for command in self._benchmark.commands(messages, folder=folder):
+        benchmark = self._paced(messages)
+        for command in benchmark.commands(messages, folder=folder):
             if self._killed:
                 raise KeyboardInterrupt
             limit_s = self._timeouts.limit_s(command.messages)
@@ -141,7 +161,7 @@ class LaunchedRunner:
             if launch.killed:
                 raise KeyboardInterrupt
             wall_s += launch.wall_s
-            result = judge(self._benchmark, command, launch, limit_s=limit_s)
+            result = judge(benchmark, command, launch, limit_s=limit_s)
             measured |= {m.message: m for m in result.measurements}
             if result.outcome is not Outcome.OK:
                 break
@@ -149,6 +169,8 @@ class LaunchedRunner:
                 self._timeouts.learn(command.messages, launch.wall_s)
         if setting.is_default and result.outcome is Outcome.OK:
             self._timeouts.calibrate(wall_s, messages)
+            if self._pace is not None:
+                self._pace.learn({m.message: m.time_us for m in measured.values()})
         return TrialResult(
             outcome=result.outcome,
             measurements=tuple(measured[m] for m in messages if m in measured),

@@ -49,7 +49,7 @@ class Timeouts:
 
     def __init__(self, rule: TimeoutRule | None = None) -> None:
         self._rule = rule or TimeoutRule()
-        self._commands: dict[tuple[Message, ...], float] = {}
+        self._commands: dict[frozenset[Message], float] = {}  # whatever their order
         self._launches: dict[frozenset[Message] | None, float] = {}
 
     def calibrate(self, wall_s: float, messages: Sequence[Message] | None = None) -> None:
@@ -67,12 +67,12 @@ class Timeouts:
 
     def learn(self, messages: Sequence[Message], wall_s: float) -> None:
         """Remember how long the default took for one command; of several times the longest counts."""
-        key = tuple(messages)
+        key = frozenset(messages)
         self._commands[key] = max(wall_s, self._commands.get(key, 0.0))
 
     def limit_s(self, messages: Sequence[Message]) -> float:
         """Return how long a command for some messages may take, seconds."""
         generous = self._rule.generous_s(messages)
         wholes = [wall_s for key, wall_s in self._launches.items() if key is None or key.issuperset(messages)]
-        default_s = self._commands.get(tuple(messages), min(wholes, default=None))
+        default_s = self._commands.get(frozenset(messages), min(wholes, default=None))
         return generous if default_s is None else min(generous, self._rule.from_default_s(default_s))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Port
+from typing import runtime_checkable
 
 from ncclt.core.message import Message
 from ncclt.core.trial import Measurement
@@ -92,5 +93,21 @@ class Benchmark(Port):
 
         Raises:
             BenchmarkError: there is no usable time for some message; the message says why, as far as can be seen.
+        """
+        ...
+
+
+@runtime_checkable
+class Paced(Port):
+    """A benchmark that can stop sampling a message early; not every program can, so it is a port of its own.
+
+    Contract: what `paced` returns measures every message all the same, in a few samples where it is slow.
+    """
+
+    def paced(self, enough_us: Mapping[Message, float]) -> Benchmark:
+        """Return this benchmark, taking no more than a first batch of samples of what is slower than it should be.
+
+        Args:
+            enough_us: message -> time per call above which a first batch is enough, µs; others are sampled in full.
         """
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
@@ -55,6 +55,8 @@ class TorchCollectives:
         timeout_s: how long a rank waits for others before it ends itself; a little below the launcher's own patience,
             so that the reason can still be said.
         beside: `gemm` = a matrix product runs at the same time on each rank, for winners change under load.
+        enough_us: message -> time per call, µs, above which its first batch of samples is enough; others, and those
+            below, are sampled as `budget_s` says.
     """
 
     backend: str = "nccl"
@@ -62,6 +64,7 @@ class TorchCollectives:
     budget_s: float = 0.5
     timeout_s: float = 90.0
     beside: str | None = None
+    enough_us: Mapping[Message, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -76,16 +79,22 @@ class TorchCollectives:
         """Return the word by which people ask for this benchmark."""
         return "torch_collectives"
 
+    def paced(self, enough_us: Mapping[Message, float]) -> TorchCollectives:
+        """Return this benchmark with other times above which a first batch is enough, µs."""
+        return replace(self, enough_us=enough_us)
+
     def commands(self, messages: Sequence[Message], *, folder: Path | None) -> tuple[BenchmarkCommand, ...]:
         """Plan one command for all messages."""
         if not messages:
             return ()
         output_file = folder / "torch_collectives.json" if folder is not None else None
+        enough = [f"{self.enough_us.get(message, 0.0):.6g}" for message in messages]
         argv = (
             *(self.python, str(WORKER), "--measuring", str(MEASURING), "--backend", self.backend),
             *("--budget-s", f"{self.budget_s:g}", "--timeout-s", f"{self.timeout_s:g}"),
             *(("--beside", self.beside) if self.beside else ()),
             *(("--output", str(output_file)) if output_file else ()),
+            *(("--enough-us", *enough) if any(message in self.enough_us for message in messages) else ()),
             *("--messages", *map(worker_word, messages)),
         )
         return (

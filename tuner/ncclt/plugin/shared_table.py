@@ -31,6 +31,12 @@ _SLOT_BYTES = _SLOT_HEAD.size + MOST_ROWS * _ROW.size
 _BYTES = _HEAD.size + 2 * _SLOT_BYTES
 _LARGEST = 2**64 - 1
 
+TABLE_BYTES = _BYTES
+"""Length of the file."""
+
+EMPTY_HEAD = _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0)
+"""How the file of a table that says nothing yet begins; the rest of it is 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRow:
@@ -73,6 +79,27 @@ class SharedRow:
             raise UsageError(f"no row of a shared table: {self}: {error}") from error
 
 
+def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
+    """Return where in the file a table lies, and its bytes.
+
+    Whoever writes them writes the generation into the first 8 bytes of the file afterwards, in the machine's order:
+    that is how a rank that has nothing of ncclt can publish what the controller has laid out.
+
+    Args:
+        rows: of the table; none = NCCL's own choice.
+        generation: of the table, counted from 1 and without gaps.
+
+    Raises:
+        UsageError: too many rows, or a row that makes no sense.
+    """
+    if len(rows) > MOST_ROWS:
+        raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
+    body = b"".join(row.packed() for row in rows)
+    counted = struct.pack("=QQ", generation, len(rows))
+    head = counted + struct.pack("=QQ", _fnv1a(counted + body), 0)
+    return _HEAD.size + generation % 2 * _SLOT_BYTES, head + body
+
+
 class SharedTable:
     """A shared table and its only writer; close it when the trials are over.
 
@@ -99,7 +126,7 @@ class SharedTable:
             raise UsageError(f"{path} cannot be made: {error.strerror}", hint="take a new name in /dev/shm") from error
         try:
             # Written and not only extended: a full /dev/shm must fail here and not as SIGBUS in a rank.
-            os.write(file, _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0) + bytes(2 * _SLOT_BYTES))
+            os.write(file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
             if os.fstat(file).st_size != _BYTES:
                 raise InputError(f"{path} cannot be written in full", hint="is /dev/shm full?")
             memory = mmap.mmap(file, _BYTES)
@@ -119,14 +146,9 @@ class SharedTable:
         Raises:
             UsageError: too many rows, or a row that makes no sense; the table stays as it was.
         """
-        if len(rows) > MOST_ROWS:
-            raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
-        body = b"".join(row.packed() for row in rows)
         generation = self.generation + 1
-        counted = struct.pack("=QQ", generation, len(rows))
-        at = _HEAD.size + generation % 2 * _SLOT_BYTES
-        self._memory[at : at + _SLOT_HEAD.size] = counted + struct.pack("=QQ", _fnv1a(counted + body), 0)
-        self._memory[at + _SLOT_HEAD.size : at + _SLOT_HEAD.size + len(body)] = body
+        at, image = slot_image(rows, generation)
+        self._memory[at : at + len(image)] = image
         # Last, and in one aligned store of 8 bytes. Where a processor shows it early, the checksum makes readers wait.
         self._memory[:8] = struct.pack("=Q", generation)
         self.generation = generation

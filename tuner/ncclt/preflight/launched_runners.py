@@ -12,16 +12,18 @@ from dataclasses import replace
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
-from ncclt.grounds import SHARES_FILES, Place, benchmark_of, check_place, launcher_of
+from ncclt.grounds import benchmark_of, launcher_of
+from ncclt.launch.granted import granted_hosts
 from ncclt.launched import LaunchedRunner, Timeouts
 from ncclt.measure.nccl_tests import NcclTests
+from ncclt.place import SHARES_FILES, TAKES_GRANTED, Place, check_place
 from ncclt.preflight.soundings import RunnerFor
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def hosts_here(cluster: Cluster, place: Place, *, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the nodes to examine: as named, those of the Slurm allocation, or this machine.
+    """Return the names of the nodes to examine: as named, those granted to this job, or this machine.
 
     Raises:
         UsageError: the launcher cannot choose nodes, or nobody names enough of them.
@@ -32,17 +34,14 @@ def hosts_here(cluster: Cluster, place: Place, *, environ: Mapping[str, str]) ->
             hint="run it in the pods of a job, with --launcher ssh or mpirun",
         )
     named = place.hosts
-    if not named and place.launcher == "slurm":
-        from ncclt.launch.slurm_allocation import allocation_of
-
-        allocation = allocation_of(environ)
-        named = allocation.hosts if allocation is not None else ()
+    if not named and place.launcher in TAKES_GRANTED:
+        named = granted_hosts(environ)
     if not named and cluster.nodes == 1:
         return (platform.node(),)
     if len(named) < cluster.nodes:
         raise UsageError(
             f"{cluster.nodes} nodes are to be examined and {len(named) or 'none'} are named",
-            hint="name them with --hosts or --hostfile; in a Slurm allocation they are known",
+            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
         )
     return named[: cluster.nodes]
 

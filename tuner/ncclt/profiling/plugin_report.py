@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ _FORMAT = 1
 _TUNABLE = {collective.value: collective for collective in Collective if collective.is_tunable}
 _NO_COMMUNICATOR = "0" * 16
 """Before tuner API v5 NCCL told a plugin no id."""
+
+_NO_STEPS = "the plugin sees no training step: the whole job counts as one step"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +95,28 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         name=name,
         messages=tuple(MessageCalls(message=message, calls_per_step=calls) for message, calls in per_step.items()),
         provenance=_provenance(reports, views, world, sizes_left_out),
+    )
+
+
+def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
+    """Return a workload of reports, whose calls are those of a whole job, with calls per training step.
+
+    Args:
+        workload: of `read`.
+        steps: training steps that the job made, at least 1.
+        said_by: who knows their number, for the note.
+    """
+    origin = workload.provenance
+    told = (
+        f"the whole job counts, divided by its {steps} steps ({said_by}): calls before the first step and between "
+        "others, such as those of set-up, evaluation and checkpoints, are in it"
+    )
+    return replace(
+        workload,
+        messages=tuple(replace(calls, calls_per_step=calls.calls_per_step / steps) for calls in workload.messages),
+        provenance=replace(
+            origin, steps=steps, notes=tuple(told if note == _NO_STEPS else note for note in origin.notes)
+        ),
     )
 
 
@@ -237,7 +261,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return what a report cannot tell, and what these lack."""
     notes = [
-        "the plugin sees no training step: the whole job counts as one step",
+        _NO_STEPS,
         f"NCCL tells a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
         "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
         "calls replayed by a CUDA graph count once, when captured",

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from ncclt.errors import UsageError
 
 _FORWARDED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-    signal.SIGCONT, signal.SIGWINCH,
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+    signal.SIGXCPU, signal.SIGURG, signal.SIGCONT, signal.SIGWINCH, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )  # fmt: skip
-"""What schedulers and people send: Slurm announces the end of its time by any of the first six."""
+"""What schedulers and people send: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
+by SIGXCPU. Stopping is not among them: it is said to the whole group, and a stopped parent would forward nothing."""
 
 _SI_KERNEL = 0x80
 """si_code of a signal by the kernel, as for Ctrl-C (sigaction(2)): the terminal sent it to the command as well."""

@@ -4,11 +4,12 @@ The recording's folder, shared by all ranks:
 
     inject/sitecustomize.py      on PYTHONPATH: imported by every Python process at its start
     inject/_ncclt_recording/     the hook itself
-    inject/recording.json        warm-up, steps, stop-after, times-only
+    inject/recording.json        warm-up, steps, stop-after, times-only, count-only
     python-started               written by the first Python process of the job
     ranks/HOST.PID.json          one journal per process that loaded PyTorch
     traces/rankN.json            one Kineto trace per rank; empty where only step times are taken
     nccl/HOST.PID.log            one NCCL log per process
+    plugin/ncclt-plugin.*.jsonl  one report of the tuner plugin per communicator and process
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from pathlib import Path
 
 from ncclt.errors import UsageError
 from ncclt.recording.launchers import forwarded
+from ncclt.recording.plugin import FOLDER as PLUGIN_FOLDER
+from ncclt.recording.plugin import plugin_variables
 
 
 class Method(StrEnum):
-    """How the messages are seen: PyTorch's profiler, NCCL's log, or both with the profiler preferred."""
+    """How the messages are seen: PyTorch's profiler, NCCL's log, both with the profiler preferred, or the plugin."""
 
     AUTO = "auto"
     TORCH = "torch"
     NCCL_LOG = "nccl-log"
+    PLUGIN = "plugin"
 
 
-RAW_FOLDERS = ("ranks", "traces", "nccl")
+RAW_FOLDERS = ("ranks", "traces", "nccl", PLUGIN_FOLDER)
 """Where the ranks write."""
 
 FOLDERS = ("inject", "inject/_ncclt_recording", *RAW_FOLDERS)
@@ -41,6 +45,9 @@ FOLDERS = ("inject", "inject/_ncclt_recording", *RAW_FOLDERS)
 
 NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
 """Calls with sizes, the communicators' ranks, and what was set by variables (NCCL src/debug.cc, src/enqueue.cc)."""
+
+WINDOW_STEPS, WARMUP_STEPS = 20, 10
+"""Steps that are recorded, and steps before them, where nothing else is said."""
 
 _INJECTED = ("__init__", "journal", "recorder", "start", "timing", "trace", "watch", "window")
 
@@ -54,12 +61,16 @@ class RecordPlan:
         set_env: variables added to its environment, sorted.
         files: files of the recording's folder, relative path -> content.
         notes: what the user should know beforehand, one sentence each.
+        method: how the messages are seen.
+        steps: as the user said, None = not said.
     """
 
     argv: tuple[str, ...]
     set_env: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
+    method: Method
+    steps: int | None = None
 
 
 def plan_recording(
@@ -68,11 +79,12 @@ def plan_recording(
     folder: Path,
     environ: Mapping[str, str],
     method: Method,
-    steps: int = 20,
-    warmup: int = 10,
+    steps: int | None = None,
+    warmup: int | None = None,
     stop_after: bool = False,
     times_only: bool = False,
     open_mpi: bool = False,
+    library: Path | None = None,
 ) -> RecordPlan:
     """Decide how a command is started so that it records itself.
 
@@ -81,34 +93,48 @@ def plan_recording(
         folder: the recording's folder, absolute.
         environ: the environment that the command would inherit.
         method: how the messages are seen.
-        steps: training steps to record.
-        warmup: steps before them.
+        steps: training steps to record, None = `WINDOW_STEPS`; of the plugin: that the command makes, None = count
+            them.
+        warmup: steps before them, None = `WARMUP_STEPS`.
         stop_after: end the job after the window.
         times_only: take the times of the steps and no trace of them.
         open_mpi: the command is Open MPI's launcher.
+        library: the compiled tuner plugin, None where there is none.
 
     Raises:
-        UsageError: no command, impossible numbers, options that do not go together, or a folder name that a variable
-            cannot carry.
+        UsageError: no command, impossible numbers, options that do not go together, a folder name that a variable
+            cannot carry, or no plugin where it is asked for.
     """
     if not argv:
         raise UsageError("no command to record", hint="put it behind --: ncclt profile record --name N -- torchrun ...")
-    if steps < 1 or warmup < 1:
+    if (steps is not None and steps < 1) or (warmup is not None and warmup < 1):
         raise UsageError(
-            f"--steps and --warmup must be at least 1, not {steps} and {warmup}",
+            f"--steps and --warmup must be at least 1, not {steps or WINDOW_STEPS} and {warmup or WARMUP_STEPS}",
             hint="the first step is never typical: DDP sends other buckets in it",
         )
-    if stop_after and method is Method.NCCL_LOG:
-        raise UsageError("--stop-after needs the steps of PyTorch", hint="leave out --with nccl-log")
+    if stop_after and method in (Method.NCCL_LOG, Method.PLUGIN):
+        raise UsageError("--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {method}")
+    if warmup is not None and method is Method.PLUGIN:
+        raise UsageError("--warmup means nothing to the plugin: it counts the whole run", hint="leave it out")
     if os.pathsep in str(folder) or "%" in str(folder):
         raise UsageError(f"{folder} cannot be used: its name has a ':' or a '%'", hint="name another place with --dir")
     set_env: dict[str, str] = {}
     contents: dict[str, str] = {}
     notes: list[str] = []
-    if method is not Method.NCCL_LOG:
+    counts_steps = method is Method.PLUGIN and steps is None
+    if method in (Method.AUTO, Method.TORCH) or counts_steps:
         set_env |= _torch_variables(folder / "inject", environ)
-        settings: dict[str, object] = {"steps": steps, "warmup": warmup, "stop_after": stop_after}
-        contents |= _injected_files(settings | ({"times_only": True} if times_only else {}))
+        settings: dict[str, object] = {
+            "steps": WINDOW_STEPS if steps is None else steps,
+            "warmup": WARMUP_STEPS if warmup is None else warmup,
+            "stop_after": stop_after,
+        }
+        modes = {"times_only": times_only, "count_only": counts_steps}
+        contents |= _injected_files(settings | {name: True for name, wanted in modes.items() if wanted})
+    if method is Method.PLUGIN:
+        variables, said = plugin_variables(folder, environ, library=library)
+        set_env |= variables
+        notes += said
     if method is Method.NCCL_LOG or (method is Method.AUTO and "NCCL_DEBUG" not in environ):
         set_env |= _log_variables(folder / "nccl")
     elif method is Method.AUTO:
@@ -123,6 +149,8 @@ def plan_recording(
         set_env=tuple(sorted((set_env | more_env).items())),
         files=tuple(sorted(contents.items())),
         notes=tuple(notes),
+        method=method,
+        steps=steps,
     )
 
 

@@ -13,8 +13,9 @@ from ncclt.core.workload import Workload
 from ncclt.errors import TraceError, UsageError
 from ncclt.profiling import read_workload
 from ncclt.recording.command import run_foreground
-from ncclt.recording.plan import FOLDERS, RAW_FOLDERS, RecordPlan
-from ncclt.recording.ranks import Overhead, overhead, read_reports, why_no_trace
+from ncclt.recording.plan import FOLDERS, RAW_FOLDERS, Method, RecordPlan
+from ncclt.recording.plugin import read_plugin_reports
+from ncclt.recording.ranks import Overhead, RankReport, overhead, read_reports, why_no_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +51,32 @@ def make_folder(base: Path, *, keep: Path | None) -> Path:
     """
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise UsageError(f"{keep} is there already and not an empty folder", hint="name another one with --keep")
+    folder = None
     try:
         # mkdtemp gives 0700: traces show the paths and shapes of somebody's model.
         folder = Path(tempfile.mkdtemp(prefix=".ncclt-record-", dir=base.resolve()))
+        for sub in FOLDERS:
+            (folder / sub).mkdir()
     except OSError as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         raise UsageError(
             f"cannot write to {base}: {error.strerror or error}", hint="name a folder that all ranks share with --dir"
         ) from error
-    for sub in FOLDERS:
-        (folder / sub).mkdir()
     return folder
 
 
 def clear_folder(folder: Path, *, keep: Path | None) -> None:
-    """Remove the folder, and move the raw files out of it before where they shall be kept."""
+    """Remove the folder, and move the raw files out of it before where they shall be kept.
+
+    Raises:
+        OSError: they cannot be moved; those that were not stay where they are.
+    """
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for name in RAW_FOLDERS:
-            shutil.move(folder / name, keep / name)
+            if (folder / name).exists():
+                shutil.move(folder / name, keep / name)
     # A rank that outlives its launcher may still write into it: what is left then is no reason to fail.
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,15 +92,27 @@ def run_recording(plan: RecordPlan, folder: Path, *, name: str) -> Recording:
     Raises:
         UsageError: the command cannot be started.
     """
-    for path, content in plan.files:
-        (folder / path).write_text(content, encoding="utf-8")
+    try:
+        for path, content in plan.files:
+            (folder / path).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", hint="is its disk full?") from error
     exit_code = run_foreground(plan.argv, environ=os.environ | dict(plan.set_env))
-    return _read(plan, folder, name=name, exit_code=exit_code)
+    try:
+        return _read(plan, folder, name=name, exit_code=exit_code)
+    except OSError as error:
+        return Recording(
+            exit_code=exit_code,
+            reason=f"what the ranks wrote cannot be read: {error}",
+            hint=f"did the command tidy up in {folder.parent}?",
+        )
 
 
 def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recording:
     """Read the traces, else the logs, and say why where neither can be read."""
     reports = read_reports(folder)
+    if plan.method is Method.PLUGIN:
+        return _read_plugin(plan, folder, reports, name=name, exit_code=exit_code)
     reasons: list[tuple[str, str]] = []
     if plan.files:
         traces = sorted((folder / "traces").glob("*.json"))
@@ -124,6 +145,19 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
         reason="; ".join(reason for reason, _hint in reasons),
         hint="; ".join(dict.fromkeys(hint for _reason, hint in reasons if hint)),
     )
+
+
+def _read_plugin(
+    plan: RecordPlan, folder: Path, ranks: Sequence[RankReport], *, name: str, exit_code: int
+) -> Recording:
+    failures = tuple(dict.fromkeys(failure for rank in ranks for failure in rank.failures))
+    try:
+        workload = read_plugin_reports(folder, ranks, name=name, steps=plan.steps, exit_code=exit_code)
+    except TraceError as error:
+        return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
+    uncounted = not workload.provenance.steps
+    notes = ("no optimizer of PyTorch told its steps: say their number with --steps",) if uncounted else ()
+    return Recording(exit_code=exit_code, workload=_noted(workload, notes), failures=failures)
 
 
 def _read_logs(logs: Sequence[Path], *, name: str) -> Workload:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from ncclt.core.assemble import Times, collect_times, finalists
 from ncclt.core.study import Phase, Trial
-from ncclt.core.trial import Runner
+from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.search.launching import Journal, launch
 
@@ -30,7 +31,8 @@ def confirm(
     """Launch the finalists until they are confirmed; return the times of everything measured so far.
 
     New finalists may come up when a lucky one falls back, so this goes on for up to three rounds; what is still
-    unconfirmed then is left out of the policy.
+    unconfirmed then is left out of the policy. Where ranks that stay up did the search, only launches of fresh ones
+    count from here on, the default's too: both sides of a comparison must have been measured alike.
 
     Args:
         runner: where trials run.
@@ -41,11 +43,12 @@ def confirm(
     """
     version = runner.cluster.version
     for _ in range(_ROUNDS):
-        times = collect_times(_informative(journal))
+        informative = _informative(journal)
+        launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
         pending = [
             setting
-            for setting in finalists(times, workload, version=version)
-            for _ in range(CONFIRMED_LAUNCHES - times.launches[setting])
+            for setting in finalists(collect_times(informative), workload, version=version)
+            for _ in range(CONFIRMED_LAUNCHES - launches[setting])
         ]
         for number, setting in enumerate(pending, start=1):
             if interrupted():
@@ -53,7 +56,17 @@ def confirm(
             watch(launch(runner, workload, journal, setting, phase=Phase.CONFIRM), number, len(pending))
         if not pending or interrupted():
             break
-    return collect_times(_informative(journal))
+    return collect_times(_alike(_informative(journal)))
+
+
+def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """Return the trials that may be compared: those of fresh ranks, or all as long as the default has none of these."""
+    fresh = _fresh(trials)
+    return fresh if any(t.setting.is_default and t.result.outcome is Outcome.OK for t in fresh) else trials
+
+
+def _fresh(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if not trial.result.warm]
 
 
 def _informative(journal: Journal) -> list[Trial]:

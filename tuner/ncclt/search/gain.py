@@ -23,6 +23,9 @@ Array = NDArray[np.float64]
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
 """How often the cost model is wrong about a whole pair, and by how much: nothing measured says otherwise yet."""
 
+_SURPRISE_BELIEF = 0.7
+"""How much of an expected loss is then still believed: a pair that is called hopeless may be the best one."""
+
 _ODD, _ODD_SIGMA = 0.02, 0.12
 """How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
 
@@ -93,7 +96,8 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     moves, left = variance / np.sqrt(total), variance * beliefs.noise / total
     bar = np.minimum(now.value, _bar(left + default_variance))
     gains = _shortfall(now.value, bar, beliefs.mean, moves)
-    wide = _shortfall(now.value, bar, beliefs.mean, np.full_like(moves, _SURPRISE_SIGMA))
+    less_sure = np.where(beliefs.mean > 0, _SURPRISE_BELIEF, 1.0) * beliefs.mean
+    wide = _shortfall(now.value, bar, less_sure, np.full_like(moves, _SURPRISE_SIGMA))
     odd = _shortfall(now.value, bar, beliefs.mean, np.full_like(moves, _ODD_SIGMA))
     new = ~beliefs.measured & ~beliefs.untried
     gains = np.where(beliefs.untried[:, None], (1 - _SURPRISE) * gains + _SURPRISE * wide, gains)

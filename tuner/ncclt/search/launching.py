@@ -86,7 +86,7 @@ def launch_claim(
     block: int = 0,
 ) -> Trial:
     """Make the launch that was claimed and keep its trial; see `launch`."""
-    wanted = _most_bytes_first(workload, messages)
+    wanted = _most_weight_first(workload, messages, stored_default(journal))
     result = runner.measure(claim.setting, wanted, repeat=claim.repeat)
     score = score_us(result, workload) if result.outcome is Outcome.OK else None
     return journal.add(
@@ -103,11 +103,17 @@ def launch_claim(
     )
 
 
-def _most_bytes_first(workload: Workload, messages: Sequence[Message] | None) -> list[Message]:
-    """Return what to measure, most bytes per step first: what is cut off when time runs out counts least."""
-    bytes_per_step = {c.message: c.calls_per_step * c.message.size_bytes for c in workload.messages}
-    wanted = bytes_per_step if messages is None else messages
-    return sorted(wanted, key=lambda message: (-bytes_per_step[message], message))
+def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, default: Trial | None) -> list[Message]:
+    """Return what to measure, most weight first: what is cut off when time runs out counts least.
+
+    The weight is the time per step under the default; before that was launched, the bytes per step. Results are
+    matched by message, and it is always the first stored default that counts, so a study has no more than two orders.
+    """
+    weight = {c.message: c.calls_per_step * c.message.size_bytes for c in workload.messages}
+    if default is not None:
+        times_us = {m.message: m.time_us for m in default.result.measurements}
+        weight = {c.message: c.calls_per_step * times_us[c.message] for c in workload.messages}
+    return sorted(weight if messages is None else messages, key=lambda message: (-weight[message], message))
 
 
 def measure_default(runner: Runner, workload: Workload, journal: Journal) -> Trial:

@@ -25,10 +25,12 @@ class Launch:
     Attributes:
         setting: what was forced.
         times_us: time of each message in the order of the workload; None = the launch failed.
+        wrong: it failed by wrong data.
     """
 
     setting: Setting
     times_us: tuple[float, ...] | None
+    wrong: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Observed:
 
     Attributes:
         default_us: typical time of each message under the default, µs.
-        ratios: setting -> ln(time / time of the default) of each message; settings that never failed.
+        ratios: setting -> ln(time / time of the default) of each message; settings that a policy may take.
         launches: setting -> how often it was launched without fault, the default included.
         failures: setting -> how often it failed.
         sigma: standard deviation of the logarithm of a time between launches.
@@ -56,9 +58,14 @@ class Observed:
 
 
 def observe(launches: Sequence[Launch]) -> Observed:
-    """Take launches together; at least one of the default without fault must be among them."""
+    """Take launches together; at least one of the default without fault must be among them.
+
+    What a failure means is what it means to the policy (`core.assemble.collect_times`): wrong data rules a setting out
+    for good, any other failure as long as it has not ended well more often than it failed.
+    """
     times: dict[Setting, list[tuple[float, ...]]] = {}
     failures: dict[Setting, int] = {}
+    wrong = {launch.setting for launch in launches if launch.wrong}
     for launch in launches:
         if launch.times_us is None:
             failures[launch.setting] = failures.get(launch.setting, 0) + 1
@@ -72,7 +79,11 @@ def observe(launches: Sequence[Launch]) -> Observed:
     default = typical[DEFAULT]
     return Observed(
         default_us=np.exp(default),
-        ratios={s: y - default for s, y in typical.items() if s not in failures and not s.is_default},
+        ratios={
+            s: y - default
+            for s, y in typical.items()
+            if not s.is_default and s not in wrong and failures.get(s, 0) < len(times[s])
+        },
         launches={setting: len(rows) for setting, rows in times.items()},
         failures=failures,
         sigma=sigma,

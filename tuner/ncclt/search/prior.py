@@ -1,4 +1,7 @@
-"""What is expected of a setting before anything was measured: NCCL's own cost model, and how channels scale it."""
+"""What is expected of a setting before anything was measured: NCCL's own cost model, and how channels scale it.
+
+The model is NCCL's table of the very cluster where a log holds it (`core.cost_printed`), else our estimate of that.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from numpy.typing import NDArray
 from ncclt.core.cluster import Cluster
 from ncclt.core.cost_graph import Graph, graph_of
 from ncclt.core.cost_model import nccl_choice
-from ncclt.core.legality import Algorithm
+from ncclt.core.cost_printed import Pick, PrintedCosts, PrintedTable
+from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 
@@ -25,7 +29,10 @@ _CLIP = math.log(8)
 
 
 def expected_log_ratios(
-    settings: Sequence[Setting], messages: Sequence[Message], cluster: Cluster
+    settings: Sequence[Setting],
+    messages: Sequence[Message],
+    cluster: Cluster,
+    printed_costs: PrintedCosts | None = None,
 ) -> NDArray[np.float64]:
     """Return ln(time / time of the default) as NCCL's cost model has it: settings x messages.
 
@@ -37,49 +44,71 @@ def expected_log_ratios(
         settings: to predict.
         messages: placed on the cluster.
         cluster: sized.
+        printed_costs: NCCL's own tables; None, or a communicator that has none among them = our estimate.
     """
     plain = [Setting(algorithm=s.algorithm, protocol=s.protocol, channels=s.channels) for s in settings]
     rows = {setting: number for number, setting in enumerate(dict.fromkeys(plain))}
-    ratios = [[_log_ratio(setting, message, cluster) for message in messages] for setting in rows]
+    models = [_Model(message, cluster, printed_costs) for message in messages]
+    ratios = [[model.log_ratio(setting) for model in models] for setting in rows]
     table = np.clip(np.array(ratios, dtype=np.float64).reshape(len(rows), len(messages)), -_CLIP, _CLIP)
     result: NDArray[np.float64] = table[[rows[setting] for setting in plain]]
     return result
 
 
-def _log_ratio(setting: Setting, message: Message, cluster: Cluster) -> float:
-    own = _choice_us(message, cluster, Setting())
-    mine = _choice_us(message, cluster, setting.applied_to(message.collective, version=cluster.version))
-    return 0.0 if own is None or mine is None else math.log(mine / own)
+class _Model:
+    """The cost model of one message."""
+
+    def __init__(self, message: Message, cluster: Cluster, printed_costs: PrintedCosts | None) -> None:
+        self._message = message
+        self._cluster = cluster
+        self._graph = graph_of(cluster, message.group_size, message.spans_nodes)
+        self._table = None if printed_costs is None else printed_costs.table_of(message, cluster)
+
+    def log_ratio(self, setting: Setting) -> float:
+        reaching = setting.applied_to(self._message.collective, version=self._cluster.version)
+        collective, algorithm = self._message.collective, reaching.algorithm
+        if self._table is not None:
+            if algorithm is not None and self._table.rules_out(collective, algorithm):
+                return 0.0
+            ratio = self._ratio(reaching, self._table)
+            # A protocol that NCCL does not use by itself has no cost in its table; our estimate has one.
+            if ratio is not None:
+                return ratio
+        return self._ratio(reaching, None) or 0.0
+
+    def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
+        own, mine = self._time_us(Setting(), table), self._time_us(setting, table)
+        return None if own is None or mine is None else math.log(mine / own)
+
+    def _time_us(self, setting: Setting, table: PrintedTable | None) -> float | None:
+        """Return the predicted time under a setting, µs; None where the model has no answer."""
+        pick = self._pick(self._message.size_bytes, setting.algorithm, setting.protocol, table)
+        if pick is None or setting.channels is None:
+            return None if pick is None else pick.time_us
+        latency = self._pick(_SMALL_BYTES, pick.algorithm, pick.protocol, table)
+        assert latency is not None, "a pair that carries a message carries a smaller one"
+        latency_us = min(latency.time_us, pick.time_us)
+        share = min(1.0, setting.channels / _own_channels(pick.algorithm, self._graph, table))
+        return latency_us + (pick.time_us - latency_us) / share
+
+    def _pick(
+        self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
+    ) -> Pick | None:
+        message = self._message
+        if table is not None:
+            return table.pick(message.collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
+        choice = nccl_choice(
+            message.collective,
+            size_bytes,
+            self._cluster,
+            message.group_size,
+            message.spans_nodes,
+            algorithm=algorithm,
+            protocol=protocol,
+        )
+        return None if choice is None else Pick(choice.algorithm, choice.protocol, choice.time_us)
 
 
-def _choice_us(message: Message, cluster: Cluster, setting: Setting) -> float | None:
-    """Return the predicted time of a message under a setting, µs; None where the model has no answer."""
-    choice = nccl_choice(
-        message.collective,
-        message.size_bytes,
-        cluster,
-        message.group_size,
-        message.spans_nodes,
-        algorithm=setting.algorithm,
-        protocol=setting.protocol,
-    )
-    if choice is None or setting.channels is None:
-        return None if choice is None else choice.time_us
-    latency = nccl_choice(
-        message.collective,
-        _SMALL_BYTES,
-        cluster,
-        message.group_size,
-        message.spans_nodes,
-        algorithm=choice.algorithm,
-        protocol=choice.protocol,
-    )
-    assert latency is not None, "a pair that carries a message carries a smaller one"
-    latency_us = min(latency.time_us, choice.time_us)
-    graph = graph_of(cluster, message.group_size, message.spans_nodes)
-    share = min(1.0, setting.channels / _own_channels(choice.algorithm, graph))
-    return latency_us + (choice.time_us - latency_us) / share
-
-
-def _own_channels(algorithm: Algorithm, graph: Graph) -> int:
-    return max(1, graph.nvls_channels if algorithm in _NVLS else graph.channels)
+def _own_channels(algorithm: Algorithm, graph: Graph, table: PrintedTable | None) -> int:
+    told = 0 if table is None else table.nvls_channels if algorithm in _NVLS else table.channels
+    return max(1, told or (graph.nvls_channels if algorithm in _NVLS else graph.channels))

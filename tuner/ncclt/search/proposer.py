@@ -15,13 +15,14 @@ from optuna.trial import TrialState
 from threadpoolctl import ThreadpoolController
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.score import worth
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler
+from ncclt.search.sampler import SETTING, TIMES_US, WRONG, PolicySampler
 from ncclt.search.space import SearchSpace
 from ncclt.search.warm import WarmSetting
 
@@ -66,6 +67,7 @@ class Proposer:
         seed: int,
         storage_url: str | None = None,
         prior_trials: Sequence[WarmSetting] = (),
+        printed_costs: PrintedCosts | None = None,
     ) -> None:
         """Open or create the Optuna study of this name.
 
@@ -77,6 +79,7 @@ class Proposer:
             seed: of the sampler.
             storage_url: where Optuna keeps its tables; None = in memory.
             prior_trials: what was good in other studies, to be tried early.
+            printed_costs: NCCL's own tables, where a log held them.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
@@ -90,7 +93,7 @@ class Proposer:
             self._study.set_metric_names(["worth to a policy, below 0 = gain"])
         self._blas = ThreadpoolController()
         self._default: Trial | None = None
-        self._sampler = PolicySampler(space, workload, cluster, seed=seed)
+        self._sampler = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
         self._warm = [warm for warm in prior_trials if space.params(warm.setting) is not None]
         self._anchors = len(space.anchors())
 
@@ -191,6 +194,8 @@ class Proposer:
 def _launched(trial: Trial, workload: Workload) -> optuna.trial.FrozenTrial:
     """Return a trial as the sampler reads it."""
     attributes: dict[str, Any] = {SETTING: trial.setting.to_document()}
+    if trial.result.outcome is Outcome.WRONG_RESULT:
+        attributes[WRONG] = True
     if trial.result.outcome is Outcome.OK:
         times = {m.message: m.time_us for m in trial.result.measurements}
         attributes[TIMES_US] = [times[calls.message] for calls in workload.messages]

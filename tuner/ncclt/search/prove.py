@@ -18,7 +18,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.launching import Journal, launch
 
 MAX_BLOCKS = 16
-"""Blocks of a proof at most. A gain of 5 % under a noise of 2 % needs 4 to 9 of them, none at all about 12."""
+"""Blocks of a proof at most. A gain of 5 % under a noise of 2 % needs 4 to 10 of them, none at all about 12."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ def prove(
     journal: Journal,
     policies: Mapping[Arm, Policy],
     *,
+    by_variables: Runner | None = None,
     blocks: int = MAX_BLOCKS,
     min_effect: float = MIN_EFFECT,
     interrupted: Callable[[], bool],
@@ -76,21 +77,24 @@ def prove(
         journal: where trials are kept; a verification that was cut off goes on where it stopped, and one that ended
             undecided goes on when there are more blocks.
         policies: the arms; the first one is the default. With the default alone there is nothing to prove.
+        by_variables: where trials of the arm of plain variables run, if `runner` forces settings in another way: each
+            arm is proven as it is delivered. None = `runner` does it.
         blocks: at most.
         min_effect: smallest gain worth a change, as a share.
         interrupted: asked before every launch.
         watch: told after every launch: the trial, launches done, and launches at most, if nothing is decided earlier.
     """
     held = last_verification(journal.trials())
+    runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
     try:
         return _prove(
-            runner, workload, journal, policies, held,
+            runners, workload, journal, policies, held,
             blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
         )  # fmt: skip
     except _OtherProofError:
         # What is held proved other policies, or by another minimum effect: it starts anew.
         return _prove(
-            runner, workload, journal, policies, [],
+            runners, workload, journal, policies, [],
             blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
         )  # fmt: skip
 
@@ -100,7 +104,7 @@ class _OtherProofError(Exception):
 
 
 def _prove(
-    runner: Runner,
+    runners: Mapping[Arm, Runner],
     workload: Workload,
     journal: Journal,
     policies: Mapping[Arm, Policy],
@@ -128,7 +132,7 @@ def _prove(
             elif interrupted():
                 return False
             else:
-                trial = _launch(runner, workload, journal, step)
+                trial = _launch(runners[step.arm], workload, journal, step)
                 watch(trial, len(seen) + 1, len(seen) + len(steps) * (blocks - block))
             seen.append(trial)
             if trial.result.outcome is not Outcome.OK:

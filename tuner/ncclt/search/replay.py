@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ncclt.core.assemble import Times, assemble, collect_times, expected_us
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.policy import Policy
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
@@ -30,6 +31,7 @@ class Recording:
         results: setting -> its launches that measured every message, or failed; the default is among them.
         truth: median times of the settings that never failed.
         ideal_us: time per step of the best policy that the recording allows.
+        printed_costs: NCCL's own tables that the study began from, where it had them.
     """
 
     cluster: Cluster
@@ -37,6 +39,7 @@ class Recording:
     results: Mapping[Setting, tuple[TrialResult, ...]]
     truth: Times
     ideal_us: float
+    printed_costs: PrintedCosts | None = None
 
     def regret(self, policy: Policy) -> float:
         """Return by which share a policy is slower than the ideal one."""
@@ -105,6 +108,7 @@ def recording_of(study: Study, trials: Sequence[Trial]) -> Recording:
         results={s: tuple(found) for s, found in results.items()} | {DEFAULT: tuple(good_default)},
         truth=truth,
         ideal_us=expected_us(ideal, truth, study.workload, version=version),
+        printed_costs=study.printed_costs,
     )
 
 
@@ -121,7 +125,9 @@ def replay(recording: Recording, sampler: str, *, seed: int, launches: int) -> R
         UsageError, MissingDependencyError: as `samplers.chooser`.
     """
     space = recorded_space(recording.results)
-    chooses = chooser(sampler, space, recording.workload, recording.cluster, seed=seed)
+    chooses = chooser(
+        sampler, space, recording.workload, recording.cluster, seed=seed, printed_costs=recording.printed_costs
+    )
     trials = [_launch(recording, DEFAULT, [])]
     regrets = [recording.regret(Policy())]
     while len(trials) < launches and (setting := chooses.choose(trials)) is not None:

@@ -16,6 +16,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.workload import Workload
 from ncclt.search.groups import Outlook, outlook
@@ -24,7 +25,7 @@ from ncclt.search.observed import Launch, Observed, observe
 from ncclt.search.pool import pool
 from ncclt.search.space import SearchSpace
 
-SETTING, TIMES_US = "ncclt_setting", "ncclt_times_us"
+SETTING, TIMES_US, WRONG = "ncclt_setting", "ncclt_times_us", "ncclt_wrong"
 """User attributes by which a trial of Optuna's tells the sampler what was launched and what it gave."""
 
 _SUSPICIOUS = -0.4
@@ -63,19 +64,30 @@ class Decision:
 class PolicySampler(BaseSampler):
     """An Optuna sampler for studies in which every trial measures all messages of a workload.
 
-    A trial tells what it measured by its user attributes `SETTING` (a document) and `TIMES_US` (one per message, in the
-    order of the workload; absent where the launch failed). Running trials count as launches that will give what is
-    expected of them. It has no state but caches: the same trials give the same choice.
+    A trial tells what it measured by its user attributes `SETTING` (a document), `TIMES_US` (one per message, in the
+    order of the workload; absent where the launch failed) and `WRONG` (true where it failed by wrong data). Running
+    trials count as launches that will give what is expected of them. It has no state but caches: the same trials give
+    the same choice.
 
     Args:
         space: what may be proposed.
         workload: placed.
         cluster: sized.
         seed: decides between settings that promise the same.
+        printed_costs: NCCL's own tables, where a log held them.
     """
 
-    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        workload: Workload,
+        cluster: Cluster,
+        *,
+        seed: int = 0,
+        printed_costs: PrintedCosts | None = None,
+    ) -> None:
         self._space, self._workload, self._cluster, self._seed = space, workload, cluster, seed
+        self._printed_costs = printed_costs
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
         self._random = RandomSampler(seed=seed)
@@ -108,7 +120,13 @@ class PolicySampler(BaseSampler):
                 running.append(setting)
             else:
                 times = known.user_attrs.get(TIMES_US)
-                launches.append(Launch(setting=setting, times_us=None if times is None else tuple(times)))
+                launches.append(
+                    Launch(
+                        setting=setting,
+                        times_us=None if times is None else tuple(times),
+                        wrong=known.user_attrs.get(WRONG, False),
+                    )
+                )
         self.decision = self.decide(launches, running=running)
         return {} if self.decision is None else self._space.params(self.decision.setting) or {}
 
@@ -130,11 +148,12 @@ class PolicySampler(BaseSampler):
         if not settings:
             return None
         if self._model is None or self._model.settings != settings:
-            self._model = Model(settings, self._workload, self._cluster)
+            self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
         beliefs = self._model.believe(observed, running)
         seen = outlook(settings, beliefs)
         gains = np.round(seen.gains * _chance_to_run(settings, observed), _DIGITS)
-        barred = np.array([s in running or s in observed.failures for s in settings])
+        out = {s for s in observed.failures if s not in observed.ratios}
+        barred = np.array([s in running or s in out for s in settings])
         if all(launch.times_us is None for launch in launches[-_FAILURES_IN_A_ROW:]):
             barred = _cautiously(barred, settings, observed)
         best = max(

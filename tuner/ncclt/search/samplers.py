@@ -11,6 +11,7 @@ from typing import Protocol as Port
 import optuna
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.study import Trial
 from ncclt.core.workload import Workload
@@ -40,8 +41,12 @@ class Chooser(Port):
 class OurChooser:
     """The proposer of `ncclt tune`."""
 
-    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int) -> None:
-        self._proposer = Proposer(space, workload, cluster, name="replay", seed=seed)
+    def __init__(
+        self, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int, printed_costs: PrintedCosts | None
+    ) -> None:
+        self._proposer = Proposer(
+            space, workload, cluster, name="replay", seed=seed, printed_costs=printed_costs
+        )  # fmt: skip
 
     def choose(self, trials: Sequence[Trial]) -> Setting | None:
         """Return the proposal of the greatest expected gain."""
@@ -79,7 +84,15 @@ class OptunaChooser:
         self._study.tell(self._asked, value)
 
 
-def chooser(name: str, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int) -> Chooser:
+def chooser(
+    name: str,
+    space: SearchSpace,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    seed: int,
+    printed_costs: PrintedCosts | None = None,
+) -> Chooser:
     """Return a sampler by its word.
 
     Args:
@@ -88,13 +101,14 @@ def chooser(name: str, space: SearchSpace, workload: Workload, cluster: Cluster,
         workload: placed.
         cluster: sized.
         seed: the same seed chooses the same.
+        printed_costs: NCCL's own tables, where a log held them; Optuna's samplers have no use for them.
 
     Raises:
         UsageError: no such sampler.
         MissingDependencyError: Optuna's Gaussian process needs PyTorch.
     """
     if name == "ours":
-        return OurChooser(space, workload, cluster, seed=seed)
+        return OurChooser(space, workload, cluster, seed=seed, printed_costs=printed_costs)
     if name == "gp" and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("Optuna's Gaussian process needs PyTorch", hint="pip install torch")
     makers: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {

@@ -26,6 +26,8 @@ def stored(what: str) -> Iterator[None]:
     """Turn whatever is wrong with a stored document into one StoreError that names it."""
     try:
         yield
+    except StoreError:
+        raise  # the store itself says better what is wrong with it
     except (NccltError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(
             f"{what} in the store cannot be read: {error}",

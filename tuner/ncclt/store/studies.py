@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from ncclt.core.cluster import cluster_from_document
+from ncclt.core.cost_printed import printed_costs_from_document
 from ncclt.core.study import Study, StudyState
 from ncclt.core.workload import workload_from_document
 from ncclt.errors import NotFoundError, UsageError
@@ -99,6 +100,9 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "process-wide parameters": (_listed(there.process_wide), _listed(asked.process_wide)),
         "seed": (there.seed, asked.seed),
     }
+    # A study that is resumed without the log goes on with the tables that it has.
+    if asked.printed_costs is not None and asked.printed_costs != there.printed_costs:
+        pairs["NCCL's cost tables"] = ("none" if there.printed_costs is None else "others", "those of a log")
     return different + [f"{what}: stored {old}, asked for {new}" for what, (old, new) in pairs.items() if old != new]
 
 
@@ -107,6 +111,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _row(study: Study) -> dict[str, Any]:
+    costs = {} if study.printed_costs is None else {"printed_costs": study.printed_costs.to_document()}
     return {
         "id": study.id,
         "name": study.name,
@@ -124,6 +129,7 @@ def _row(study: Study) -> dict[str, Any]:
                 "process_wide": study.process_wide,
                 "seed": study.seed,
                 "reason": study.reason,
+                **costs,
             }
         ),
     }
@@ -145,4 +151,7 @@ def _study(row: Row[Any]) -> Study:
             reason=document["reason"],
             created=row.created,
             updated=row.updated,
+            printed_costs=printed_costs_from_document(document["printed_costs"])
+            if "printed_costs" in document
+            else None,
         )

@@ -80,6 +80,7 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
                 "detail": trial.result.detail,
                 "wall_s": trial.result.wall_s,
                 "place": trial.result.place,
+                "warm": trial.result.warm,
             }
         ),
     }
@@ -92,7 +93,8 @@ def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
         measurements=measured,
         detail=document["detail"],
         wall_s=document["wall_s"],
-        place=document.get("place", ""),  # trials of 2026-11 have none
+        place=document.get("place", ""),  # trials of 2026-11 have neither this nor the next
+        warm=document.get("warm", False),
     )
     return Trial(
         number=row.number,

@@ -169,6 +169,49 @@ def test_no_batch_is_begun_that_would_outlast_the_budget(monkeypatch):
     assert len(samples) > 8
 
 
+@pytest.mark.parametrize(("enough_us", "samples"), [(None, 256), (30.0, 256), (12.0, 8)])
+def test_what_is_slower_than_it_should_be_gets_a_first_batch(enough_us, samples, monkeypatch):
+    """Times of 15 µs that never settle: from 12 µs on nobody wants to know them better."""
+    monkeypatch.setattr(measuring, "_times_on_host", lambda _call, count: [15.0] * count)
+    monkeypatch.setattr(measuring, "is_settled", lambda _samples: False)
+
+    found = measuring.time_calls(lambda: None, _Alone(lambda mine: mine), CPU, 3600.0, enough_us)
+
+    assert len(found) == samples
+
+
+USUAL = (measuring.WARMUP_CALLS, measuring.FIRST_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("enough_us", "first_us", "second_us", "counts", "calls"),
+    [
+        (None, 9e6, 9e6, USUAL, 0),  # nobody knows what it should take
+        (150.0, 140.0, 0, USUAL, 0),
+        (150.0, 20_000.0, 0, USUAL, 0),  # out of the question, and yet 15 calls fit into half a second
+        (150.0, 5e6, 100.0, USUAL, 1),  # it was the connecting that took long
+        (1e6, 5e5, 0, USUAL, 0),  # slow, and meant to be
+        (150.0, 5e6, 60_000.0, (0, 6), 1),
+        (150.0, 5e6, 4e6, (0, measuring.LEAST_CALLS), 1),
+    ],
+)
+def test_very_slow_calls_are_made_less_often(enough_us, first_us, second_us, counts, calls, monkeypatch):
+    """The second call decides, for the first one may have connected the ranks; the slowest rank counts."""
+    made = []
+    monkeypatch.setattr(measuring, "_duration_us", lambda call, _device: call() or second_us / 2)
+    agreement = _Alone(lambda mine: 2 * mine)
+    agreement.reach = lambda mine, decide: decide([mine, 2 * mine])
+
+    found = measuring.first_counts(lambda: made.append(1), agreement, CPU, 0.5, enough_us, first_us)
+
+    assert found == counts
+    assert len(made) == calls
+
+
+def test_a_duration_is_that_of_one_call():
+    assert measuring._duration_us(lambda: measuring.time.sleep(0.03), CPU) > 29_000
+
+
 def test_the_slowest_rank_counts_call_by_call(monkeypatch):
     """The job waits for it."""
     samples, _ = _time(monkeypatch, lambda: 50.0, other=lambda mine: [49.9, 50.1] * (len(mine) // 2))

@@ -295,3 +295,15 @@ def test_times_that_are_cut_short_tell_so(tmp_path):
     job.end()
     assert (job.journal["state"], len(job.journal["inside_s"])) == ("cut short", 2)
     assert not list((tmp_path / "traces").iterdir())
+
+
+def test_counting_sees_every_step_and_records_none(tmp_path):
+    job = Job(tmp_path, count_only=True)
+    training = Training(job.hook)
+    for _ in range(40):
+        training.step()
+    job.end()
+    assert (job.journal["steps_seen"], job.journal["state"], job.journal["failures"]) == (40, "loaded", [])
+    assert job.recorded_steps is None
+    job.recorder._end_watching()
+    assert _patched() == ORIGINALS

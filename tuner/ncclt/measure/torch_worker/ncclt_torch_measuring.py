@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WARMUP_CALLS = 5  # first calls connect ranks, allocate and load kernels
 ALIGN_CALLS = 2  # ranks leave an agreement some 100 µs apart; these calls absorb that
 FIRST_BATCH, MOST_SAMPLES = 8, 256
+LEAST_CALLS = 2  # timed where a message is out of the question and a first batch would outlast the budget
 PRECISION = 0.02  # both ends of the interval of the median lie so near to it
 PERIOD = 4093  # of the numbers that are sent: prime, so that data which land a power of two away are noticed
 POISON = 127  # what no element is expected to be
@@ -150,23 +151,91 @@ def is_settled(samples: Sequence[float]) -> bool:
     return max(median - ordered[below - 1], ordered[-below] - median) <= PRECISION * median
 
 
-def time_calls(call: Callable[[], Any], agreement: Any, device: torch.device, budget_s: float) -> list[float]:
-    """Return, on rank 0, the time of each call on the slowest rank, µs; batches grow until the median is settled."""
+def time_calls(
+    call: Callable[[], Any],
+    agreement: Any,
+    device: torch.device,
+    budget_s: float,
+    enough_us: float | None = None,
+    counts: tuple[int, int] = (WARMUP_CALLS, FIRST_BATCH),
+) -> list[float]:
+    """Return, on rank 0, the time of each call on the slowest rank, µs; batches grow until the median is settled.
+
+    Args:
+        call: sends the message.
+        agreement: how the ranks come to one answer.
+        device: where the data lie.
+        budget_s: after which no batch is begun.
+        enough_us: median above which no more than a first batch is needed; None = there is none.
+        counts: calls that are not timed, and calls of the first batch (`first_counts`).
+    """
     slowest: list[float] = []
     deadline = time.monotonic() + budget_s
 
     def decide(times_us: list[list[float]]) -> int:
         slowest.extend(map(max, *times_us))
-        affordable = int((deadline - time.monotonic()) * 1e6 / max(1.0, statistics.median(slowest)))
-        return 0 if is_settled(slowest) else max(0, min(len(slowest), MOST_SAMPLES - len(slowest), affordable))
+        median = statistics.median(slowest)
+        if is_settled(slowest) or (enough_us is not None and median > enough_us):
+            return 0
+        affordable = int((deadline - time.monotonic()) * 1e6 / max(1.0, median))
+        return max(0, min(len(slowest), MOST_SAMPLES - len(slowest), affordable))
 
-    for _ in range(WARMUP_CALLS):
+    warmup, count = counts
+    for _ in range(warmup):
         call()
-    count = FIRST_BATCH
     while count:
         batch = _times_on_gpu if device.type == "cuda" else _times_on_host
         count = agreement.reach(batch(call, count), decide)
     return slowest
+
+
+def first_counts(
+    call: Callable[[], Any],
+    agreement: Any,
+    device: torch.device,
+    budget_s: float,
+    enough_us: float | None,
+    first_us: float,
+) -> tuple[int, int]:
+    """Return how many calls go untimed and how many make the first batch: fewer where they would take very long.
+
+    What is out of the question and would outlast the budget before its first batch is done gets as many timed calls
+    as fit into the budget, `LEAST_CALLS` in any case, and no others: two calls have been made by then.
+
+    Args:
+        call, agreement, device, budget_s, enough_us: as in `time_calls`.
+        first_us: what the very first call took on the slowest rank, the same number on all ranks.
+    """
+    usual = WARMUP_CALLS + ALIGN_CALLS + FIRST_BATCH
+
+    def lasts(call_us: float) -> bool:
+        return enough_us is not None and call_us > enough_us and call_us * usual > budget_s * 1e6
+
+    # The first call may have connected the ranks; only a second one tells that calls are slow.
+    if not lasts(first_us):
+        return WARMUP_CALLS, FIRST_BATCH
+    call_us = float(agreement.reach(_duration_us(call, device), max))
+    if not lasts(call_us):
+        return WARMUP_CALLS, FIRST_BATCH
+    affordable = int(budget_s * 1e6 / call_us) - ALIGN_CALLS
+    return 0, max(LEAST_CALLS, min(FIRST_BATCH, affordable))
+
+
+def _duration_us(call: Callable[[], Any], device: torch.device) -> float:
+    """Return how long one call takes from when nothing is queued until it is done on this rank."""
+    _finish(device)
+    began_s = time.perf_counter()
+    call()
+    _finish(device)
+    return (time.perf_counter() - began_s) * 1e6
+
+
+def _finish(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        # This stream alone: what runs beside the messages has one of its own.
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _times_on_host(call: Callable[[], Any], count: int) -> list[float]:
@@ -235,7 +304,14 @@ class Gemm:
             self._began.set()
 
 
-def measure(message: Message, group: Group, agreement: Any, device: torch.device, budget_s: float) -> dict[str, Any]:
+def measure(
+    message: Message,
+    group: Group,
+    agreement: Any,
+    device: torch.device,
+    budget_s: float,
+    enough_us: float | None = None,
+) -> dict[str, Any]:
     """Measure one message; fresh data are checked before and after, so the times are those of a working call.
 
     Args:
@@ -244,6 +320,8 @@ def measure(message: Message, group: Group, agreement: Any, device: torch.device
         agreement: how the ranks come to one answer (`Agreement` of the worker).
         device: where the data lie.
         budget_s: for timing; a first batch of calls is timed in any case.
+        enough_us: time per call from which on nobody will choose this setting for this message: its first batch is
+            then enough, and a smaller one where calls are very slow. The same on all ranks; None = there is none.
 
     Returns:
         samples of the slowest rank in µs (on rank 0 alone), whether their median is settled, and the number of
@@ -256,11 +334,17 @@ def measure(message: Message, group: Group, agreement: Any, device: torch.device
         problem = str(error)
     agreement.require(problem)
 
-    def check() -> int:
+    def check() -> tuple[int, float]:
         payload.fill()
-        payload.call()
-        return int(agreement.reach(payload.wrong(), sum))
+        took_us = _duration_us(payload.call, device)
+        wrong, slowest_us = agreement.reach([payload.wrong(), took_us], _sum_and_slowest)
+        return int(wrong), float(slowest_us)
 
-    wrong = check()
-    samples_us = time_calls(payload.call, agreement, device, budget_s)
-    return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong + check()}
+    wrong, first_us = check()
+    counts = first_counts(payload.call, agreement, device, budget_s, enough_us, first_us)
+    samples_us = time_calls(payload.call, agreement, device, budget_s, enough_us, counts)
+    return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong + check()[0]}
+
+
+def _sum_and_slowest(checks: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(wrong for wrong, _ in checks), max(took_us for _, took_us in checks)]

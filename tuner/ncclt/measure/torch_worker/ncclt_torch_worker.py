@@ -2,13 +2,15 @@
 
 This file and the one with the measuring stand alone, so that launchers can copy them to nodes without ncclt: Python
 3.9, PyTorch 2.6 and nothing else. Ranks agree over the rendezvous store and never over the backend, so nothing but the
-messages themselves passes NCCL. Not tried on a GPU: proven on gloo.
+messages themselves passes NCCL. With `--controller` the ranks stay and are sent one trial after another
+(`ncclt_torch_session.py`); without it they measure once. Not tried on a GPU: proven on gloo.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import functools
 import gc
 import json
 import os
@@ -23,7 +25,8 @@ from datetime import timedelta
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +82,7 @@ class Agreement:
 
     def reach(self, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
         """Return what rank 0 decides when it has heard every rank; all ranks have to ask in the same order."""
+        self._forget()
         self._round += 1
         if self._rank:
             self._store.set(f"{self._round}/{self._rank}", json.dumps(mine))
@@ -98,6 +102,11 @@ class Agreement:
             self._store.set(f"leave/{self._rank}", "")
         else:
             self._hear("leave/", self._others)
+
+    def _forget(self) -> None:
+        """Take out of the store what all have read (rank 0's answer once they speak again): days of trials fill it."""
+        if (last := self._round if self._rank else self._round - 1) > 0:
+            self._store.delete_key(f"{last}/{self._rank}")
 
     def _hear(self, prefix: str, ranks: Sequence[int]) -> list[bytes]:
         keys = [f"{prefix}{rank}" for rank in ranks]
@@ -195,26 +204,33 @@ class Report:
 
     def fail(self, reason: str) -> None:
         """Say in one line why this rank ends."""
+        print(self.failure(reason), file=sys.stderr)  # noqa: T201
+
+    def failure(self, reason: str) -> str:
+        """Note why what is asked cannot be done, and return it in one line."""
         after_s = time.monotonic() - self._began_s
         rank, line = f"rank {self.rank} on {socket.gethostname()}", " ".join(f"{self.doing}{reason}".split())[:1000]
-        print(f"ncclt: {rank} failed after {after_s:.6f} s: {line}", file=sys.stderr)  # noqa: T201
         self.document["error"] = line
+        return f"ncclt: {rank} failed after {after_s:.6f} s: {line}"
 
     def write(self) -> None:
         """Write the result as a file, or in short lines that can be found between whatever else is printed."""
         if self.rank:
             return
-        text = json.dumps(self.document, separators=(",", ":"))
         if self._output is not None and self._output.parent.is_dir():
             part = self._output.with_name(self._output.name + ".part")
-            part.write_text(text, encoding="utf-8")
+            part.write_text(json.dumps(self.document, separators=(",", ":")), encoding="utf-8")
             part.replace(self._output)
-            return
-        packed = zlib.compress(text.encode())
+        else:
+            print("\n".join(self.lines()))  # noqa: T201
+
+    def lines(self) -> Iterator[str]:
+        """Write the result in short lines."""
+        packed = zlib.compress(json.dumps(self.document, separators=(",", ":")).encode())
         letters = base64.b64encode(packed).decode()
         chunks = [letters[i : i + CHUNK_CHARACTERS] for i in range(0, len(letters), CHUNK_CHARACTERS)]
         for number, chunk in enumerate(chunks, start=1):
-            print(f"NCCLT-RESULT {number}/{len(chunks)} {zlib.crc32(packed):08x} {chunk}.")  # noqa: T201
+            yield f"NCCLT-RESULT {number}/{len(chunks)} {zlib.crc32(packed):08x} {chunk}."
 
 
 class Groups:
@@ -242,57 +258,93 @@ class Groups:
         return handle, ranks, ranks.index(self._rank)
 
 
-def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure all messages in their order; the report holds what was measured, whatever happens."""
+class Job(NamedTuple):
+    """What a rank knows once all have met: `own` is what it told the others, `environment` what was found of all."""
+
+    place: Place
+    own: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    store: Any
+    agreement: Agreement
+    device: torch.device
+    timeout: timedelta
+
+    def open_groups(self, name: str) -> Groups:
+        """Make the process groups; each name is used once, for ranks meet under it."""
+        import torch.distributed as dist
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        store, place = PrefixStore(name, self.store), self.place
+        dist.init_process_group(self.environment["backend"], None, self.timeout, place.world, place.rank, store)
+        return Groups(self.environment["nodes"], self.place.rank, self.timeout)
+
+
+def meet(options: argparse.Namespace, report: Report) -> Job:
+    """Meet the other ranks, and go on only if all of them can work together."""
     place = find_place(os.environ)
     report.rank = place.rank
     import torch
-    import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
     timeout = timedelta(seconds=options.timeout_s)
     store = next(rendezvous("env://", place.rank, place.world, timeout=timeout))[0]
     agreement = Agreement(PrefixStore("ncclt", store), place.rank, place.world, options.timeout_s)
-    try:
-        own = describe_self(place, options.backend)
-        job = agreement.reach(own, examine)
-        report.begin()
-        report.document["environment"] = {"backend": options.backend, **job}
-        if job["problem"]:
-            raise RefusedError(job["problem"])
-        device = torch.device("cuda", own["index"]) if own["index"] >= 0 else torch.device("cpu")
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        groups = PrefixStore("groups", store)
-        dist.init_process_group(options.backend, None, timeout, place.world, place.rank, groups)
-        measure_all(options, report, agreement, Groups(job["nodes"], place.rank, timeout), device)
-    except RefusedError:
+    own = describe_self(place, options.backend)
+    environment = {"backend": options.backend, **agreement.reach(own, examine)}
+    report.begin()
+    report.document["environment"] = environment
+    if environment["problem"]:
         agreement.leave()
+        raise RefusedError(environment["problem"])
+    device = torch.device("cuda", own["index"]) if own["index"] >= 0 else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return Job(place, own, environment, store, agreement, device, timeout)
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure all messages in their order; the report holds what was measured, whatever happens."""
+    job = meet(options, report)
+    try:
+        if options.controller:
+            load(options.session).stay(sys.modules[__name__], job, options, report)
+        else:
+            import torch.distributed as dist
+
+            measure_all(options, report, job.agreement, job.open_groups("groups"), job.device)
+            dist.destroy_process_group()
+    except RefusedError:
+        job.agreement.leave()
         raise
-    dist.destroy_process_group()
-    agreement.leave()
+    job.agreement.leave()
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033  as Python 3.9 has it
+def load(file: Path) -> ModuleType:
+    """Return the module in a file, by its contents: where it was brought it may have any name, even /dev/fd/4."""
+    loader = SourceFileLoader(f"ncclt shipped {file}", str(file))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None, "a loader of source always gives one"
+    module = sys.modules[loader.name] = module_from_spec(spec)  # dataclasses look their module up
+    loader.exec_module(module)
+    return module
 
 
 def measure_all(
     options: argparse.Namespace, report: Report, agreement: Agreement, groups: Groups, device: torch.device
 ) -> None:
     """Measure one message after another, all of them beside the same other work."""
-    # By its contents: where launchers bring it, it may have any name, even that of an open file (/dev/fd/4).
-    loader = SourceFileLoader("ncclt_torch_measuring", str(options.measuring))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None, "a loader of source always gives one"
-    measuring = module_from_spec(spec)
-    sys.modules[loader.name] = measuring  # dataclasses look their module up
-    loader.exec_module(measuring)
+    measuring = load(options.measuring)
     messages = [measuring.Message.parse(word) for word in options.messages]
     for message in messages:
         plan_groups(groups.nodes, message.group_size, message.across)  # refused before anything is measured
     with measuring.Gemm(device) if options.beside else nullcontext() as gemm:
-        for word, message in zip(options.messages, messages):  # noqa: B905  Python 3.9 has no strict
+        enough_us = options.enough_us or [0.0] * len(messages)
+        for word, message, enough in zip(options.messages, messages, enough_us):  # noqa: B905  3.9 has no strict
             report.doing = f"{word}: "
             group = measuring.Group(*groups.of(message))
-            result = measuring.measure(message, group, agreement, device, options.budget_s)
+            result = measuring.measure(message, group, agreement, device, options.budget_s, enough or None)
             report.document["measurements"].append({"message": word, **result})
     report.doing = ""
     if gemm is not None:
@@ -305,14 +357,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--budget-s", type=float, default=0.5, help="for timing one message")
+    parser.add_argument("--enough-us", type=float, nargs="+", help="per message; slower ones get one batch; 0 = none")
     parser.add_argument("--timeout-s", type=float, default=90.0, help="to wait for other ranks, at the start and later")
     parser.add_argument("--beside", choices=("gemm",), help="work that runs at the same time")
     parser.add_argument("--output", type=Path, help="the result; left out, or without its folder: standard output")
     parser.add_argument("--measuring", type=Path, default=Path(__file__).with_name("ncclt_torch_measuring.py"))
-    parser.add_argument(
-        "--messages", nargs="+", required=True, help="collective:dtype:elements:group size[:across] ..."
-    )
-    return parser.parse_args(arguments)
+    words = "collective:dtype:elements:group size[:across] ..."
+    parser.add_argument("--messages", nargs="+", default=[], required="--controller" not in arguments, help=words)
+    parser.add_argument("--controller", help="host:port: stay, and measure what is sent from there")
+    for name in ("--token", "--session", "--channel"):
+        parser.add_argument(name, type=Path, help="for staying: what proves this launch, and the files shipped along")
+    options = parser.parse_args(arguments)
+    if options.enough_us and len(options.enough_us) != len(options.messages):
+        parser.error("--enough-us needs one number for each message")
+    return options
 
 
 def main(arguments: Sequence[str]) -> int:

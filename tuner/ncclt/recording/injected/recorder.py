@@ -37,7 +37,7 @@ class Recorder:
         self._folder = Path(folder)
         self._journal = Journal(self._folder)
         self._pid = os.getpid()
-        self._stop_after = self._times_only = self._over = self._leaving = False
+        self._stop_after = self._times_only = self._count_only = self._over = self._leaving = False
         self._steps, self._last_s = 0, 0.0
         self._optimizer: Callable[[], Any] = lambda: None
         self._watch: Watch | None = None
@@ -51,6 +51,7 @@ class Recorder:
             self._window = Window(warmup=plan["warmup"], steps=plan["steps"])
             self._stop_after = plan["stop_after"]
             self._times_only = plan.get("times_only", False)
+            self._count_only = plan.get("count_only", False)
             register = getattr(optim, "register_optimizer_step_post_hook", None)
             if register is None:
                 raise RuntimeError("this PyTorch has no global optimizer hooks; torch 2.0 or later is needed")
@@ -111,6 +112,8 @@ class Recorder:
         self._steps += 1
         step, window, facts = self._steps, self._window, self._journal.facts
         facts["steps_seen"] = step
+        if self._count_only:
+            return  # what the steps hold is seen by others: the whole run is counted, and nothing is timed
         if window.is_inside(step):
             facts["inside_s"].append(interval_s)
         elif window.is_outside(step):

@@ -1,0 +1,399 @@
+"""Ranks of gloo that stay: settings come into force in them, and whatever they do to them the next trial is sound."""
+
+import os
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.level import Level
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.trial import Outcome
+from ncclt.errors import SettingError, UsageError
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.torchrun import TorchrunLauncher
+from ncclt.launched import Pace, PersistentRunner, TimeoutRule, Timeouts
+from ncclt.launched import session as session_module
+from ncclt.launched.controller import Controller
+from ncclt.measure.nccl_tests import NcclTests
+from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.measure.torch_session import session_command
+from ncclt.plugin.build import build, compiler
+from ncclt.plugin.loaded import FUNCTIONS, LoadedPlugin
+from ncclt.testing.runner_contract import RunnerContract
+
+pytest.importorskip("torch.distributed")
+FAKES = Path(__file__).parents[1] / "fakes"
+LEFTOVERS = runpy.run_path(str(FAKES / "leftovers.py"))
+PATIENCE_S = 240.0
+
+CLUSTER = Cluster(
+    name="here", gpus_per_node=2, gpu="none", compute_capability=80, link_class="shm", link_gbps=10.0,
+    nccl_version="2.30.7",
+)  # fmt: skip
+MESSAGES = tuple(
+    Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=2) for size in (4096, 65536)
+)
+BENCHMARK = TorchCollectives(backend="gloo", budget_s=0.01, timeout_s=60)
+
+# What the settings of these tests stand for; NCCL itself takes no part.
+SAID = {
+    Setting(channels=1): {"NCCL_ALGO": "nothing"},
+    Setting(channels=2): {"NCCL_MIN_CTAS": "2"},
+    Setting(channels=3): {"NCCL_ALGO": "kill-1"},
+    Setting(channels=4): {"NCCL_ALGO": "stop-1"},
+    Setting(channels=5): {"NCCL_ALGO": "raise-1"},
+    Setting(channels=6): {"NCCL_ALGO": "wrong-1"},
+    Setting(channels=7): {"NCCL_ALGO": "slow-1"},
+    Setting(channels=8): {"NCCL_P2P_LEVEL": "SYS"},
+}
+ALGO, CTAS, KILL, STOP, RAISE, WRONG, SLOW, FIXED = SAID
+
+
+def variables(setting):
+    if setting.parameters:
+        raise SettingError("NCCL takes no such thing")
+    return SAID.get(setting, {})
+
+
+def environment(**more):
+    left_out = ("NCCL", "SLURM_", "OMPI_", "PMI_", "TORCH_FAULT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"OMP_NUM_THREADS": "1"} | more
+
+
+def launcher_of(word, notes, *, processes=2):
+    given = environment(WORD=word, NOTES_FOLDER=str(notes), PYTHONPATH=str(FAKES / "torch_faults_by_setting"))
+    return TorchrunLauncher(shape=JobShape(processes_per_node=processes), environment=given, grace_s=1.0)
+
+
+def runner_of(launcher, *, benchmark=BENCHMARK, **options):
+    # The limit follows from the default's own time here, so a slow machine waits longer for what hangs.
+    timeouts = Timeouts(TimeoutRule(start_s=PATIENCE_S, floor_s=10.0, factor=1.5))
+    return PersistentRunner(
+        benchmark=benchmark, launcher=launcher, cluster=CLUSTER, variables=variables, timeouts=timeouts, **options
+    )
+
+
+class Ranks:
+    """A runner, and what its ranks have noted."""
+
+    def __init__(self, runner, word, notes):
+        self.runner, self.word, self.notes = runner, word, notes
+
+    def measure(self, setting, messages=MESSAGES):
+        return self.runner.measure(setting, messages, repeat=0)
+
+    def sound(self):
+        """Measure the default and return the process ids of the ranks."""
+        result = self.measure(DEFAULT)
+        assert result.outcome is Outcome.OK, result.detail
+        assert [m.message for m in result.measurements] == list(MESSAGES)
+        assert all(m.wrong == 0 for m in result.measurements)
+        assert [words[2:] for words in self.last()] == [["None", "None"]] * 2
+        return [int(words[1]) for words in self.last()]
+
+    def last(self):
+        """Return the last note of each rank."""
+        return [(self.notes / str(rank)).read_text().splitlines()[-1].split() for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A runner for all tests of this file: each test begins with whatever the one before has left."""
+    word, notes = f"ncclt-test-{os.getpid()}-{time.monotonic_ns()}", tmp_path_factory.mktemp("notes")
+    runner = runner_of(launcher_of(word, notes), place="here")
+    try:
+        yield Ranks(runner, word, notes)
+    finally:
+        runner.close()
+    assert not LEFTOVERS["soon_gone"](word)
+
+
+class TestPersistentRunner(RunnerContract):
+    """It is a runner like others."""
+
+    @pytest.fixture(autouse=True)
+    def _ranks(self, ranks):
+        self._runner = ranks.runner
+
+    def runner(self):
+        return self._runner
+
+    def messages(self):
+        return MESSAGES
+
+
+def test_settings_come_into_force_without_a_relaunch_and_leave_nothing(ranks):
+    """The same processes see each variable on every rank, and the default sees none."""
+    before = ranks.sound()
+    counted = ranks.runner.switches.copy()
+    for setting, seen in ((ALGO, ["nothing", "None"]), (CTAS, ["None", "2"]), (ALGO, ["nothing", "None"])):
+        result = ranks.measure(setting)
+        assert result.outcome is Outcome.OK, result.detail
+        assert [words[2:] for words in ranks.last()] == [seen] * 2
+    assert ranks.measure(ALGO).outcome is Outcome.OK
+    assert ranks.sound() == before
+    assert ranks.runner.switches - counted == {Level.COMMUNICATOR: 4, Level.CALL: 1}
+    assert (result.place, result.warm) == ("here", True)
+
+
+def test_what_nccl_fixes_for_life_takes_new_ranks(ranks):
+    before = ranks.sound()
+    assert ranks.measure(FIXED).outcome is Outcome.OK
+    between = [int(words[1]) for words in ranks.last()]
+    after = ranks.sound()
+    assert len({*before, *between, *after}) == 6
+
+
+def test_a_slow_setting_is_measured_as_slow(ranks):
+    before = ranks.sound()
+    result = ranks.measure(SLOW)
+    assert result.outcome is Outcome.OK, result.detail
+    assert all(sample >= 20_000 for m in result.measurements for sample in m.samples_us)
+    assert ranks.sound() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "outcome", "words"),
+    [
+        (KILL, Outcome.CRASHED, "SIGKILL|all_reduce:float32:1024:2: RuntimeError: "),  # whoever is seen first
+        (RAISE, Outcome.CRASHED, "all_reduce:float32:1024:2: RuntimeError: the cable is gone"),
+        (WRONG, Outcome.WRONG_RESULT, "data came out wrong"),
+        (STOP, Outcome.TIMEOUT, "not done within "),
+    ],
+    ids=["killed", "error", "wrong", "hang"],
+)
+def test_what_a_setting_does_to_the_ranks_is_its_outcome_and_nobody_elses(ranks, setting, outcome, words):
+    before = ranks.sound()
+    result = ranks.measure(setting)
+    assert result.outcome is outcome, result.detail
+    assert re.search(words, result.detail)
+    assert not LEFTOVERS["soon_gone"](ranks.word)
+    assert not set(ranks.sound()) & set(before)
+    assert result.wall_s > 0
+
+
+def test_equal_failures_read_equal(ranks):
+    """A study stops at many equal failures in a row, and recognises them by the first line."""
+    first = [ranks.measure(RAISE).detail.splitlines()[0] for _ in range(2)]
+    assert first[0] == first[1]
+
+
+def test_messages_that_the_ranks_refuse_leave_them_alive(ranks):
+    before = ranks.sound()
+    odd = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=3)
+    result = ranks.measure(DEFAULT, [odd])
+    assert result.outcome is Outcome.CRASHED
+    assert "2 ranks on 1 nodes cannot be cut into groups of 3" in result.detail
+    assert ranks.sound() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["died", "hangs"])
+def test_ranks_that_are_lost_between_trials_are_replaced_and_no_trial_is_blamed(ranks, number, monkeypatch):
+    monkeypatch.setattr(session_module, "BEGIN_S", 8.0)
+    before = ranks.sound()
+    os.kill(before[1], number)
+    result = ranks.measure(ALGO)
+    assert result.outcome is Outcome.OK, result.detail
+    assert not set(ranks.sound()) & set(before)
+
+
+def test_close_ends_everything_and_the_next_trial_starts_anew(ranks):
+    before = ranks.sound()
+    ranks.runner.close()
+    assert not LEFTOVERS["soon_gone"](ranks.word)
+    ranks.runner.close()
+    assert not set(ranks.sound()) & set(before)
+
+
+def test_slow_messages_are_sampled_less_once_the_default_is_known(tmp_path):
+    runner = runner_of(launcher_of("paced", tmp_path), pace=(pace := Pace()))
+    try:
+        pace.learn(dict.fromkeys(MESSAGES, 1e-3))
+        result = runner.measure(ALGO, MESSAGES, repeat=0)
+    finally:
+        runner.close()
+    assert result.outcome is Outcome.OK, result.detail
+    assert all(len(m.samples_us) <= 8 for m in result.measurements)
+
+
+def test_ranks_that_cannot_be_started_are_an_outcome(tmp_path):
+    """And no token stays behind."""
+    nowhere = TorchCollectives(backend="gloo", python="/nowhere/python")
+    runner = runner_of(launcher_of("nowhere", tmp_path), benchmark=nowhere, scratch=(scratch := tmp_path / "scratch"))
+    scratch.mkdir()
+    result = runner.measure(DEFAULT, MESSAGES, repeat=0)
+    assert result.outcome is Outcome.INVALID
+    assert "No such file" in result.detail
+    assert list(scratch.iterdir()) == []
+    runner.close()
+
+
+def test_kill_ends_a_trial_that_hangs_at_once(tmp_path):
+    word = f"killed-{time.monotonic_ns()}"
+    runner = runner_of(launcher_of(word, tmp_path))
+    raised = []
+
+    def measure():
+        try:
+            runner.measure(STOP, MESSAGES, repeat=0)
+        except KeyboardInterrupt:
+            raised.append(True)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "1").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    runner.kill()
+    thread.join(PATIENCE_S)
+    assert raised
+    assert not LEFTOVERS["soon_gone"](word)
+    with pytest.raises(KeyboardInterrupt):
+        runner.measure(DEFAULT, MESSAGES, repeat=0)
+
+
+def test_kill_9_of_ncclt_leaves_nothing(tmp_path):
+    word = f"orphaned-{time.monotonic_ns()}"
+    program = (
+        "import runpy, sys, time\n"
+        "from pathlib import Path\n"
+        "tests = runpy.run_path(sys.argv[1])\n"
+        "runner = tests['runner_of'](tests['launcher_of'](sys.argv[2], Path(sys.argv[3])))\n"
+        "print(runner.measure(tests['DEFAULT'], tests['MESSAGES'], repeat=0).outcome, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    ncclt = subprocess.Popen(
+        (sys.executable, "-c", program, __file__, word, str(tmp_path)), env=environment(), stdout=subprocess.PIPE
+    )
+    try:
+        assert ncclt.stdout.readline() == b"ok\n"
+        assert len(LEFTOVERS["carrying"](word)) >= 3
+    finally:
+        ncclt.kill()
+        ncclt.communicate()
+    assert not LEFTOVERS["soon_gone"](word, PATIENCE_S)
+
+
+def started_by_hand(controller_address, token, folder, *, port):
+    """Start the ranks without any launcher that could end them."""
+    command = session_command(BENCHMARK, controller=controller_address, token=token)
+    common = {"WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = []
+    for rank in ("0", "1"):
+        with (folder / rank).open("wb") as said:
+            given = environment(**common, RANK=rank, LOCAL_RANK=rank)
+            processes.append(subprocess.Popen(command.argv, env=given, stdout=subprocess.DEVNULL, stderr=said))
+    return processes
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ended(processes):
+    try:
+        return [process.wait(timeout=PATIENCE_S) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
+    """As on other machines, where no guardian of ours lives; their table goes with them."""
+    (token := tmp_path / "token").write_text("a token")
+    with Controller(launcher="torchrun", host="", token=b"a token") as controller:
+        processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
+        channel = controller.accept(PATIENCE_S, stopped=lambda: False)
+    channel.send({"do": "begin", "name": f"t{os.getpid()}", "table": {"head": "", "bytes": 16480}})
+    deadline = time.monotonic() + PATIENCE_S
+    while (ready := channel.receive(1.0)) is None and time.monotonic() < deadline:
+        pass
+    (table,) = map(Path, ready["tables"])
+    assert table.stat().st_size == 16480
+    channel.close()
+    assert ended(processes) == [1, 1]
+    assert not table.exists()
+    assert "the controller: the other end has closed the connection" in (tmp_path / "0").read_text()
+
+
+def test_ranks_with_another_token_are_not_believed_and_do_not_believe(tmp_path):
+    (token := tmp_path / "token").write_text("another token")
+    with Controller(launcher="torchrun", host="", token=b"a token") as controller:
+        processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
+        assert controller.accept(PATIENCE_S, stopped=lambda: any(p.poll() is not None for p in processes)) is None
+    assert ended(processes) == [1, 1]
+    assert "ncclt: rank 0 on " in (tmp_path / "0").read_text()
+
+
+def test_the_plugin_sees_each_setting_at_its_next_call(tmp_path):
+    """The real plugin reads the table of the ranks from this process; the ranks' communicators stay as they are."""
+    if compiler() is None:
+        pytest.skip("no C compiler here: the plugin cannot be built")
+    library = build(tmp_path / "libnccl-tuner-ncclt.so")
+    runner = runner_of(launcher_of("plugin", tmp_path), plugin=library)
+    ring = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4)
+    tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128)
+    try:
+        assert runner.measure(DEFAULT, MESSAGES, repeat=0).outcome is Outcome.OK
+        (table,) = runner._session.tables
+        with LoadedPlugin(library).communicator(ranks=2, nodes=1, environ={"NCCLT_POLICY_SHM": table}) as comm:
+            for setting, cheapest, channels in ((ring, [3], 4), (tree, [1], 0), (DEFAULT, [], 0), (ring, [3], 4)):
+                assert runner.measure(setting, MESSAGES, repeat=0).outcome is Outcome.OK
+                answer = comm.ask(FUNCTIONS.index("allreduce"), 4096)
+                assert ([at for at, cost in enumerate(answer.costs) if cost < 1], answer.channels) == (
+                    cheapest,
+                    channels,
+                )
+        assert runner.switches == {Level.PROCESS: 1, Level.CALL: 4}
+    finally:
+        runner.close()
+    assert not Path(table).exists()
+
+
+def test_ranks_without_the_plugin_say_so_before_anything_is_measured(tmp_path):
+    """A node that lacks it would choose otherwise than the rest."""
+    runner = runner_of(launcher_of("lacking", tmp_path), plugin=Path("/nowhere/libnccl-tuner-ncclt.so"))
+    tables = set(Path("/dev/shm").glob("ncclt-torch-*"))
+    result = runner.measure(DEFAULT, MESSAGES, repeat=0)
+    runner.close()
+    assert result.outcome is Outcome.CRASHED
+    assert re.search(r"rank [01] on \S+ does not find /nowhere/libnccl-tuner-ncclt.so", result.detail)
+    assert set(Path("/dev/shm").glob("ncclt-torch-*")) <= tables
+
+
+def test_what_cannot_stay_is_refused_with_a_hint(tmp_path):
+    class Elsewhere:
+        name = "kubernetes"
+
+    for options in ({"launcher": Elsewhere()}, {"launcher": launcher_of("x", tmp_path), "benchmark": NcclTests()}):
+        with pytest.raises(UsageError) as caught:
+            runner_of(**options)
+        assert "--persistent" in caught.value.hint
+
+
+def test_a_plan_shows_neither_token_nor_port(tmp_path):
+    runner = runner_of(launcher_of("x", tmp_path), plugin=Path("/opt/plugin.so"))
+    (plan,) = runner.plans(FIXED, MESSAGES)
+    assert "--token" not in plan.argv
+    assert plan.argv[plan.argv.index("--controller") + 1] == "HOST:PORT"
+    assert dict(plan.set_env) == {
+        "NCCL_NO_CACHE": dict(plan.set_env)["NCCL_NO_CACHE"],
+        "NCCL_P2P_LEVEL": "SYS",
+        "NCCL_TUNER_PLUGIN": "/opt/plugin.so",
+        "OMP_NUM_THREADS": "1",
+    }

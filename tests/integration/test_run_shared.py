@@ -1,0 +1,223 @@
+"""`ncclt run --shared` on many nodes at once: all of a job's processes are given the same, or do not start."""
+
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("run_alone", Path(__file__).with_name("test_run.py"))
+alone = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(alone)
+library, store, serving, SHOW = alone.library, alone.store, alone.serving, alone.SHOW
+
+AWAY = "http://127.0.0.1:9"
+PATIENT_S = 180
+
+
+@pytest.fixture
+def shared(tmp_path):
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+def step(rank, *, job=7, restarts=0, tasks=8):
+    """The variables of one task of a step of Slurm over two nodes."""
+    return {
+        "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_PROCID": rank, "SLURM_RESTART_COUNT": restarts,
+    }  # fmt: skip
+
+
+def started(tmp_path, shared, server, variables, *options, command=SHOW):
+    """Start one process of a job, on a node with a cache of its own."""
+    node = tmp_path / f"node{variables.get('SLURM_PROCID', 0)}"
+    where = ["--cluster", "leonardo", "--model", "bert", "--server", server, "--shared", str(shared)]
+    return subprocess.Popen(
+        [*alone.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
+        env=alone.environ(node, **variables), cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def ended(process):
+    out, err = process.communicate(timeout=PATIENT_S)
+    return process.returncode, json.loads(out) if out else None, err
+
+
+def given(environ):
+    return {name: value for name, value in environ.items() if name.startswith("NCCL") and name != "NCCLT_PLUGIN"}
+
+
+def test_an_outage_on_some_nodes_does_not_divide_the_job(tmp_path, shared, serving):
+    """Half of the processes cannot reach the server; all are given what the others got."""
+    url, _stop = serving
+    running = [started(tmp_path, shared, url if rank % 2 else AWAY, step(rank), "--wait", "120") for rank in range(8)]
+    results = [ended(process) for process in running]
+
+    assert [code for code, _env, _err in results] == [0] * 8, [err for _code, _env, err in results]
+    told = [given(environ) for _code, environ, _err in results]
+    assert told == [told[0]] * 8
+    assert told[0]["NCCLT_RECOMMENDATION"] == "0c0ffee1"
+    assert sum("this job was decided on" in err for _code, _env, err in results) == 7
+
+
+def test_an_outage_for_all_leaves_all_with_the_default_even_when_it_ends(tmp_path, shared, serving):
+    url, _stop = serving
+    first = ended(started(tmp_path, shared, AWAY, step(0), "--wait", "0.1"))
+    late = ended(started(tmp_path, shared, url, step(1)))
+    requeued = ended(started(tmp_path, shared, url, step(0, restarts=1)))
+
+    assert (given(first[1]), given(late[1])) == ({}, {})
+    assert "nothing is set: the job was decided so" in late[2]
+    assert given(requeued[1])["NCCLT_RECOMMENDATION"] == "0c0ffee1"
+
+
+def test_a_process_killed_while_it_decides_stops_nobody(tmp_path, shared, serving):
+    """It has asked a server that never answers, and is killed with -9."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        stuck = started(tmp_path, shared, f"http://127.0.0.1:{silent.getsockname()[1]}", step(0))
+        silent.settimeout(PATIENT_S)
+        connection, _address = silent.accept()
+        stuck.send_signal(signal.SIGKILL)
+        assert ended(stuck)[0] == -signal.SIGKILL
+        connection.close()
+    code, environ, _err = ended(started(tmp_path, shared, serving[0], step(1)))
+
+    assert (code, given(environ)["NCCLT_RECOMMENDATION"]) == (0, "0c0ffee1")
+
+
+def test_a_node_without_the_folder_does_not_start(tmp_path, serving):
+    code, environ, err = ended(started(tmp_path, tmp_path / "not-mounted", serving[0], step(0)))
+
+    assert (code, environ) == (69, None)
+    assert "is not on" in err
+    assert not (tmp_path / "not-mounted").exists()
+
+
+def test_own_variables_on_one_node_alone_do_not_start(tmp_path, shared, serving):
+    assert ended(started(tmp_path, shared, serving[0], step(0)))[0] == 0
+    code, environ, err = ended(started(tmp_path, shared, serving[0], step(1) | {"NCCL_PROTO": "LL"}))
+
+    assert (code, environ) == (2, None)
+    assert "NCCL_PROTO would be LL" in err
+
+
+def test_the_table_is_used_by_all_or_none(tmp_path, shared, serving, library):
+    plugin = {"NCCLT_PLUGIN": library}
+    with_table = ended(started(tmp_path, shared, serving[0], step(0) | plugin))
+    lacking = ended(started(tmp_path, shared, serving[0], step(1)))
+    following = ended(started(tmp_path, shared, AWAY, step(2) | plugin, "--fallback", "fail"))
+
+    table = given(with_table[1])["NCCLT_POLICY"]
+    assert Path(table).parent == shared
+    assert given(following[1])["NCCLT_POLICY"] == table
+    assert lacking[0] == 2
+    assert "NCCLT_POLICY would be unset" in lacking[2]
+    # Where the first one had no plugin, those that have one do without.
+    first = ended(started(tmp_path, shared, serving[0], step(0, job=8)))
+    second = ended(started(tmp_path, shared, serving[0], step(1, job=8) | plugin))
+    assert given(first[1]) == given(second[1])
+    assert "NCCL_ALGO" in given(second[1])
+
+
+def test_fallback_fail_starts_nothing_and_decides_nothing(tmp_path, shared):
+    code, environ, _err = ended(started(tmp_path, shared, AWAY, step(0), "--fallback", "fail", "--wait", "0.1"))
+
+    assert (code, environ, list(shared.iterdir())) == (69, None, [])
+
+
+def test_torchrun_on_many_nodes_needs_a_name(tmp_path, shared, serving):
+    """The command is a stand-in that has torchrun's name."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(f"#!{sys.executable}\n{SHOW[2]}\n")
+    torchrun.chmod(0o755)
+    nameless = ended(started(tmp_path, shared, serving[0], {}, command=[str(torchrun), "--nnodes=2", "train.py"]))
+    named = [str(torchrun), "--nnodes=2", "--rdzv-id=bert-1", "train.py"]
+    follower = ended(started(tmp_path, shared, serving[0], {}, command=named))
+
+    assert nameless[:2] == (2, None)
+    assert "--job NAME" in nameless[2]
+    assert given(follower[1])["NCCLT_RECOMMENDATION"] == "0c0ffee1"
+    assert len(list(shared.glob("ncclt-decision-*"))) == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--job", "")])
+def test_an_empty_name_is_not_the_same_as_none(tmp_path, shared, serving, options):
+    """The label of a pod that is not there; each pod would decide alone."""
+    variables = {} if options else {"NCCLT_JOB": ""}
+    code, environ, err = ended(started(tmp_path, shared, serving[0], variables, *options))
+
+    assert (code, environ) == (2, None)
+    assert "1 to 200 printable characters" in err
+
+
+def test_who_is_taken_for_the_only_one_says_so(tmp_path, shared, serving):
+    """The recommendation is for two nodes, and nothing tells how the other one is started."""
+    alone_here = ended(started(tmp_path, shared, serving[0], {}))
+    assert alone_here[0] == 0
+    assert "taken for the only process that decides" in alone_here[2]
+
+
+def test_a_dry_run_decides_nothing_and_shows_what_was_decided(tmp_path, shared, serving):
+    before = ended(started(tmp_path, shared, serving[0], step(0), "--dry-run"))
+    assert "nobody has decided for this job yet" in before[2]
+    assert list(shared.iterdir()) == []
+    ended(started(tmp_path, shared, AWAY, step(0), "--wait", "0"))
+    after = ended(started(tmp_path, shared, serving[0], step(1), "--dry-run"))
+    assert "the job was decided so" in after[2]
+
+
+def test_one_process_decides_for_itself_as_ever(tmp_path, shared, serving):
+    for _ in range(2):
+        code, environ, _err = ended(started(tmp_path, shared, serving[0], {}))
+        assert (code, given(environ)["NCCLT_RECOMMENDATION"]) == (0, "0c0ffee1")
+    assert list(shared.glob("ncclt-decision-*")) == []
+
+
+def test_the_variable_names_the_folder_too(tmp_path, shared, store):
+    more = {name: str(value) for name, value in step(0).items()} | {"NCCLT_SHARED": str(shared)}
+    done = alone.run(tmp_path, ("--storage", store.url), SHOW, **more)
+
+    assert done.returncode == 0, done.stderr
+    assert len(list(shared.glob("ncclt-decision-*"))) == 1
+
+
+def test_a_job_with_a_name_of_its_own_may_run_beside_another_in_one_step(tmp_path, shared, serving):
+    assert ended(started(tmp_path, shared, serving[0], step(0)))[0] == 0
+    refused = ended(started(tmp_path, shared, serving[0], step(0), "--nodes", "2"))
+    beside = ended(started(tmp_path, shared, serving[0], step(0), "--nodes", "2", "--job", "second"))
+
+    assert refused[0] == 2
+    assert "asked for bert on leonardo, and this process for bert on leonardo, nodes 2" in refused[2]
+    assert beside[0] == 0
+
+
+def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, slurm_cluster):
+    """Four tasks on two nodes, of which two cannot reach the server; then a second step of the same job."""
+    # Little text: Slurm may tear long lines of tasks apart.
+    show = tmp_path / "show.py"
+    show.write_text(
+        "import os; print({n: v for n, v in sorted(os.environ.items()) if n.startswith('NCCL')}, flush=True)"
+    )
+    choose = f'[ "$SLURM_NODEID" = 0 ] && url={AWAY} || url={serving[0]}; exec "$@" --server $url -- {SHOW[0]} {show}'
+    where = ["--cluster", "leonardo", "--model", "bert", "--shared", str(shared), "--timeout", "30", "--wait", "120"]
+    with slurm_cluster.allocation() as environment:
+        clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
+        for steps in (1, 2):
+            done = subprocess.run(
+                ["srun", "-N2", "--ntasks-per-node=2", "sh", "-c", choose, "sh", *alone.NCCLT, "run", *where],
+                env=clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path,
+                check=False, capture_output=True, text=True, timeout=PATIENT_S,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            told = done.stdout.splitlines()
+            assert told == [told[0]] * 4
+            assert "'NCCLT_RECOMMENDATION': '0c0ffee1'" in told[0]
+            assert len(list(shared.glob("ncclt-decision-*"))) == steps

@@ -1,0 +1,69 @@
+"""What all commands have in common: how they refuse, and how they explain themselves."""
+
+import pytest
+from typer.testing import CliRunner
+
+from ncclt.cli.application import COMMANDS, app
+from ncclt.cli.env import main as env
+
+
+def call(*words, **environ):
+    return CliRunner(env={"COLUMNS": "100", **environ}).invoke(app, list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (("tnue",), "there is no command 'tnue'", "did you mean tune? `ncclt --help` lists all"),
+        (("xyzzy",), "there is no command 'xyzzy'", "`ncclt --help` lists all"),
+        (("tune", "--modle", "bert"), "no such option: --modle", "`ncclt tune --help` shows what it takes"),
+        (("tune", "--nodes", "two"), "invalid value for '--nodes'", "`ncclt tune --help` shows what it takes"),
+        (("tune", "bert"), "got unexpected extra argument(s) (bert)", "`ncclt tune --help` shows what it takes"),
+        (("--quite",), "no such option: --quite", "`ncclt --help` shows what it takes"),
+        (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` shows what it takes"),
+        (("plugin", "check", "--ranks", "0"), "invalid value for '--ranks'", "`ncclt plugin check --help`"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_two_lines(words, said, hint):
+    done = CliRunner().invoke(app, list(words), prog_name="ncclt")
+    first, second = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert first.startswith(f"ncclt: {said}")
+    assert second.startswith(f"  hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "bert", "--nodes", "two"), "--nodes: invalid int value: 'two'"),
+        ((), "the following arguments are required: --model"),
+        (("--model", "bert", "rest"), "unrecognized arguments: rest"),
+    ],
+)
+def test_env_refuses_alike(words, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        env(words)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert err == f"ncclt: {said}\n  hint: `ncclt env --help` shows what it takes\n"
+
+
+def test_nothing_asked_shows_the_help():
+    done = call("profile")
+    assert "Compute what one training step of a model sends" in done.output
+    assert "hint:" not in done.output
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"env", "run"}))
+def test_help_is_about_the_command_alone(command):
+    shown = call(command, "--help")
+    assert shown.exit_code == 0
+    assert "-completion" not in shown.stdout
+    assert "--install-completion" in call("--help").stdout
+
+
+def test_help_breaks_its_lines_where_the_terminal_ends():
+    shown = call("tune", "--help", COLUMNS="200").stdout
+    assert "the best ones are launched again; and the resulting policy is measured in turn" in " ".join(shown.split())
+    prose = shown.partition("Options")[0].splitlines()
+    assert max(len(line.rstrip()) for line in prose) > 150

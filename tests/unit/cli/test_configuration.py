@@ -1,0 +1,50 @@
+"""Values of the files reach every command that takes them, and no other."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ncclt.cli.application import COMMANDS
+from ncclt.cli.configuration import default_map
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "ncclt.toml").write_text('storage = "sqlite:///here.db"\ncluster = "mine"\nlauncher = "simulate"\n')
+
+
+@pytest.mark.usefixtures("project")
+def test_the_store_is_the_same_for_all_that_speak_with_one():
+    found = default_map()
+    # These three look for themselves, since server and store stand against each other.
+    assert set(COMMANDS) - set(found) == {"env", "run", "attest", "plugin", "config"}
+    stores = [values.get("storage") or [sub["storage"] for sub in values.values()] for values in found.values()]
+    assert all(store == "sqlite:///here.db" or set(store) == {"sqlite:///here.db"} for store in stores)
+
+
+@pytest.mark.usefixtures("project")
+def test_nothing_is_filtered_or_started_by_a_file():
+    found = default_map()
+    assert found["studies"]["list"] == {"storage": "sqlite:///here.db"}
+    assert "launcher" not in found["doctor"]
+    assert found["check"]["launcher"] == "simulate"
+
+
+def test_the_home_of_somebody_else_holds_no_file_of_ours(tmp_path):
+    home = tmp_path / "theirs"
+    home.mkdir()
+    (home / ".config").mkdir(mode=0)
+    ask = (
+        "import os; from ncclt.cli.configuration import origins\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "print({one.origin for one in origins()})"
+    )
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("NCCLT_", "XDG_"))}
+    argv, environ = [sys.executable, "-c", ask], {**kept, "HOME": str(home)}
+    done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{'default'}\n", "")

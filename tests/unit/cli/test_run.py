@@ -1,0 +1,50 @@
+"""`ncclt run`: what fails beside the training does not stop it."""
+
+import argparse
+import errno
+from pathlib import Path
+
+import pytest
+
+from ncclt.cli import offer, run
+from ncclt.errors import InputError, UsageError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "env"
+
+
+@pytest.mark.parametrize(("number", "stops"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EACCES, True)])
+def test_a_full_disk_costs_the_reports_and_not_the_training(tmp_path, monkeypatch, capsys, number, stops):
+    def refused(**_options):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
+    if stops:
+        with pytest.raises(UsageError, match="cannot write"):
+            run._report_folder(tmp_path)
+    else:
+        assert run._report_folder(tmp_path) is None
+        assert "no reports are kept" in capsys.readouterr().err
+
+
+def test_a_revision_published_between_two_answers_is_asked_for_again(monkeypatch):
+    """Else this node would do without while the others have what was published."""
+    env, table = (GOLDEN / "tuned.json").read_text(), (GOLDEN / "tuned.tuner-csv").read_text()
+    answers = [env.replace("r-1f3c", "r-old"), table, env]
+    asked = []
+
+    def fetching(*_words):
+        def fetch(format):
+            asked.append(format)
+            return answers[len(asked) - 1]
+
+        return fetch
+
+    monkeypatch.setattr(offer, "_fetching", fetching)
+    found = offer.offered(argparse.Namespace(), "leonardo", "http://tuner", None, with_table=True)
+
+    assert (found.offer().recommendation, found.table) == ("r-1f3c", table)
+    assert asked == ["json", "tuner-csv", "json"]
+    asked.clear()
+    answers[2] = answers[0]
+    with pytest.raises(InputError, match="one revision"):
+        offer.offered(argparse.Namespace(), "leonardo", "http://tuner", None, with_table=True)

@@ -1,0 +1,55 @@
+"""`ncclt tune --dry-run` of ranks that stay: what it says is what would be done, and it holds no secret."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli.tune import tune
+from ncclt.testing.store_contract import sample_cluster, sample_workload
+
+
+@pytest.fixture
+def planned(command, tmp_path, monkeypatch):
+    """Plan a study on this machine, with a tuner plugin or without."""
+    cluster, workload = replace(sample_cluster(), gpus_per_node=8), sample_workload()
+    command.store.add_cluster(cluster)
+    command.store.add_workload(workload)
+    (plugin := tmp_path / "libnccl-tuner-ncclt.so").touch()
+
+    def call(*words, built=True):
+        monkeypatch.setenv("NCCLT_PLUGIN", str(plugin if built else tmp_path / "gone"))
+        printed = command(
+            tune, "--model", workload.name, "--cluster", cluster.name, "--nodes", "1", "--launcher", "torchrun",
+            "--dry-run", "--json", *words,
+        )  # fmt: skip
+        assert not re.search(r"\b[0-9a-f]{64}\b|--token", printed)
+        return json.loads(printed)
+
+    return call
+
+
+def test_settings_are_said_to_be_forced_as_they_will_be(planned):
+    """A variable that nobody sets would be looked for in vain in NCCL's log."""
+    ways = {through: planned("--persistent", "--through", through)["first"] for through in ("plugin", "variables")}
+
+    assert ways["plugin"]
+    assert all(said.endswith(": by the plugin") for said in ways["plugin"])
+    assert not any("plugin" in said or said.endswith(": ") for said in ways["variables"])
+
+
+def test_ranks_that_stay_are_shown_to_start_once(planned):
+    (launch,) = planned("--persistent")["launches"]
+    assert launch["setting"] == "default"
+    assert launch["argv"][launch["argv"].index("--controller") + 1] == "HOST:PORT"
+    assert len(planned("--through", "plugin")["launches"]) == 2
+
+
+def test_what_is_measured_in_another_way_is_another_study(planned):
+    names = {
+        planned(*words)["study"]
+        for words in ((), ("--through", "plugin"), ("--persistent",), ("--persistent", "--through", "variables"))
+    }
+    assert len(names) == 4
+    assert planned("--persistent", built=False)["study"] in names, "nothing but the way counts"

@@ -1,0 +1,94 @@
+"""The table that the stand-alone worker writes is the one that the plugin reads."""
+
+import base64
+import json
+import os
+import struct
+import time
+
+import pytest
+
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.level import Force
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Rule
+from ncclt.launched.attested import Attested
+from ncclt.measure.torch_worker import ncclt_torch_session as worker
+from ncclt.plugin.loaded import FUNCTIONS
+from ncclt.plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedRow, SharedTable, slot_image
+
+ALL_REDUCE = FUNCTIONS.index("allreduce")
+LAYOUT = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES}
+TABLES = (
+    [SharedRow(collective="allreduce", algorithm="ring", protocol="ll", channels=4)],
+    [SharedRow(collective="allreduce", algorithm="tree", protocol="simple")] * MOST_ROWS,
+    [],
+    [SharedRow(collective="broadcast", algorithm="ring", protocol="ll128")],
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def publish(table, rows, generation):
+    at, image = slot_image(rows, generation)
+    number = base64.b64encode(struct.pack("=Q", generation)).decode()
+    table.publish(at=at, image=base64.b64encode(image).decode(), generation=number)
+
+
+def test_it_is_byte_for_byte_what_the_library_writes(folder):
+    ours, theirs = worker.Table(folder / "ncclt-torch-a-0", LAYOUT), SharedTable.create(folder / "theirs")
+    assert (folder / "ncclt-torch-a-0").read_bytes() == theirs.path.read_bytes()
+    for generation, rows in enumerate(TABLES, 1):
+        publish(ours, rows, generation)
+        assert theirs.publish(rows) == generation
+        assert (folder / "ncclt-torch-a-0").read_bytes() == theirs.path.read_bytes()
+    ours.remove()
+    ours.remove()
+    assert not (folder / "ncclt-torch-a-0").exists()
+
+
+def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
+    path = folder / "ncclt-torch-b-0"
+    table = worker.Table(path, LAYOUT)
+    environ = {"NCCLT_POLICY_SHM": str(path), "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": f"{path}.reports"}
+    with plugin.communicator(ranks=2, nodes=1, environ=environ) as comm:
+        assert comm.ask(ALL_REDUCE, 4096).costs == [1.0] * 21
+        expected = [(3, 4), (2, 0), None, None]
+        for generation, (rows, cheapest) in enumerate(zip(TABLES, expected, strict=True), 1):
+            publish(table, rows, generation)
+            answer = comm.ask(ALL_REDUCE, 4096)
+            found = [at for at, cost in enumerate(answer.costs) if cost < 1]
+            assert (found, answer.channels) == (([cheapest[0]], cheapest[1]) if cheapest else ([], 0))
+    # And what it reports is what the controller believes.
+    (report,) = (folder / "ncclt-torch-b-0.reports").iterdir()
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
+    rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL)
+    assert Attested().check(lines, Force(rules=(rule,)), [message]) == ""
+    table.remove()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_killed_ranks_have_left_is_removed_and_nothing_else(folder):
+    old = time.time() - 2 * worker.FRESH_S
+    living = worker.Table(folder / "ncclt-torch-living-0", LAYOUT)
+    for name in ("ncclt-torch-dead-0", "ncclt-torch-young-0", "of-somebody-else"):
+        (folder / name).write_bytes(b"")
+    (folder / "ncclt-torch-dead-0.reports").mkdir()
+    for name in ("ncclt-torch-dead-0", "ncclt-torch-living-0", "of-somebody-else"):
+        os.utime(folder / name, (old, old))
+    new = worker.Table(folder / "ncclt-torch-new-0", LAYOUT)
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"ncclt-torch-living-0", "ncclt-torch-young-0", "of-somebody-else", "ncclt-torch-new-0"}
+    living.remove()
+    new.remove()
+
+
+def test_a_name_that_is_taken_is_an_error(folder):
+    (folder / "ncclt-torch-x-0").touch()
+    with pytest.raises(FileExistsError):
+        worker.Table(folder / "ncclt-torch-x-0", LAYOUT)

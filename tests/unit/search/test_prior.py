@@ -1,0 +1,107 @@
+"""What is expected before anything was measured: our estimate of NCCL's table, or the table itself."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ncclt.core.cost_printed import PrintedCost, PrintedCosts, PrintedTable
+from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Phase, Study, StudyState
+from ncclt.search.launching import launch
+from ncclt.search.prior import expected_log_ratios
+from ncclt.search.proposer import Proposer
+from ncclt.search.replay import recording_of, replay
+from ncclt.search.space import cluster_space
+from ncclt.testing.fakes import FakeJournal, FakeRunner
+
+AR = Collective.ALL_REDUCE
+LARGE = Message(collective=AR, dtype="float32", size_bytes=64 << 20, group_size=4)
+PART = Message(collective=AR, dtype="float32", size_bytes=64 << 20, group_size=2)
+RING, TREE, NVLS = (Setting(algorithm=a) for a in (Algorithm.RING, Algorithm.TREE, Algorithm.NVLS))
+LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+LL128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128)
+
+
+def costs(*cells, channels=20):
+    rows = tuple(PrintedCost(AR, a, p, latency_us, gbps) for a, p, latency_us, gbps in cells)
+    return PrintedCosts(tables=(PrintedTable(ranks=4, nodes=1, channels=channels, costs=rows),))
+
+
+RING_WINS = costs(
+    (Algorithm.RING, Protocol.SIMPLE, 10.0, 100.0),
+    (Algorithm.RING, Protocol.LL, 5.0, 50.0),
+    (Algorithm.TREE, Protocol.SIMPLE, 10.0, 50.0),
+)
+TREE_WINS = costs((Algorithm.RING, Protocol.SIMPLE, 10.0, 100.0), (Algorithm.TREE, Protocol.SIMPLE, 10.0, 400.0))
+
+
+def test_the_table_decides_what_the_default_chooses_and_what_others_cost(cluster):
+    """64 MiB at 50 instead of 100 GB/s take about twice as long; under the other table the ring is what loses."""
+    ring, ll = expected_log_ratios([RING, LL], [LARGE], cluster, RING_WINS)[:, 0]
+    assert ring == 0.0
+    assert ll == pytest.approx(math.log(2), abs=0.03)
+    ring, tree = expected_log_ratios([RING, TREE], [LARGE], cluster, TREE_WINS)[:, 0]
+    assert ring > 1
+    assert tree == 0.0
+
+
+def test_the_channels_of_the_log_count(cluster):
+    """A quarter of the channels, a quarter of the bandwidth; more than NCCL's own bring nothing."""
+    few, all_of_them, more = (
+        expected_log_ratios([Setting(algorithm=Algorithm.RING, channels=c)], [LARGE], cluster, RING_WINS)[0, 0]
+        for c in (5, 20, 32)
+    )
+    assert few == pytest.approx(math.log(4), abs=0.05)
+    assert all_of_them == pytest.approx(0.0)
+    assert more == pytest.approx(0.0)
+
+
+def test_what_the_table_does_not_tell_is_estimated_or_not_known(cluster):
+    """A protocol that NCCL does not use by itself and another communicator are estimated; what it rules out is not."""
+    settings = [LL, LL128, TREE]
+    estimated = expected_log_ratios(settings, [LARGE, PART], cluster)
+    found = expected_log_ratios(settings, [LARGE, PART], cluster, RING_WINS)
+
+    assert found[1, 0] == estimated[1, 0] != 0
+    assert np.array_equal(found[:, 1], estimated[:, 1])
+    assert found[0, 0] != estimated[0, 0]
+    assert expected_log_ratios([NVLS], [LARGE], cluster, RING_WINS)[0, 0] == 0.0
+
+
+def proposals(cluster, workload, landscape, **options):
+    """The first launches of a search."""
+    runner, journal = FakeRunner(cluster, landscape), FakeJournal()
+    space = cluster_space(workload.collectives, cluster, parameters={})
+    with Proposer(space, workload, cluster, name="s", seed=1, **options) as proposer:
+        default = launch(runner, workload, journal, DEFAULT, phase=Phase.SEARCH)
+        proposer.resume(default, [default])
+        for _ in range(4):
+            setting = proposer.propose(len(journal.trials()), journal.trials()).setting
+            launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+    return runner.launches
+
+
+def test_the_search_begins_where_the_table_promises_most(cluster, workload, landscape):
+    """Without a table it is the search that it always was."""
+    assert proposals(cluster, workload, landscape) == proposals(cluster, workload, landscape, printed_costs=None)
+    assert proposals(cluster, workload, landscape, printed_costs=TREE_WINS) != proposals(cluster, workload, landscape)
+
+
+def test_a_study_is_replayed_from_the_tables_that_it_began_from(cluster, workload, landscape):
+    journal, runner = FakeJournal(), FakeRunner(cluster, landscape)
+    for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct:
+        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+    found = []
+    for printed_costs in (None, TREE_WINS, RING_WINS):
+        study = Study(
+            id="s1", name="s", cluster=cluster, workload=workload, launcher="fake", simulated=True, process_wide=(),
+            seed=0, state=StudyState.DONE, printed_costs=printed_costs,
+        )  # fmt: skip
+        recording = recording_of(study, journal.trials())
+        assert recording.printed_costs is printed_costs
+        found.append(replay(recording, "ours", seed=1, launches=16).regrets)
+
+    assert len(set(found)) > 1, "another beginning, another search"

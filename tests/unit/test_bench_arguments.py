@@ -1,0 +1,39 @@
+"""The benches refuse numbers that mean nothing, with the code for wrong usage, and print nothing."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        ("overhead", ("--trials", "3"), "at least 21"),
+        ("overhead", ("--model", "nope"), "no shipped workload 'nope'"),
+        ("persistent", ("--trials", "0"), "at least 1"),
+        ("persistent", ("--ranks", "3", "--nodes", "2"), "spread evenly"),
+        ("plugin", ("--rules", "ten"), "numbers with commas"),
+        ("plugin", ("--rules", "10,5000"), "1 to 4096"),
+        ("plugin", ("--calls", "0"), "at least 1"),
+        ("policy", ("--seeds", "0"), "at least 1"),
+        ("preflight", ("--runs", "1"), "at least 2"),
+        ("preflight", ("--nodes", "2"), "at least 8"),
+        ("preflight", ("--cluster", "nope"), "no shipped cluster 'nope'"),
+        ("profile_reading", ("--size-mb", "-1"), "at least 1"),
+        ("profile_reading", ("--trace", "gone.json"), "no file gone.json"),
+        ("startup", ("--runs", "0"), "at least 1"),
+        ("verdict", ("--studies", "0"), "at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(script, words, said, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--json", *words])
+    monkeypatch.syspath_prepend(str(BENCH))
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(BENCH / f"{script}.py"), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert said in err.splitlines()[-1]

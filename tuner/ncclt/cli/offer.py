@@ -1,0 +1,118 @@
+"""What a server or a store offers for a job, as `ncclt run` and the TaskProlog with a table take it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclt.cli.edge import say
+from ncclt.core.version import NcclVersion
+from ncclt.delivery import Offer, offer_from_documents, with_table_text
+from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferTexts:
+    """An offer as it was rendered.
+
+    Attributes:
+        env: in the format `json`.
+        table: in the format `tuner-csv`; empty = there is none, or it was not asked for.
+    """
+
+    env: str
+    table: str = ""
+
+    def offer(self) -> Offer:
+        """Return what the texts say.
+
+        Raises:
+            InputError: they are no such texts, not of one revision, or set what ncclt never sets.
+        """
+        offer = offer_from_documents(self.env)
+        return with_table_text(offer, self.table) if self.table else offer
+
+
+def offered(
+    arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None, *, with_table: bool
+) -> OfferTexts:
+    """Ask the server, or the store where there is none.
+
+    Args:
+        arguments: with model, nodes, gpus_per_node, nccl_version, timeout and fallback.
+        cluster: its name.
+        server, storage: one of them, or none for the default store.
+        with_table: the table is wanted as well.
+
+    Raises:
+        NoRecommendationError: nothing fitting was published, or it is stale.
+        ServerError: the server is away or broken, and nothing is kept of it.
+        InputError: what came is no offer.
+    """
+    render = _fetching(arguments, cluster, server) if server else _storing(arguments, cluster, storage)
+    env = OfferTexts(env=render("json"))
+    if not (with_table and env.offer().rules.rules):
+        return env
+    both = OfferTexts(env=env.env, table=render("tuner-csv"))
+    try:
+        both.offer()
+    except InputError:
+        # A revision was published in between, so that the environment is asked for once more.
+        both = OfferTexts(env=render("json"), table=both.table)
+        both.offer()
+    return both
+
+
+def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Callable[[str], str]:
+    from ncclt.client import ClientError, fetch_env
+
+    def fetch(format: str) -> str:
+        try:
+            fetched = fetch_env(
+                server,
+                cluster=cluster,
+                model=arguments.model,
+                nodes=arguments.nodes,
+                gpus_per_node=arguments.gpus_per_node,
+                nccl_version=arguments.nccl_version,
+                format=format,
+                timeout_s=arguments.timeout,
+                cache_dir=cache_folder() / "env",
+                fallback="cached" if arguments.fallback == "cached" else "none",
+                api_key=os.environ.get("NCCLT_API_KEY"),
+            )
+        except ClientError as error:
+            kind = {404: NoRecommendationError, 410: StaleRecommendationError}.get(error.status or 0, ServerError)
+            raise kind(error.message, hint=error.hint) from error
+        if fetched.warning:
+            say(f"ncclt: {fetched.warning}")
+        return fetched.text
+
+    return fetch
+
+
+def _storing(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Callable[[str], str]:
+    from ncclt.core.recommendation import Request, select
+    from ncclt.core.render import render
+    from ncclt.store import published
+
+    wanted = arguments.nccl_version
+    request = Request(
+        cluster=cluster,
+        model=arguments.model,
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
+    )
+    found = select(published(storage, cluster=cluster, model=arguments.model), request)
+    version = NcclVersion.parse(found.fingerprint.nccl_version)
+    return lambda format: render(found, format=format, version=version)
+
+
+def cache_folder() -> Path:
+    """Return where this user's copies of answers and tables lie."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "ncclt"

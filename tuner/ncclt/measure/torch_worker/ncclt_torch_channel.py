@@ -1,0 +1,195 @@
+"""The line between the controller and rank 0: one JSON document per line, each proven to come from the other end.
+
+Both ends know a token that was made for this launch. They prove so to each other before anything else is said
+(HMAC-SHA256 over a fresh number of each end), and every later line carries a proof over its direction, its number and
+its text: what somebody else writes into the connection, says twice or leaves out is noticed. Nothing is encrypted.
+Shipped beside `ncclt_torch_worker.py` and used by both ends; like that it needs Python 3.9 alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import time
+from typing import Any
+
+PROTOCOL = 1  # of what is said; both ends have to be of it
+MOST_BYTES = 64 * 1024 * 1024  # of a line: some 2 KiB a message
+MOST_BYTES_BEFORE_PROOF = 4096
+SEND_S = 30.0  # an end that does not read for so long is gone
+
+_CHUNK_BYTES = 65536
+
+
+class ChannelError(Exception):
+    """The other end is gone, is not who it should be, or says what cannot be understood."""
+
+
+class GoneError(ChannelError):
+    """The other end is gone: it has closed the connection, ended, or does not read."""
+
+
+class Channel:
+    """One end of the line.
+
+    Args:
+        connection: connected; closed by `close`.
+        token: known to both ends and to nobody else.
+        controls: this is the controller's end.
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes, *, controls: bool) -> None:
+        self._socket, self._token = connection, token
+        self._me, self._other = ("controller", "rank 0") if controls else ("rank 0", "controller")
+        self._key, self._said, self._heard = b"", 0, 0
+        self._buffer = bytearray()
+        _notice_silence(connection)
+
+    def prove(self, within_s: float) -> None:
+        """Prove to the other end that this one knows the token, and see its proof.
+
+        Raises:
+            ChannelError: it is somebody else, another release, or too slow.
+        """
+        deadline_s = time.monotonic() + within_s
+        mine = secrets.token_hex(32)
+        self._write({"protocol": PROTOCOL, "number": mine})
+        said = self._before_proof(deadline_s)
+        theirs = said.get("number")
+        if said.get("protocol") != PROTOCOL or not isinstance(theirs, str) or len(theirs) != len(mine):
+            raise ChannelError("the other end is of another release of ncclt, or no part of it")
+        numbers = (mine, theirs) if self._me == "controller" else (theirs, mine)
+        if self._me == "rank 0":
+            self._write({"proof": self._proof(self._me, *numbers)})
+        proof = self._before_proof(deadline_s).get("proof")
+        if not isinstance(proof, str) or not hmac.compare_digest(
+            proof.encode(), self._proof(self._other, *numbers).encode()
+        ):
+            raise ChannelError("the other end does not know the token of this launch")
+        if self._me == "controller":
+            self._write({"proof": self._proof(self._me, *numbers)})
+        self._key = bytes.fromhex(self._proof("every line", *numbers))
+
+    def send(self, document: Any) -> None:
+        """Say something.
+
+        Raises:
+            GoneError: there is nobody.
+        """
+        text = json.dumps(document, separators=(",", ":"))
+        self._said += 1
+        self._write([self._line_proof(self._me, self._said, text), text])
+
+    def receive(self, within_s: float) -> Any:
+        """Return what the other end says next; None = nothing yet.
+
+        Raises:
+            GoneError: there is nobody.
+            ChannelError: this was not said by it.
+        """
+        line = self._line(time.monotonic() + within_s, MOST_BYTES)
+        if line is None:
+            return None
+        document = _parse(line)
+        if not (isinstance(document, list) and len(document) == 2 and all(isinstance(word, str) for word in document)):
+            raise ChannelError("a line that is none of ours")
+        self._heard += 1
+        if not hmac.compare_digest(
+            document[0].encode(), self._line_proof(self._other, self._heard, document[1]).encode()
+        ):
+            raise ChannelError("a line that the other end has not written")
+        return _parse(document[1].encode())
+
+    def close(self) -> None:
+        """Close the connection; the other end sees it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _before_proof(self, deadline_s: float) -> Any:
+        line = self._line(deadline_s, MOST_BYTES_BEFORE_PROOF)
+        if line is None:
+            raise ChannelError("the other end says nothing")
+        document = _parse(line)
+        if not isinstance(document, dict):
+            raise ChannelError("the other end is no part of ncclt")
+        return document
+
+    def _write(self, document: Any) -> None:
+        try:
+            self._socket.settimeout(SEND_S)
+            self._socket.sendall(json.dumps(document, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            raise GoneError(f"the other end is gone: {error}") from error
+
+    def _line(self, deadline_s: float, most_bytes: int) -> bytes | None:
+        searched = 0
+        while True:
+            end = self._buffer.find(b"\n", searched)
+            if max(end, len(self._buffer) if end < 0 else 0) > most_bytes:
+                raise ChannelError(f"a line of more than {most_bytes} bytes")
+            if end >= 0:
+                line = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
+                return line
+            searched = len(self._buffer)
+            try:
+                self._socket.settimeout(max(1e-3, deadline_s - time.monotonic()))
+                chunk = self._socket.recv(_CHUNK_BYTES)
+            except socket.timeout:  # noqa: UP041  in Python 3.9 it is no TimeoutError
+                return None
+            except OSError as error:
+                raise GoneError(f"the other end is gone: {error}") from error
+            if not chunk:
+                raise GoneError("the other end has closed the connection")
+            self._buffer += chunk
+
+    def _proof(self, who: str, controllers: str, workers: str) -> str:
+        said = f"ncclt {PROTOCOL}|{who}|{controllers}|{workers}"
+        return hmac.new(self._token, said.encode(), hashlib.sha256).hexdigest()
+
+    def _line_proof(self, who: str, number: int, text: str) -> str:
+        return hmac.new(self._key, f"{who}|{number}|{text}".encode(), hashlib.sha256).hexdigest()
+
+
+def connect(address: str, token: bytes, *, within_s: float) -> Channel:
+    """Return rank 0's end, proven.
+
+    Args:
+        address: `host:port` of the controller.
+        token: of the launch.
+        within_s: for connecting and proving.
+
+    Raises:
+        ChannelError: nobody is there, or somebody else.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=within_s)
+    except (OSError, ValueError) as error:
+        raise ChannelError(f"the controller at {address} cannot be reached: {error}") from error
+    channel = Channel(connection, token, controls=False)
+    try:
+        channel.prove(within_s)
+    except ChannelError:
+        channel.close()
+        raise
+    return channel
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ChannelError("a line that is no JSON") from error
+
+
+def _notice_silence(connection: socket.socket) -> None:
+    """Let the system notice that the other host is gone although nothing was said: after 10 + 6 x 5 s."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6), ("TCP_NODELAY", 1)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
