@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ncclt.core.setting import Setting
-from ncclt.search.gain import _ODD, _ODD_SIGMA, Beliefs, default_gain, launch_gains, standing
+from ncclt.search.gain import _ODD, _ODD_SIGMA, _OWN_DOUBT, Beliefs, default_gain, launch_gains, standing
 from ncclt.search.groups import outlook
 
 NOISE = 0.02**2
 
 
-def beliefs(mean, sigma, *, measured, reaches=None, untried=None, weights=None, default_launches=4):
+def beliefs(mean, sigma, *, measured, reaches=None, untried=None, own=None, weights=None, default_launches=4):
     mean = np.array(mean, dtype=float)
     settings, messages = mean.shape
     return Beliefs(
@@ -22,6 +22,7 @@ def beliefs(mean, sigma, *, measured, reaches=None, untried=None, weights=None, 
         measured=np.array(measured),
         reaches=np.ones(mean.shape, dtype=bool) if reaches is None else np.array(reaches),
         untried=np.zeros(settings, dtype=bool) if untried is None else np.array(untried),
+        own=np.zeros(mean.shape, dtype=bool) if own is None else np.array(own),
         noise=NOISE,
         default_launches=default_launches,
         weights=np.full(messages, 1 / messages) if weights is None else np.array(weights),
@@ -44,6 +45,20 @@ def test_a_setting_that_does_not_reach_a_message_is_never_chosen_for_it():
 
     assert (standing(known).value == [-0.3, 0.0]).all()
     assert launch_gains(known, standing(known))[0, 1] == 0
+
+
+def test_what_nccl_is_expected_to_choose_by_itself_promises_little_until_it_was_launched():
+    """Where the cost model is right, such a launch is the default once more; where it errs, the launch tells all."""
+    two = [[0.0, 0.0], [0.0, 0.0]]
+    own = [[True, False], [False, False]]
+    new = beliefs(two, 0.1, measured=[False, False], own=own)
+    gains = launch_gains(new, standing(new))
+    assert gains[0, 0] == pytest.approx(_OWN_DOUBT * gains[1, 0])
+    assert gains[0, 1] == gains[1, 1]
+
+    known = beliefs(two, 0.1, measured=[True, True], own=own)
+    gains = launch_gains(known, standing(known))
+    assert gains[0, 0] == gains[1, 0] > 0
 
 
 @pytest.mark.parametrize(("mean", "sigma"), [(-0.05, 0.1), (0.2, 0.2), (-0.2, 0.05), (0.0, 0.03)])

@@ -1,17 +1,19 @@
 """What is expected before anything was measured: our estimate of NCCL's table, or the table itself."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ncclt.core.cost_model import nccl_choice
 from ncclt.core.cost_printed import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Study, StudyState
 from ncclt.search.launching import launch
-from ncclt.search.prior import expected_log_ratios
+from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.proposer import Proposer
 from ncclt.search.replay import recording_of, replay
 from ncclt.search.space import cluster_space
@@ -105,3 +107,24 @@ def test_a_study_is_replayed_from_the_tables_that_it_began_from(cluster, workloa
         found.append(replay(recording, "ours", seed=1, launches=16).regrets)
 
     assert len(set(found)) > 1, "another beginning, another search"
+
+
+def test_what_nccl_is_expected_to_choose_is_the_cheapest_entry_with_the_channels_it_would_take(cluster):
+    """Of our estimate, or of the table of a log where there is one."""
+    small = Message(collective=AR, dtype="float32", size_bytes=8192, group_size=4)
+    chosen = nccl_choice(AR, LARGE.size_bytes, cluster, 4, False)
+    pair = Setting(algorithm=chosen.algorithm, protocol=chosen.protocol)
+    own, other = replace(pair, channels=chosen.channels), replace(pair, channels=chosen.channels // 2)
+    buffers = replace(pair, parameters=(("BUFFSIZE", 1 << 20),))
+    settings = [pair, own, Setting(channels=chosen.channels), other, LL, TREE, buffers]
+    assert expected_own(settings, [LARGE], cluster)[:, 0].tolist() == [True, True, True, False, False, False, False]
+    assert not expected_own([own], [small], cluster).any()  # another pair, or fewer channels
+
+    simple = [Setting(algorithm=a, protocol=Protocol.SIMPLE) for a in (Algorithm.RING, Algorithm.TREE)]
+    assert expected_own(simple, [LARGE], cluster, RING_WINS)[:, 0].tolist() == [True, False]
+    assert expected_own(simple, [LARGE], cluster, TREE_WINS)[:, 0].tolist() == [False, True]
+
+
+def test_what_never_passes_the_tuner_has_no_choice_of_its_own(cluster):
+    message = Message(collective=Collective.ALL_TO_ALL, dtype="float32", size_bytes=1 << 20, group_size=4)
+    assert not expected_own([RING, LL], [message], cluster).any()

@@ -26,6 +26,9 @@ _SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
 _SURPRISE_BELIEF = 0.7
 """How much of an expected loss is then still believed: a pair that is called hopeless may be the best one."""
 
+_OWN_DOUBT = 0.3
+"""How likely NCCL chooses otherwise than its cost model has it; else such a launch would be the default once more."""
+
 _ODD, _ODD_SIGMA = 0.02, 0.12
 """How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
 
@@ -39,6 +42,7 @@ class Beliefs:
         measured: which settings were launched without fault.
         reaches: at which messages a setting arrives as it was chosen; elsewhere NCCL chooses as by default.
         untried: which settings have a pair that was never launched.
+        own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
         noise: variance that one launch of a setting adds.
         default_launches: launches of the default.
         weights: share of each message in the default's time per step.
@@ -49,6 +53,7 @@ class Beliefs:
     measured: NDArray[np.bool_]
     reaches: NDArray[np.bool_]
     untried: NDArray[np.bool_]
+    own: NDArray[np.bool_]
     noise: float
     default_launches: int
     weights: Array
@@ -102,6 +107,7 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     new = ~beliefs.measured & ~beliefs.untried
     gains = np.where(beliefs.untried[:, None], (1 - _SURPRISE) * gains + _SURPRISE * wide, gains)
     gains = np.where(new[:, None], (1 - _ODD) * gains + _ODD * odd, gains)
+    gains = np.where(beliefs.own & ~beliefs.measured[:, None], _OWN_DOUBT * gains, gains)
     columns = np.flatnonzero(now.chosen >= 0)
     rows = now.chosen[columns]
     gains[rows, columns] = _shortfall(

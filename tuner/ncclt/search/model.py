@@ -14,7 +14,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.gain import Beliefs
 from ncclt.search.kernels import Choice, choices, implausibility, likeness
 from ncclt.search.observed import Observed, flattened
-from ncclt.search.prior import expected_log_ratios
+from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.surrogate import Array, Kernels, Posterior, Table
 
 _FITTED_ROWS = 48
@@ -54,7 +54,9 @@ class Model:
         self._messages = [calls.message for calls in workload.messages]
         self._calls = np.array([calls.calls_per_step for calls in workload.messages])
         self._at = {setting: index for index, setting in enumerate(self.settings)}
-        self._expected = flattened(expected_log_ratios(self.settings, self._messages, cluster, printed_costs))
+        told = (self._messages, cluster, printed_costs)
+        self._expected = flattened(expected_log_ratios(self.settings, *told))
+        self._own = expected_own(self.settings, *told)
         self._alike = likeness(self.settings, self._messages, cluster)
         pairs = [(s.algorithm, s.protocol) for s in self.settings]
         order = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
@@ -101,6 +103,7 @@ class Model:
             measured=measured,
             reaches=self._reaches,
             untried=np.broadcast_to(~np.asarray(tried), launches.shape),
+            own=self._own,
             noise=noise,
             default_launches=observed.launches_of_default,
             weights=cost / cost.sum(),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.cost_graph import Graph, graph_of
-from ncclt.core.cost_model import nccl_choice
+from ncclt.core.cost_model import Choice, nccl_choice
 from ncclt.core.cost_printed import Pick, PrintedCosts, PrintedTable
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Message
@@ -55,6 +55,33 @@ def expected_log_ratios(
     return result
 
 
+def expected_own(
+    settings: Sequence[Setting],
+    messages: Sequence[Message],
+    cluster: Cluster,
+    printed_costs: PrintedCosts | None = None,
+) -> NDArray[np.bool_]:
+    """Tell which settings force what NCCL is expected to choose by itself: settings x messages.
+
+    There a launch would be one more launch of the default under another name. The pair is that of the cheapest entry of
+    NCCL's cost table; channels count as the same where they are left alone or as many as NCCL would take.
+
+    Args:
+        settings: to compare.
+        messages: placed on the cluster.
+        cluster: sized.
+        printed_costs: see `expected_log_ratios`.
+    """
+    own = [_Model(message, cluster, printed_costs).own_choice() for message in messages]
+    return np.array([[_is_own(setting, choice) for choice in own] for setting in settings], dtype=np.bool_)
+
+
+def _is_own(setting: Setting, own: Setting | None) -> bool:
+    if own is None or setting.parameters or setting.channels not in (None, own.channels):
+        return False
+    return setting.algorithm in (None, own.algorithm) and setting.protocol in (None, own.protocol)
+
+
 class _Model:
     """The cost model of one message."""
 
@@ -76,6 +103,16 @@ class _Model:
                 return ratio
         return self._ratio(reaching, None) or 0.0
 
+    def own_choice(self) -> Setting | None:
+        """Return what NCCL is expected to choose by itself, None where nothing is known."""
+        pick = self._pick(self._message.size_bytes, None, None, self._table)
+        if pick is None:
+            return None
+        choice = self._estimate(self._message.size_bytes, pick.algorithm, pick.protocol)
+        return Setting(
+            algorithm=pick.algorithm, protocol=pick.protocol, channels=None if choice is None else choice.channels
+        )
+
     def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
         own, mine = self._time_us(Setting(), table), self._time_us(setting, table)
         return None if own is None or mine is None else math.log(mine / own)
@@ -94,10 +131,15 @@ class _Model:
     def _pick(
         self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
     ) -> Pick | None:
-        message = self._message
         if table is not None:
-            return table.pick(message.collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
-        choice = nccl_choice(
+            collective = self._message.collective
+            return table.pick(collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
+        choice = self._estimate(size_bytes, algorithm, protocol)
+        return None if choice is None else Pick(choice.algorithm, choice.protocol, choice.time_us)
+
+    def _estimate(self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None) -> Choice | None:
+        message = self._message
+        return nccl_choice(
             message.collective,
             size_bytes,
             self._cluster,
@@ -106,7 +148,6 @@ class _Model:
             algorithm=algorithm,
             protocol=protocol,
         )
-        return None if choice is None else Pick(choice.algorithm, choice.protocol, choice.time_us)
 
 
 def _own_channels(algorithm: Algorithm, graph: Graph, table: PrintedTable | None) -> int:
