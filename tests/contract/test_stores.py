@@ -25,10 +25,17 @@ from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import open_store, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
+from ncclt.store.readonly import known_names
 from ncclt.store.revisions import VERSION_TABLE
 from ncclt.store.tables import metadata
 from ncclt.testing.leases_contract import LeasesContract
-from ncclt.testing.store_contract import StoreContract, sample_recommendation, sample_study
+from ncclt.testing.store_contract import (
+    StoreContract,
+    sample_cluster,
+    sample_recommendation,
+    sample_study,
+    sample_workload,
+)
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
@@ -155,7 +162,29 @@ class AttestationsContract:
             store.attestations(["a"])
 
 
-class TestSqlite(StoreContract, VerificationsContract, AttestationsContract, LeasesContract):
+class NamesContract:
+    """What every store must know of names, and of its own readiness."""
+
+    def test_every_name_is_known_that_was_shipped_added_or_published(self, store, store_url):
+        store.publish(sample_recommendation("a"))
+        store.add_cluster(replace(sample_cluster(), name="mine"))
+        store.add_workload(replace(sample_workload(), name="ours"))
+        known = known_names(store_url)
+        assert known.clusters >= {"leonardo", "mine", "pair"}
+        assert known.workloads >= {"bert", "ours", "toy"}
+        known.require(cluster="pair", model="ours")
+        with pytest.raises(NotFoundError, match="no cluster 'minne' is known") as refused:
+            known.require(cluster="minne", model="ours")
+        assert "did you mean mine?" in refused.value.hint
+
+    def test_whether_a_row_can_be_kept_is_found_out_without_one(self, store):
+        before = store.workloads()
+        store.require_writable()
+        store.require_writable()
+        assert store.workloads() == before
+
+
+class TestSqlite(StoreContract, VerificationsContract, AttestationsContract, LeasesContract, NamesContract):
     @pytest.fixture
     def store_url(self, tmp_path):
         return f"sqlite:///{tmp_path}/new folder/50%#.db"
@@ -252,7 +281,7 @@ with open_store({store_url!r}) as store:
         assert len(store.trials("abc123")) == int(number) < 500
 
 
-class TestPostgresql(StoreContract, VerificationsContract, AttestationsContract, LeasesContract):
+class TestPostgresql(StoreContract, VerificationsContract, AttestationsContract, LeasesContract, NamesContract):
     @pytest.fixture
     def store_url(self, postgresql, request):
         name = f"test_{abs(hash(request.node.nodeid))}"

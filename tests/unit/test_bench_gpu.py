@@ -41,7 +41,7 @@ def test_all_sh_refuses_what_it_does_not_know(tmp_path, arguments):
 def test_a_bare_machine_with_numpy_can_run_all_but_the_search(scripts):
     program = (
         "import sys\n"
-        "for name in ('optuna', 'sqlalchemy', 'scipy', 'torch', 'typer', 'rich', 'platformdirs'):\n"
+        "for name in ('optuna', 'sqlalchemy', 'scipy', 'torch', 'typer', 'rich'):\n"
         "    sys.modules[name] = None\n"
         "import landscape, plugin_loads, supports, worker\n"
         "print(len(landscape.workload_of('bert').messages))\n"

@@ -1,16 +1,18 @@
 """Where trials run, and why there."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
 
+from ncclt.cli.tune import tune
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
-from ncclt.runners import Ground, choose_launcher, process_wide_ladders
+from ncclt.runners import SEARCHED_UNASKED, Ground, choose_launcher, process_wide_ladders
 from ncclt.search.launching import launch
 from ncclt.testing.fakes import FakeJournal, FakeRunner
 
@@ -91,10 +93,30 @@ def test_ladders_hold_every_value_but_the_default():
     assert 8 << 20 in ladders["BUFFSIZE"]
 
 
-@pytest.mark.parametrize("name", ["BUFSIZE", "IB_TC", "MAX_NCHANNELS"])
-def test_parameters_that_must_not_be_searched_are_refused(name):
-    with pytest.raises(UsageError):
-        process_wide_ladders((name,), CLUSTER)
+@pytest.mark.parametrize(
+    ("name", "version", "reason", "hint"),
+    [
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
+        ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
+        ("IB_TC", "2.22.3", "never sets it (the site's quality of service)", "IB_SPLIT_DATA_ON_QPS; `none`"),
+        ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),
+        ("IB_SPLIT_DATA_ON_QPS", "2.13.4", "it came with NCCL 2.18", "IB_QPS_PER_CONNECTION; `none`"),
+    ],
+)
+def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(name, version, reason, hint):
+    with pytest.raises(UsageError) as refused:
+        process_wide_ladders(("BUFFSIZE", name), replace(CLUSTER, nccl_version=version))
+    assert f"{name} is not searched with NCCL {version}: " in refused.value.message
+    assert reason in refused.value.message
+    assert hint in refused.value.hint
+    assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
+
+
+def test_what_is_searched_unasked_is_what_the_command_says():
+    default = inspect.signature(tune).parameters["process_wide"].default
+    assert tuple(default.split(",")) == SEARCHED_UNASKED
+    assert set(SEARCHED_UNASKED) <= set(process_wide_ladders(SEARCHED_UNASKED, CLUSTER))
 
 
 def test_what_cannot_be_forced_here_is_not_in_the_space():
@@ -139,6 +161,36 @@ def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
     with pytest.raises(UsageError, match="cannot be compared") as caught:
         ground.require_alike([searched(runner if stays else warm)])
     assert ("without" in caught.value.hint) is stays
+
+
+class Forced(FakeRunner):
+    """The plugin forces its settings, or nobody noted what did."""
+
+    by_plugin: bool | None = True
+
+    def measure(self, setting, messages, *, repeat):
+        return replace(super().measure(setting, messages, repeat=repeat), by_plugin=self.by_plugin)
+
+
+@pytest.mark.parametrize("by_plugin", [True, False])
+def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin):
+    """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
+    variables, plugin, unknown = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced, Forced))
+    unknown.by_plugin = None
+    ground = Ground(
+        runner=plugin if by_plugin else variables, by_variables=variables if by_plugin else None,
+        reason="test", covers=lambda _: True,
+    )  # fmt: skip
+    placed = workload(Collective.ALL_REDUCE, world_size=4)
+
+    def searched(by):
+        return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
+
+    ground.require_alike([searched(ground.runner), searched(unknown)])
+    with pytest.raises(UsageError, match="cannot be compared with what would be now") as caught:
+        ground.require_alike([searched(ground.runner), searched(variables if by_plugin else plugin)])
+    assert f"forced by {'variables' if by_plugin else 'the plugin'}" in caught.value.message
+    assert f"go on with --through {'variables' if by_plugin else 'plugin'}, or name" in caught.value.hint
 
 
 def test_the_arm_of_variables_is_measured_by_variables():

@@ -21,7 +21,7 @@ from ncclt.core.effect import CHOICE_VARIABLES, policy_of_variables
 from ncclt.core.parameters import SET_BY_RULES, parameter
 from ncclt.core.policy import Policy, policy_from_document
 from ncclt.core.version import NcclVersion
-from ncclt.errors import InputError, NccltError, UsageError
+from ncclt.errors import InputError, NccltError, UsageError, reason
 from ncclt.job import RANK_VARIABLES, is_node_launcher, starts_others
 from ncclt.plugin import LIBRARY_NAME
 
@@ -137,7 +137,7 @@ def offer_from_table(path: Path) -> Offer:
         text = path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the table {path} cannot be read: {error}", hint="name a file of --format tuner-csv"
+            f"the table {path} cannot be read: {reason(error)}", hint="name a file of --format tuner-csv"
         ) from error
     head = _TABLE_HEAD.match(text)
     if head is None:

@@ -80,3 +80,15 @@ class MissingDependencyError(NccltError):
 
 class StudyStoppedError(NccltError):
     """The study cannot go on, for example after many equal failures in a row."""
+
+
+def reason(error: Exception) -> str:
+    """Say in words why something could not be read, written or reached: the message around it names what.
+
+    Python's own text of an OSError begins with its number and ends with the path once more; that of a text in another
+    encoding tells of codecs.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text in {error.encoding.upper()}"
+    # What a library raises as an OSError (gzip, shutil) has no number and a text of its own.
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

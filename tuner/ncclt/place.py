@@ -10,6 +10,7 @@ from pathlib import Path
 from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes_options import site_options
+from ncclt.measure import BENCHMARKS, benchmark_modules
 from ncclt.plugin import LIBRARY_NAME
 from ncclt.plugin import find as find_plugin
 
@@ -50,6 +51,9 @@ class Place:
         persistent: the ranks of the search stay from trial to trial.
         through: how settings are forced, one of `THROUGH`; None = by the plugin if ranks stay and it is there, else by
             variables.
+
+    Raises:
+        UsageError: no benchmark has that name.
     """
 
     launcher: str
@@ -71,6 +75,12 @@ class Place:
     keep_env: bool = False
     persistent: bool = False
     through: str | None = None
+
+    def __post_init__(self) -> None:
+        # Those of others are looked for last: that reads what every installed package says of itself.
+        name = self.benchmark
+        if name not in (None, *BENCHMARKS) and name not in benchmark_modules():
+            raise UsageError(f"no benchmark {name!r}", hint=f"one of {', '.join(benchmark_modules())}")
 
     @property
     def benchmark_name(self) -> str:

@@ -7,15 +7,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
-from ncclt.core.parameters import parameter, searchable
+from ncclt.core.parameters import CATALOGUE, SET_BY_RULES, Parameter, searchable
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
+from ncclt.core.version import NcclVersion
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
 from ncclt.launch import launcher_modules
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 NOT_LAUNCHED = ("simulate", "replay")
 """Words of `--launcher` behind which nothing is launched; all others are launchers."""
+
+SEARCHED_UNASKED = ("BUFFSIZE",)
+"""Process-wide parameters that a study searches where `--process-wide` says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +121,18 @@ class Ground:
         """Refuse to search on where the trials of a study could not be compared with those that would be made here.
 
         Raises:
-            UsageError: ranks that stay measured them and would not now, or the other way round.
+            UsageError: ranks that stay measured them and would not now, or the plugin forced their settings and would
+                not now, or the other way round.
         """
-        good = (t.result for t in trials if t.phase is Phase.SEARCH and t.result.outcome is Outcome.OK)
+        good = [t.result for t in trials if t.phase is Phase.SEARCH and t.result.outcome is Outcome.OK]
         if any(result.warm != bool(self.persistent) for result in good):
             other = "launches, not ranks that stay," if self.persistent else "ranks that stay"
-            raise UsageError(
-                f"the search of this study was measured by {other} and cannot be compared with what would be now",
-                hint=f"go on with{'out' if self.persistent else ''} --persistent, or name another --study",
-            )
+            option = f"with{'out' if self.persistent else ''} --persistent"
+            raise _not_alike(f"measured by {other}", option)
+        by_plugin = self.by_variables is not None
+        if any(result.by_plugin == (not by_plugin) for result in good):
+            other, option = ("variables", "variables") if by_plugin else ("the plugin", "plugin")
+            raise _not_alike(f"forced by {other}", f"with --through {option}")
 
     def delivering(self, arm: Arm) -> Runner:
         """Return what measures an arm as it is delivered."""
@@ -202,23 +210,42 @@ class Ground:
         )
 
 
+def _not_alike(how: str, option: str) -> UsageError:
+    return UsageError(
+        f"the search of this study was {how} and cannot be compared with what would be now",
+        hint=f"go on {option}, or name another --study",
+    )
+
+
 def process_wide_ladders(names: tuple[str, ...], cluster: Cluster) -> dict[str, tuple[int, ...]]:
     """Return the values to try of each process-wide parameter, without its default.
 
     Raises:
-        UsageError: a parameter that may not be searched with this NCCL.
+        UsageError: a parameter that may not be searched with this NCCL; the hint names those that may.
     """
-    allowed = {p.name: p for p in searchable(cluster.version)}
+    version = cluster.version
+    allowed = {p.name: p for p in searchable(version)}
+    known = {p.name: p for p in CATALOGUE}
     for name in names:
         if name not in allowed:
-            parameter(name)
+            reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
+            close = get_close_matches(name, allowed, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            others = [n for n in allowed if n not in SEARCHED_UNASKED]
             raise UsageError(
-                f"{name} is not searched with NCCL {cluster.version}", hint=f"one of {', '.join(allowed) or 'none'}"
+                f"{name} is not searched with NCCL {version}: {reason}",
+                hint=f"{meant}where --process-wide is left out, {', '.join(SEARCHED_UNASKED)} is searched; only where "
+                f"it names them are {', '.join(others)}; `none` leaves all of them alone",
             )
-    ladders = {}
-    for name in names:
-        ladders[name] = allowed[name].ladder
-    return ladders
+    return {name: allowed[name].ladder for name in names}
+
+
+def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
+    if not row.exists_in(version):
+        return f"it came with NCCL {row.since}"
+    if row.name in SET_BY_RULES:
+        return "the search chooses algorithm, protocol and channels itself"
+    return f"ncclt never sets it{f' ({row.note})' if row.note else ''}"
 
 
 def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:

@@ -8,7 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.preflight import _sizes, preflight
-from ncclt.errors import UsageError
+from ncclt.errors import StoreError, UsageError
+from ncclt.simulate.fabric import SimulatedFabric
 
 SIMULATED = ("--launcher", "simulate", "--cluster", "dgx-a100", "--nodes", "8", "--gpus-per-node", "4")
 
@@ -83,6 +84,20 @@ def test_history_lists_what_was_stored_newest_first(call):
 def test_without_a_store_it_still_runs(call, tmp_path):
     call(*SIMULATED, "--no-store", "-q", storage="sqlite:////nonexistent/folder/ncclt.db")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_takes_no_row_is_told_before_the_first_launch(call, monkeypatch, full_disk):
+    call(*SIMULATED, "-q")
+    launched = []
+    measure = SimulatedFabric.runner
+    monkeypatch.setattr(SimulatedFabric, "runner", lambda *words: launched.append(words) or measure(*words))
+    with full_disk():
+        with pytest.raises(StoreError, match="cannot be used"):
+            call(*SIMULATED)
+        assert launched == []
+        call(*SIMULATED, "--dry-run")
+        call(*SIMULATED, "--no-store", "-q")
+        assert launched
 
 
 def test_a_dry_run_launches_and_stores_nothing(call):

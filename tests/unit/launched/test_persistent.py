@@ -1,6 +1,7 @@
 """The runner whose ranks stay, towards a rank 0 that is played here: what it believes, whom it blames, what it does."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launched import PersistentRunner, TimeoutRule, Timeouts
+from ncclt.launched import persistent as persistent_module
 from ncclt.launched import session as session_module
 from ncclt.measure.torch_collectives import TorchCollectives
 from ncclt.measure.torch_worker import ncclt_torch_worker as worker
@@ -33,7 +35,8 @@ class PlayedRanks:
     """A launcher whose ranks are one thread that answers as `plays` says, launch after launch.
 
     Each play is a list of answers to trials: a dictionary is merged into a good answer, None ends the ranks without a
-    word, "silent" never answers, "never" dies before the trial has begun, and bytes are written as they are.
+    word, "silent" never answers, "never" dies before the trial has begun, "gone" dies as soon as the one before it is
+    answered, and bytes are written as they are.
     """
 
     name = "torchrun"
@@ -100,6 +103,26 @@ class PlayedRanks:
             ]
             good = {"done": order["number"], "lines": list(report.lines()), "said": "", "seconds": 0.1}
             channel.send({**good, "decisions": APPLIED if order["attest"] else None, **answer})
+            if answers[:1] == ["gone"]:
+                return
+
+
+class Clock:
+    """The real one, and later by what somebody says."""
+
+    later_s = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.later_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that runner and session go by, and that can be put forward between two trials."""
+    found = Clock()
+    for module in (session_module, persistent_module):
+        monkeypatch.setattr(module, "time", found)
+    return found
 
 
 @pytest.fixture
@@ -175,6 +198,14 @@ def test_a_choice_is_attested_once_and_then_switched_per_call(made):
     assert [order["table"] is None for order in launcher.orders] == [True, False, False, False]
     assert [order["level"] for order in launcher.orders] == ["call"] * 4
     assert dict(launcher.plans[0].set_env)["NCCL_TUNER_PLUGIN"] == "/opt/plugin.so"
+
+
+@pytest.mark.parametrize("plugin", [None, Path("/opt/plugin.so")])
+def test_every_result_says_whether_the_plugin_forced_it(made, plugin):
+    runner, _ = made(plugin=plugin)
+    settings = (DEFAULT, RING, Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128))
+    found = [runner.measure(setting, [MESSAGE], repeat=0) for setting in settings]
+    assert {result.by_plugin for result in found} == {plugin is not None}
 
 
 @pytest.mark.parametrize("decisions", [[], [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}], [5], None])
@@ -268,12 +299,41 @@ def test_an_older_nccl_that_shows_when_ranks_start_gets_ranks_that_have_the_sett
     assert [(order["level"], order["variables"]) for order in launcher.orders] == [("call", {})]
 
 
-def test_what_the_default_took_counts_its_start_once(made):
+def test_what_the_default_took_counts_its_start_once(made, clock):
     """A fresh launch waits by what is learnt here; counted twice, a hang would cost every GPU twice as long."""
     runner, _ = made()
     runner._timeouts = Timeouts(TimeoutRule(floor_s=0.0, factor=1.0))
     first = runner.measure(DEFAULT, [MESSAGE], repeat=0)
     assert runner._timeouts.limit_s([MESSAGE]) == pytest.approx(first.wall_s)
     runner._timeouts = Timeouts(TimeoutRule(floor_s=0.0, factor=1.0))
+    clock.later_s += 1000.0
     second = runner.measure(DEFAULT, [MESSAGE], repeat=1)
-    assert runner._timeouts.limit_s([MESSAGE]) == pytest.approx(runner._start_s + second.wall_s)
+    waited_s = second.wall_s - (runner._timeouts.limit_s([MESSAGE]) - runner._start_s)
+    assert 1000.0 <= waited_s < 1000.0 + PATIENCE_S
+
+
+def test_every_second_of_held_ranks_is_paid_for_once(made, clock):
+    runner, launcher = made()
+    began_s = clock.monotonic()
+    results = []
+    for setting in (DEFAULT, RING, Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128), BUFFSIZE):
+        results.append(runner.measure(setting, [MESSAGE], repeat=0))
+        clock.later_s += 100.0  # the search thinks, or waits for the store or for another worker
+    held_s = clock.monotonic() - 100.0 - began_s
+
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK, Outcome.INVALID, Outcome.OK]
+    assert len(launcher.plans) == 1, "the same ranks"
+    assert [result.wall_s // 100.0 for result in results] == [0, 1, 0, 2]
+    assert sum(result.wall_s for result in results) == pytest.approx(held_s, abs=1.0)
+
+
+def test_ranks_that_are_gone_are_not_paid_for(made, clock):
+    runner, launcher = made([{}, "gone"], [{}])
+    runner.measure(DEFAULT, [MESSAGE], repeat=0)
+    runner._session._thread.join(PATIENCE_S)
+    clock.later_s += 100.0
+    assert runner.measure(RING, [MESSAGE], repeat=0).wall_s < 100.0
+    runner.close()
+    clock.later_s += 100.0
+    assert runner.measure(RING, [MESSAGE], repeat=1).wall_s < 100.0
+    assert len(launcher.plans) == 3

@@ -8,6 +8,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from ncclt.errors import StoreError
+from ncclt.store import open_store
 from ncclt.store.database import Database
 from ncclt.store.failures import translated
 from ncclt.store.location import locate
@@ -48,6 +49,18 @@ def test_a_file_that_may_only_be_read(path):
         connection.execute(text("INSERT INTO notes VALUES ('x')"))
     engine.dispose()
     assert "right to write" in caught.value.hint
+
+
+def test_whether_a_row_could_be_written_is_found_out_without_a_row(tmp_path, full_disk):
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        before = store.workloads()
+        store.require_writable()
+        assert store.workloads() == before
+        with full_disk():
+            assert store.workloads() == before
+            with pytest.raises(StoreError, match="cannot be used"):
+                store.require_writable()
+        store.require_writable()
 
 
 def test_a_conflict_says_what_the_caller_knows(database):

@@ -1,5 +1,9 @@
 """Any trial comes back from the store as it went in."""
 
+import json
+import sqlite3
+from contextlib import closing
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -46,6 +50,8 @@ TRIALS = st.builds(
         measurements=st.lists(MEASUREMENTS, max_size=3).map(tuple),
         detail=st.text(st.characters()),
         wall_s=st.floats(0, allow_nan=False),
+        warm=st.booleans(),
+        by_plugin=st.none() | st.booleans(),
     ),
     score_us=st.none() | st.floats(min_value=0, exclude_min=True, allow_nan=False),
     arm=st.none() | st.sampled_from(Arm),
@@ -80,3 +86,16 @@ def test_a_sample_that_is_no_number_is_kept(store):
         "abc123", Trial(number=0, phase=Phase.SEARCH, setting=Setting(), repeat=0, result=result, score_us=None)
     )
     assert repr(store.trials("abc123")[0].result) == repr(result)
+
+
+def test_what_forced_a_trial_is_not_known_where_it_was_not_noted(store):
+    """A study of earlier days goes on: nothing speaks against it."""
+    study = sample_study()
+    store.open_study(study)
+    store.add_trial(study.id, sample_trial(0))
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        (text,) = connection.execute("SELECT document FROM trials").fetchone()
+        older = {name: value for name, value in json.loads(text).items() if name != "by_plugin"}
+        connection.execute("UPDATE trials SET document = ?", (json.dumps(older),))
+    (trial,) = store.trials(study.id)
+    assert trial.result.by_plugin is None

@@ -113,6 +113,7 @@ def check(
         arm, served = delivered(request.recommendation)
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, ground)
+        store.require_writable()
         watch = _Watch(hidden=quiet or as_json)
         watch.begun(request, ground)
         with StopWish() as stop:

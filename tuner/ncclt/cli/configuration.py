@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, reason
+from ncclt.home import user_folder
 
 KEYS: dict[str, str] = {
     "storage": "database URL of the local store",
@@ -31,9 +32,7 @@ class Origin:
 
 def user_file() -> Path:
     """Return the path of the user's configuration file."""
-    # The XDG rule by hand: importing platformdirs would cost `ncclt env` several milliseconds for one path.
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "ncclt" / "config.toml"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "ncclt" / "config.toml"
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -48,7 +47,7 @@ def _read(path: Path) -> dict[str, str]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="it is TOML: key = 'value'") from error
+        raise UsageError(f"{path} cannot be read: {reason(error)}", hint="it is TOML: key = 'value'") from error
     for key, value in values.items():
         if key not in KEYS or not isinstance(value, str):
             raise UsageError(f"{path} sets {key!r}, which is no text value of ncclt", hint=f"known: {', '.join(KEYS)}")

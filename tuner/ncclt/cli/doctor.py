@@ -132,12 +132,12 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
         return {}
     if cluster is None:
         raise UsageError("--model goes with --cluster NAME")
-    from ncclt.core.recommendation import Decision, Request, select
-    from ncclt.store import published
+    from ncclt.core.recommendation import Decision, Request
+    from ncclt.store import chosen
     from ncclt.verify import recommended_variables
 
     request = Request(cluster=cluster, model=model, nodes=None, gpus_per_node=None, nccl_version=None)
-    found = select(published(storage, cluster=cluster, model=model), request)
+    found = chosen(storage, request)
     table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
     try:
         return {**table, **dict(recommended_variables(found))}

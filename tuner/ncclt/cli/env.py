@@ -123,10 +123,10 @@ def source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
-    from ncclt.core.recommendation import Request, select
+    from ncclt.core.recommendation import Request
     from ncclt.core.render import check_form, remarks_left_out, render
     from ncclt.core.version import NcclVersion
-    from ncclt.store import published
+    from ncclt.store import chosen
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
@@ -138,7 +138,7 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
         gpus_per_node=arguments.gpus_per_node,
         nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
     )
-    found = select(published(storage, cluster=cluster, model=arguments.model), request)
+    found = chosen(storage, request)
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
     version = NcclVersion.parse(found.fingerprint.nccl_version)

@@ -12,6 +12,7 @@ from ncclt.cli.edge import say
 from ncclt.core.version import NcclVersion
 from ncclt.delivery import Offer, offer_from_documents, with_table_text
 from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError
+from ncclt.home import user_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,9 @@ def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Calla
 
 
 def _storing(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Callable[[str], str]:
-    from ncclt.core.recommendation import Request, select
+    from ncclt.core.recommendation import Request
     from ncclt.core.render import render
-    from ncclt.store import published
+    from ncclt.store import chosen
 
     wanted = arguments.nccl_version
     request = Request(
@@ -107,12 +108,11 @@ def _storing(arguments: argparse.Namespace, cluster: str, storage: str | None) -
         gpus_per_node=arguments.gpus_per_node,
         nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
     )
-    found = select(published(storage, cluster=cluster, model=arguments.model), request)
+    found = chosen(storage, request)
     version = NcclVersion.parse(found.fingerprint.nccl_version)
     return lambda format: render(found, format=format, version=version)
 
 
 def cache_folder() -> Path:
     """Return where this user's copies of answers and tables lie."""
-    base = os.environ.get("XDG_CACHE_HOME") or ""
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "ncclt"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "ncclt"

@@ -133,7 +133,7 @@ def preflight(
     choice = options.choice()
     if weak and choice.name != "simulate":
         raise UsageError("--weak goes with --launcher simulate")
-    where, earlier = _known(options, choice, storage, keep=store)
+    where, earlier = _known(options, choice, storage, keep=store, writes=store and not dry_run)
     names = _hosts(options, choice, where)
     where = where.sized(nodes=len(names))
     wanted = _sizes(sizes)
@@ -185,9 +185,13 @@ def preflight(
 
 
 def _known(
-    options: ground.GroundOptions, choice: LauncherChoice, storage: str | None, *, keep: bool
+    options: ground.GroundOptions, choice: LauncherChoice, storage: str | None, *, keep: bool, writes: bool
 ) -> tuple[Cluster, tuple[Preflight, ...]]:
-    """Return the cluster, and its earlier preflights; without --store a store that cannot be read is no obstacle."""
+    """Return the cluster, and its earlier preflights; without --store a store that cannot be read is no obstacle.
+
+    Raises:
+        StoreError: the result could not be kept, which is told before anything is measured.
+    """
     from ncclt.store import open_store
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
@@ -196,6 +200,8 @@ def _known(
 
     try:
         with open_store(storage, migrate=keep) as store:
+            if writes:
+                store.require_writable()
             return read(store)
     except StoreError:
         if keep:

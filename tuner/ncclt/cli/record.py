@@ -10,7 +10,7 @@ import typer
 
 from ncclt.cli.edge import report, say
 from ncclt.cli.options import Storage
-from ncclt.errors import NccltError, UsageError
+from ncclt.errors import NccltError, UsageError, reason
 from ncclt.recording.plan import Method, plan_recording
 
 if TYPE_CHECKING:
@@ -87,14 +87,15 @@ def _clear(folder: Path, keep: Path | None) -> None:
     try:
         clear_folder(folder, keep=keep)
     except OSError as error:
-        say(f"ncclt: the raw files cannot be moved to {keep}: {error}; what is not there stays in {folder}")
+        say(f"ncclt: the raw files cannot be moved to {keep}: {reason(error)}; what is not there stays in {folder}")
 
 
 def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
-    """Refuse a name that is taken before the training runs, and not hours later."""
+    """Refuse a name that is taken, and a store that cannot keep it, before the training runs and not hours later."""
     from ncclt.store import open_store
 
     with open_store(storage) as store:
+        store.require_writable()
         taken = [entry for entry in store.workloads() if entry.item.name == name]
     if taken and (taken[0].shipped or not replace):
         raise UsageError(

@@ -116,6 +116,7 @@ def verify(
     watch = _Watch(request, hidden=quiet or as_json, verbose=verbose)
     # A store that cannot be written is told before the training runs, and not an hour later.
     with open_store(storage) as store, interruptible():
+        store.require_writable()
         watch.begun()
         try:
             verification = run(
@@ -142,9 +143,9 @@ def _recommendation(
     nccl_version: str | None,
     storage: str | None,
 ) -> Recommendation:
-    from ncclt.core.recommendation import Request, select
+    from ncclt.core.recommendation import Request
     from ncclt.core.version import NcclVersion
-    from ncclt.store import published
+    from ncclt.store import chosen
 
     if not model or not cluster:
         raise UsageError(
@@ -153,7 +154,7 @@ def _recommendation(
         )
     version = str(NcclVersion.parse(nccl_version)) if nccl_version else None
     wanted = Request(cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=version)
-    return select(published(storage, cluster=cluster, model=model), wanted)
+    return chosen(storage, wanted)
 
 
 def _variables(option: str, texts: Sequence[str]) -> Variables:

@@ -61,6 +61,8 @@ class TrialResult:
         wall_s: how long the launch took.
         place: the nodes it ran on, for people; empty where the launcher chose them or there is but one place.
         warm: ranks measured it that had been running before; a search may go by that, finalists and proof may not.
+        by_plugin: the tuner plugin was there to force the setting, call by call where it can; None = not known, of
+            trials that were kept before this was noted.
     """
 
     outcome: Outcome
@@ -69,6 +71,7 @@ class TrialResult:
     wall_s: float = 0.0
     place: str = ""
     warm: bool = False
+    by_plugin: bool | None = False
 
 
 class Runner(Port):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ncclt.errors import InputError
+from ncclt.errors import InputError, reason
 from ncclt.launch.slurm_allocation import allocation_of
 
 _LISTS = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
@@ -40,7 +40,7 @@ def _first_words(path: str, variable: str) -> Iterable[str]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"cannot read {path}, the list of nodes that {variable} names: {error}",
+            f"cannot read {path}, the list of nodes that {variable} names: {reason(error)}",
             hint="name the nodes by --hosts, or run this on the first node of the job",
         ) from error
     return (line.split()[0] for line in lines if line.split())

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ncclt.errors import reason
 from ncclt.launch.members import MARK_VARIABLE
 
 _ROOT = Path(__file__).parents[2]
@@ -157,7 +158,7 @@ def _start_guardian() -> int:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         os.close(writing)
-        raise OSError(f"the guardian of launches cannot be started: {error}") from error
+        raise OSError(f"the guardian of launches cannot be started: {reason(error)}") from error
     finally:
         os.close(reading)
     return writing

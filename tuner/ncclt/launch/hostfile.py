@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclt.errors import InputError, UsageError
+from ncclt.errors import InputError, UsageError, reason
 
 _HOST = re.compile(
     r"(?:(?P<user>\w[\w.-]*)@)?(?:(?P<name>\w[\w.-]*)|\[(?P<ipv6>[\da-fA-F:.]+)\])(?::(?P<port>\d{1,5}))?"
@@ -65,7 +65,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the host file {path}: {error}", hint="one host on each line") from error
+        raise InputError(f"cannot read the host file {path}: {reason(error)}", hint="one host on each line") from error
     hosts = tuple(_parse_line(words, path) for line in lines if (words := line.partition("#")[0].split()))
     if not hosts:
         raise InputError(f"the host file {path} names no host", hint="one host on each line")

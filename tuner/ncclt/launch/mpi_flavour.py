@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from enum import StrEnum
 
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, reason
 
 _VERSION_S = 20.0
 
@@ -51,7 +51,7 @@ def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
             timeout=_VERSION_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{program} --version does not work: {error}") from error
+        raise UsageError(f"{program} --version does not work: {reason(error)}") from error
     flavour = mpi_flavour((told.stdout + told.stderr).decode(errors="replace"))
     if flavour is None:
         raise UsageError(

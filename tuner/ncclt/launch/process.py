@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import IO
 
+from ncclt.errors import reason
 from ncclt.launch.capture import Capture, Tail
 from ncclt.launch.clean_up import clean_up
 from ncclt.launch.filled import FilledPlan, filled
@@ -85,7 +86,7 @@ class ProcessSession:
                 plan = stack.enter_context(filled(self._plan, self.mark))
                 self._begin(plan)
             except OSError as error:
-                return LaunchResult(exit_code=None, failure=f"cannot prepare the launch: {error}")
+                return LaunchResult(exit_code=None, failure=f"cannot prepare the launch: {reason(error)}")
             try:
                 return self._start_and_watch(plan)
             finally:

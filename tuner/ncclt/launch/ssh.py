@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ncclt.errors import InputError, UsageError
+from ncclt.errors import InputError, UsageError, reason
 from ncclt.launch.hostfile import Host, parse_host, read_hostfile
 from ncclt.launch.launcher import FILES, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process import GRACE_S
@@ -162,7 +162,9 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str, str]]:
             for index, path in enumerate(files)
         ]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the hosts cannot get a file of the benchmark: {error}") from error
+        raise InputError(
+            f"the hosts cannot get the files of the benchmark ({', '.join(names)}): {reason(error)}"
+        ) from error
 
 
 def create(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, reason
 from ncclt.measure.torch_worker.ncclt_torch_channel import Channel, ChannelError
 
 PROOF_S = 10.0
@@ -46,7 +46,7 @@ class Controller:
             self._socket = _listen(self._host, everywhere=not host and launcher not in THIS_MACHINE)
         except OSError as error:
             raise UsageError(
-                f"this machine cannot be reached as {self._host}: {error}",
+                f"this machine cannot be reached as {self._host}: {reason(error)}",
                 hint="name the address that the nodes reach it by in NCCLT_CONTROLLER_HOST",
             ) from error
 

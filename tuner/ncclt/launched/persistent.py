@@ -54,6 +54,8 @@ TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 class PersistentRunner:
     """Measures settings in ranks that were started once: the `Runner` of a search with many trials.
 
+    The `wall_s` of a result is how long its trial held the GPUs: what the ranks had waited for it (for the search to
+    decide, for the store), and their start and end as far as these fell into it.
     Every result is `warm`, also where ranks had to be started: it is no launch of the setting as a training makes one,
     unless `stay` is false.
     A trial whose ranks crash, hang or send wrong data ends them; the next one starts new ones. Ranks that are found
@@ -112,6 +114,7 @@ class PersistentRunner:
         self._now = Force()
         self._generations = itertools.count(1)
         self._start_s = 0.0
+        self._idle_since_s = 0.0
         self._killed = False
         self._attested = Attested()
         self.switches: Counter[Level] = Counter()
@@ -170,13 +173,14 @@ class PersistentRunner:
         if self._killed:
             raise KeyboardInterrupt
         began_s, before = time.monotonic(), self._session
+        idle_s = self._idle_s(began_s)
         try:
             wanted = self._force(setting, messages)
         except SettingError as error:
-            return TrialResult(outcome=Outcome.INVALID, detail=error.message, place=self._place, warm=self._stay)
+            return self._labelled(TrialResult(outcome=Outcome.INVALID, detail=error.message), wall_s=0.0)
         commands = self._paced(messages).commands(messages, folder=None)
         if not commands:
-            return TrialResult(outcome=Outcome.OK, place=self._place, warm=self._stay)
+            return self._labelled(TrialResult(outcome=Outcome.OK), wall_s=0.0)
         (command,) = commands
         try:
             result = self._trial(wanted, command)
@@ -188,7 +192,8 @@ class PersistentRunner:
             if session is not None:
                 session.kill()
             raise
-        wall_s = time.monotonic() - began_s
+        self._idle_since_s = time.monotonic()
+        wall_s = self._idle_since_s - began_s
         if setting.is_default and result.outcome is Outcome.OK:
             # As if it had been launched: whoever launches the same messages waits by what is learnt here.
             whole_s = wall_s + (self._start_s if stayed else 0.0)
@@ -196,7 +201,21 @@ class PersistentRunner:
             self._timeouts.calibrate(whole_s, messages)
             if self._pace is not None:
                 self._pace.learn({m.message: m.time_us for m in result.measurements})
-        return replace(result, wall_s=wall_s, place=self._place, warm=self._stay)
+        # The GPUs are held between trials too, and whatever comes of this one, nobody else pays for that.
+        return self._labelled(result, wall_s=idle_s + wall_s)
+
+    def _labelled(self, result: TrialResult, *, wall_s: float) -> TrialResult:
+        """Return a result that says how it was measured."""
+        by_plugin = self._plugin is not None
+        return replace(result, wall_s=wall_s, place=self._place, warm=self._stay, by_plugin=by_plugin)
+
+    def _idle_s(self, now_s: float) -> float:
+        """Return how long ranks have waited, since the last trial that was paid for."""
+        session = self._session
+        if session is None:
+            return 0.0
+        until_s = now_s if session.ended_s is None else min(session.ended_s, now_s)
+        return max(until_s - self._idle_since_s, 0.0)
 
     def _paced(self, messages: Sequence[Message]) -> TorchCollectives:
         if self._pace is None:

@@ -36,6 +36,10 @@ class Session:
 
     It begins when it is made. Every wait raises KeyboardInterrupt as soon as `stopped` is true.
 
+    Attributes:
+        began_s: when it began, monotonic.
+        ended_s: when nothing of it was left, monotonic; None = it still runs.
+
     Args:
         launcher: where; whatever else it runs is ended with this launch.
         plan: of the launch.
@@ -53,6 +57,7 @@ class Session:
         self._complaint = ""
         self._number = 0
         self.began_s = time.monotonic()
+        self.ended_s: float | None = None
         self.environment: Mapping[str, Any] = {}
         self.tables: tuple[str, ...] = ()
         # Nobody waits for this thread when the program ends: the guardian of launches ends what it has started.
@@ -134,6 +139,8 @@ class Session:
             self._result = self._launcher.run(self._plan)
         except BaseException as error:  # noqa: BLE001  raised where somebody waits for it
             self._error = error
+        finally:
+            self.ended_s = time.monotonic()
 
     def _ended(self, ended_by_us: bool) -> LaunchResult:
         if self._error is not None:

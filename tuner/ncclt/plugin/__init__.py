@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ncclt import __version__
+from ncclt.home import with_home
 
 LIBRARY_NAME = "libnccl-tuner-ncclt.so"
 """Named so that NCCL_TUNER_PLUGIN=ncclt finds it as well, where the folder is one that the loader searches."""
@@ -35,7 +36,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
 def user_library(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where `ncclt plugin build` puts the plugin: by version, so that none outlives its ncclt."""
     data = environ.get("XDG_DATA_HOME") or ""
-    base = Path(data) if Path(data).is_absolute() else Path(environ.get("HOME") or "~").expanduser() / ".local/share"
+    base = Path(data) if Path(data).is_absolute() else Path(with_home(environ)["HOME"]) / ".local/share"
     return base / "ncclt" / "plugin" / f"{__version__}-{os.uname().machine}" / LIBRARY_NAME
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.setting import MAX_CHANNELS, Setting
-from ncclt.errors import LandscapeError
+from ncclt.errors import LandscapeError, reason
 from ncclt.simulate.conditions import condition_of, is_wrong
 
 REQUIRED = ("system", "gpus", "nodes", "collective", "size_bytes", "algo", "proto", "nchannels", "time_us")
@@ -124,7 +124,9 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 if any(line.values()):
                     yield reader.line_num, line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LandscapeError(f"{path} cannot be read as CSV: {error}", hint="give a readable UTF-8 file") from error
+        raise LandscapeError(
+            f"{path} cannot be read as CSV: {reason(error)}", hint="give a readable table in UTF-8 with --landscape"
+        ) from error
 
 
 def _check_where(where: Mapping[str, str], path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclt.errors import MissingDependencyError
 from ncclt.store.location import default_url, locate
-from ncclt.store.readonly import published
+from ncclt.store.readonly import chosen, published
 
 if TYPE_CHECKING:
     from ncclt.store.records import CatalogueEntry, Migration, StudyPage, StudySummary
@@ -22,6 +22,7 @@ __all__ = [
     "Store",
     "StudyPage",
     "StudySummary",
+    "chosen",
     "default_url",
     "open_store",
     "profiles_folder",

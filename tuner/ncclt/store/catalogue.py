@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,6 +13,7 @@ from ncclt.core.cluster import Cluster, cluster_from_document
 from ncclt.core.workload import Workload, workload_from_document
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
+from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
 from ncclt.store.records import CatalogueEntry
 from ncclt.store.tables import clusters, workloads
 
@@ -93,15 +93,8 @@ class Catalogue(Generic[Entry]):
 
 
 WORKLOADS: Catalogue[Workload] = Catalogue(
-    kind="workload", command="ncclt profile list", table=workloads, parse=workload_from_document
+    kind="workload", command=WORKLOAD_LIST, table=workloads, parse=workload_from_document
 )
 CLUSTERS: Catalogue[Cluster] = Catalogue(
-    kind="cluster", command="ncclt cluster list", table=clusters, parse=cluster_from_document
+    kind="cluster", command=CLUSTER_LIST, table=clusters, parse=cluster_from_document
 )
-
-
-def close_names(name: str, names: Iterable[str], *, command: str) -> str:
-    """Return the hint for a name that is not known."""
-    close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
-    listing = f"`{command}` lists all"
-    return f"did you mean {' or '.join(close)}? {listing}" if close else listing

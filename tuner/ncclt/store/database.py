@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -15,6 +15,7 @@ from ncclt.store.failures import translated
 from ncclt.store.location import URL_HINT, Location
 from ncclt.store.readonly import BUSY_TIMEOUT_S
 from ncclt.store.revisions import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
+from ncclt.store.tables import workloads
 
 CONNECT_TIMEOUT_S = 5
 """libpq waits for ever unless told otherwise; a URL with its own connect_timeout keeps it."""
@@ -82,6 +83,16 @@ class Database:
                 connection.execute(text("SET LOCAL lock_timeout = '30s'"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
             yield connection
+
+    def try_writing(self) -> None:
+        """Write a row and take it back.
+
+        An empty transaction would prove nothing: only with its first row does SQLite need its folder, and does
+        PostgreSQL ask what this user may do.
+        """
+        with self.writing() as connection, connection.begin_nested() as attempt:
+            connection.execute(insert(workloads).values(name="", document=""))
+            attempt.rollback()
 
     def close(self) -> None:
         """Close every connection."""

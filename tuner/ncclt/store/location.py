@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ncclt.errors import UsageError
+from ncclt.home import user_folder
 
 URL_HINT = "write sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://user@host/database"
 
@@ -45,9 +46,7 @@ class Location:
 
 def default_url() -> str:
     """Return the URL of the user's own store; its folder is made when it is opened."""
-    import platformdirs
-
-    return f"sqlite:///{platformdirs.user_data_path('ncclt', appauthor=False) / 'ncclt.db'}"
+    return f"sqlite:///{user_folder('XDG_DATA_HOME', '.local/share') / 'ncclt' / 'ncclt.db'}"
 
 
 def locate(url: str | None) -> Location:

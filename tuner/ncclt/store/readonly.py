@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
-from ncclt.core.recommendation import Recommendation, recommendation_from_document, replaced_workload
+from ncclt.core.recommendation import (
+    Recommendation,
+    Request,
+    recommendation_from_document,
+    replaced_workload,
+    select,
+)
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
 from ncclt.store.location import Location, locate
+from ncclt.store.names import KnownNames
 from ncclt.store.revisions import FIRST_WITH_CHECKS, VERSION_QUERY, known_revision
 
 BUSY_TIMEOUT_S = 10.0
@@ -34,7 +43,47 @@ _QUERY_BEFORE_CHECKS = """
     FROM recommendations AS r WHERE r.cluster = ? AND r.model = ? ORDER BY r.sequence DESC
 """
 
+_NAMES = """
+    SELECT 'cluster', name FROM clusters UNION SELECT 'cluster', cluster FROM recommendations
+    UNION SELECT 'workload', name FROM workloads UNION SELECT 'workload', model FROM recommendations
+"""
+
 _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
+
+
+def chosen(url: str | None, request: Request) -> Recommendation:
+    """Return the published revision that fits a request.
+
+    Raises:
+        NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
+        NotFoundError: nothing was ever published for the two names, and one of them is known to nobody.
+        UsageError, StoreError: as `published`.
+    """
+    found = published(url, cluster=request.cluster, model=request.model)
+    if not found:
+        # Asked last: on a compute node the cluster may be served whose definition is kept elsewhere.
+        known_names(url).require(cluster=request.cluster, model=request.model)
+    return select(found, request)
+
+
+def known_names(url: str | None) -> KnownNames:
+    """Return every name of a cluster and of a workload; the shipped ones where there is no store yet.
+
+    Raises:
+        UsageError: the text is no URL of a database that ncclt can use.
+        StoreError: the store cannot be read, or its schema is not ours.
+    """
+    from ncclt.store.shipped import profiles_folder
+
+    location, folder = locate(url), profiles_folder()
+    kept = _names_by_sqlalchemy(location) if location.path is None else _rows(location, lambda _revision: _NAMES)
+    # What is shipped lies in a file of its name.
+    return KnownNames(
+        clusters=frozenset(path.stem for path in (folder / "clusters").glob("*.toml"))
+        | {name for kind, name in kept if kind == "cluster"},
+        workloads=frozenset(path.stem for path in (folder / "workloads").glob("*.json"))
+        | {name for kind, name in kept if kind == "workload"},
+    )
 
 
 def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
@@ -47,14 +96,8 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
     location = locate(url)
     if location.path is None:
         return _by_sqlalchemy(location, cluster=cluster, model=model)
-    try:
-        location.path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    except OSError as error:
-        raise StoreError(f"{location.path} cannot be read: {error.strerror}", hint="check its permissions") from error
     with stored("a recommendation"):
-        rows = _rows(location, cluster=cluster, model=model)
+        rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
         found = [(recommendation_from_document(json.loads(text)), check) for text, check, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
         return tuple(replace(r, stale=_staleness(check) or replaced_workload(r, digest)) for r, check in found)
@@ -89,15 +132,38 @@ def _by_sqlalchemy(location: Location, *, cluster: str, model: str) -> tuple[Rec
         return store.recommendations(cluster=cluster, model=model)
 
 
-def _rows(location: Location, *, cluster: str, model: str) -> tuple[_Row, ...]:
+def _names_by_sqlalchemy(location: Location) -> list[tuple[str, str]]:
+    from ncclt.store import open_store
+
+    with open_store(location.url, migrate=False) as store:
+        if not store.migration().current:
+            return []
+        served = store.recommendations()
+        return [
+            *(("cluster", entry.item.name) for entry in store.clusters()),
+            *(("workload", entry.item.name) for entry in store.workloads()),
+            *(("cluster", recommendation.cluster) for recommendation in served),
+            *(("workload", recommendation.model) for recommendation in served),
+        ]
+
+
+def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> list[Any]:
+    """Return the answer to the query for the revision of the tables; none where there is no store yet."""
+    assert location.path is not None
+    try:
+        location.path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"{location.path} cannot be read: {error.strerror}", hint="check its permissions") from error
     try:
         try:
-            return _select(location, "ro", cluster=cluster, model=model)
+            return _select(location, "ro", query_of, values)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode not in _RECOVERY_NEEDED:
                 raise
             # A process was killed while it wrote: only a connection that may write can undo what it left half done.
-            return _select(location, "rw", cluster=cluster, model=model)
+            return _select(location, "rw", query_of, values)
     except (sqlite3.Error, UnicodeEncodeError) as error:
         raise StoreError(
             f"{location.path} cannot be read as a store of ncclt: {error}",
@@ -105,15 +171,15 @@ def _rows(location: Location, *, cluster: str, model: str) -> tuple[_Row, ...]:
         ) from error
 
 
-def _select(location: Location, mode: str, *, cluster: str, model: str) -> tuple[_Row, ...]:
+def _select(location: Location, mode: str, query_of: Callable[[str], str], values: tuple[str, ...]) -> list[Any]:
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         revision = _revision(location, connection)
-        if not revision:
-            return ()
-        query = _QUERY if revision >= FIRST_WITH_CHECKS else _QUERY_BEFORE_CHECKS
-        rows = connection.execute(query, (cluster, model))
-        return tuple((document, check, workload) for document, check, workload in rows)
+        return connection.execute(query_of(revision), values).fetchall() if revision else []
+
+
+def _recommendation_query(revision: str) -> str:
+    return _QUERY if revision >= FIRST_WITH_CHECKS else _QUERY_BEFORE_CHECKS
 
 
 def _revision(location: Location, connection: sqlite3.Connection) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from ncclt.core.cluster import Cluster, cluster_from_document
 from ncclt.core.workload import Workload, workload_from_document
-from ncclt.errors import InputError, NccltError
+from ncclt.errors import InputError, NccltError, reason
 
 
 class Named(Protocol):
@@ -69,7 +69,7 @@ def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str,
         # ValueError: broken JSON, TOML or UTF-8; AttributeError: JSON or TOML that is no table.
         except (NccltError, OSError, ValueError, AttributeError, TypeError) as error:
             raise InputError(
-                f"the shipped file {path.name} is broken: {error}", hint=f"reinstall ncclt or repair {path}"
+                f"the shipped file {path.name} is broken: {reason(error)}", hint=f"reinstall ncclt or repair {path}"
             ) from error
         if entry.name in found:
             raise InputError(

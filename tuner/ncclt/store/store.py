@@ -95,6 +95,10 @@ class Store(Findings):
         """Ask the database something, so that a StoreError tells that it cannot be reached."""
         migration(self._database)
 
+    def require_writable(self) -> None:
+        """Raise StoreError unless a row can be written now: for whoever measures first and keeps the result last."""
+        self._database.try_writing()
+
     def migration(self) -> Migration:
         """Return how far the tables are."""
         return migration(self._database)

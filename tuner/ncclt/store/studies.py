@@ -13,8 +13,8 @@ from ncclt.core.cost_printed import printed_costs_from_document
 from ncclt.core.study import Study, StudyState
 from ncclt.core.workload import workload_from_document
 from ncclt.errors import NotFoundError, UsageError
-from ncclt.store.catalogue import close_names
 from ncclt.store.documents import stored, to_text
+from ncclt.store.names import close_names
 from ncclt.store.tables import studies
 
 _LIST = "ncclt studies list"

@@ -90,6 +90,15 @@ def test_files_are_read_as_nccl_reads_them(tmp_path, named, found):
     assert session.variables_of_files(environ, home=tmp_path, system=tmp_path / "site.conf") == found
 
 
+def test_a_user_without_an_account_has_no_file(tmp_path, monkeypatch):
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    (tmp_path / "site.conf").write_text("NCCL_ALGO=LL\n")
+    assert session.variables_of_files({}, home=None, system=tmp_path / "site.conf") == {"NCCL_ALGO": "LL"}
+
+
 @pytest.mark.parametrize(
     "order",
     [{"level": "process", "variables": {"NCCL_BUFFSIZE": "1"}}, {"level": "call", "variables": {"NCCL_ALGO": "Ring"}}],

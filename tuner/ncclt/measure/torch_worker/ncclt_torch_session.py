@@ -299,15 +299,22 @@ def variables_of_files(
         system: the site's file.
     """
     named = environ.get("NCCL_CONF_FILE")
-    home = home or Path(pwd.getpwuid(os.getuid()).pw_dir)
     found: dict[str, str] = {}
-    for file in (Path(named) if named else home / ".nccl.conf", system):
+    for file in (*([Path(named)] if named else _own_file(home)), system):
         with contextlib.suppress(OSError):
             for line in file.read_bytes().split(b"\n"):
                 name, equals, value = line.partition(b"=")
                 if equals and not line.startswith(b"#"):
                     found.setdefault(os.fsdecode(name), os.fsdecode(value[:1023]))
     return found
+
+
+def _own_file(home: Path | None) -> list[Path]:
+    """Return the user's file; a user id without an account, as in many containers, has none, and NCCL goes on too."""
+    try:
+        return [(home or Path(pwd.getpwuid(os.getuid()).pw_dir)) / ".nccl.conf"]
+    except KeyError:
+        return []
 
 
 def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:

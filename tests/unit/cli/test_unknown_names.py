@@ -1,0 +1,83 @@
+"""`ncclt env` and its like where nothing was tuned: a name that nobody knows is noticed, one that is known is not."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli.env import main as env
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
+
+
+@pytest.fixture
+def storage(tmp_path, monkeypatch):
+    """Return the options that name a store with a cluster and a workload of one's own, and one thing published."""
+    monkeypatch.delenv("NCCLT_SERVER", raising=False)
+    monkeypatch.delenv("NCCLT_STORAGE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///own.db") as store:
+        store.add_cluster(replace(sample_cluster(), name="frontier-mini"))
+        store.add_workload(replace(sample_workload(), name="our-gpt"))
+        # Its cluster and its workload are defined in another store.
+        store.publish(sample_recommendation("r1"))
+    return ("--storage", "sqlite:///own.db")
+
+
+def ask(command, cluster, model, *words):
+    return command(["--cluster", cluster, "--model", model, *words])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "said", "hint"),
+    [
+        ("leonrado", "bert", "no cluster 'leonrado' is known here", "did you mean leonardo? `ncclt cluster list`"),
+        ("frontier-mimi", "bert", "no cluster 'frontier-mimi' is", "did you mean frontier-mini?"),
+        ("pear", "bert", "no cluster 'pear' is known here", "did you mean pair or"),
+        ("leonardo", "our-gtp", "no workload 'our-gtp' is known here", "our-gpt"),
+        ("leonardo", "brt", "no workload 'brt' is known here", "did you mean bert? `ncclt profile list` lists all"),
+        ("xyzzy", "bert", "no cluster 'xyzzy' is known here", "hint: `ncclt cluster list` lists all"),
+        (
+            "leonardo",
+            "toy",
+            "nothing has been tuned for toy on leonardo\n",
+            "ncclt tune --model toy --cluster",
+        ),
+        ("pair", "bert", "nothing has been tuned for bert on pair\n", "ncclt tune --model bert --cluster pair"),
+        ("frontier-mini", "our-gpt", "nothing has been tuned for our-gpt on", "ncclt tune --model our-gpt"),
+    ],
+)
+def test_a_name_that_nobody_knows_is_noticed(storage, capsys, cluster, model, said, hint):
+    assert ask(env, cluster, model, *storage) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert hint in err
+
+
+def test_what_was_published_is_served_without_its_definitions(storage, capsys):
+    assert ask(env, "pair", "toy", *storage) == 0
+    assert "NCCL" in capsys.readouterr().out
+    assert ask(env, "pair", "toy", "--nodes", "64", *storage) == 3
+    assert "no recommendation for toy on pair fits" in capsys.readouterr().err
+
+
+def test_where_there_is_no_store_the_shipped_names_are_known(tmp_path, capsys):
+    nowhere = ("--storage", f"sqlite:///{tmp_path}/none.db")
+    assert ask(env, "leonardo", "bert", *nowhere) == 3
+    assert "run `ncclt tune --model bert --cluster leonardo`" in capsys.readouterr().err
+    assert ask(env, "mine", "bert", *nowhere) == 3
+    assert "--storage or --server name another store" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_starts_all_the_same(storage):
+    def ncclt(words):  # a process of its own, for it becomes the job
+        return subprocess.run(
+            [sys.executable, "-m", "ncclt", "run", *words], capture_output=True, text=True, timeout=60
+        )
+
+    done = ask(ncclt, "leonrado", "bert", *storage, "--", "echo", "it trains")
+    assert (done.returncode, done.stdout) == (0, "it trains\n")
+    assert "did you mean leonardo?" in done.stderr

@@ -1,0 +1,37 @@
+"""Where the files of a user lie, also for a user of whom the machine knows nothing but a number."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+
+_NOBODYS = "/"
+"""What container runtimes say for a user id without an account; such a user can rarely write there."""
+
+
+def with_home(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that has a HOME: its own if that is absolute, else that of the account, else `/`."""
+    named = environ.get("HOME", "")
+    return {**environ, "HOME": named if Path(named).is_absolute() else _account_home()}
+
+
+def user_folder(variable: str, beside: str) -> Path:
+    """Return a folder of this process's user.
+
+    The XDG rule by hand: importing platformdirs would cost `ncclt env` several milliseconds for one path.
+
+    Args:
+        variable: that names it, for example XDG_CACHE_HOME; a relative path there is none (XDG base directories).
+        beside: where it lies in the home folder otherwise.
+    """
+    named = Path(os.environ.get(variable, ""))
+    return named if named.is_absolute() else Path(with_home(os.environ)["HOME"]) / beside
+
+
+def _account_home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # as in a container that is started with `--user 1234`
+        return _NOBODYS
