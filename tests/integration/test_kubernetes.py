@@ -3,6 +3,7 @@
 Not tried on a cluster. The processes carry nothing of the launcher's environment: only `kubectl delete` can end them.
 """
 
+import argparse
 import os
 import runpy
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.launch import kubernetes_driver
 from ncclt.launch.kubernetes import KubernetesLauncher
 from ncclt.launch.kubernetes_manifests import Site
+from ncclt.launch.kubernetes_pods import Progress, Stage
 from ncclt.launch.launcher import JobShape
 from ncclt.testing.launcher_contract import LauncherContract
 
@@ -242,3 +245,17 @@ def test_kill_9_of_ncclt_deletes_the_job(cluster):
         ncclt.wait()
     assert soon(lambda: not carrying("orphan-pod"))
     assert soon(lambda: left(cluster) == [])
+
+
+def test_a_log_that_does_not_end_is_cut_off_and_the_failed_pods_are_still_shown(monkeypatch, tmp_path, capfd):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\n[ "$2" = leader ] || { echo "why $2 failed"; exit; }\necho begun\nexec sleep 600\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setattr(kubernetes_driver, "_CALL_S", 1.0)
+    driver = kubernetes_driver.Driver([str(kubectl)], argparse.Namespace(container="ncclt"))
+
+    driver._show_logs(Progress(stage=Stage.ENDED, leader="leader", failed=("other",)))
+
+    out, err = capfd.readouterr()
+    assert out == "begun\n"
+    assert err == "ncclt: kubernetes: the log of leader was cut off after 1 s\nother: why other failed\n"

@@ -114,6 +114,15 @@ def test_a_rank_that_crashes_ends_all_others_and_is_named(launcher):
     assert "ncclt: Slurm says: task 3 on n2: Segmentation fault" in result.stderr
 
 
+def test_a_rank_that_fails_has_all_it_printed_forwarded(launcher):
+    """srun says `Force Terminated` where it drops output that is under way; how much that is, is chance."""
+    script = '[ "$SLURM_PROCID" = 0 ] || exec sleep 600; seq 200; sleep 0.05; seq 200; echo wrong; exit 7'
+    result = launcher.run(launcher.plan(("sh", "-c", script), variables={}, timeout_s=PATIENT_S))
+    assert (result.exit_code, result.stdout[-6:]) == (7, "wrong\n"), result.stderr
+    assert "ncclt: Slurm says: task 0 on n1: Exited with exit code 7" in result.stderr
+    assert "Force Terminated" not in result.stderr
+
+
 def test_what_slurm_refuses_was_not_started(allocation):
     made = create(shape=JobShape(nodes=2, processes_per_node=99), environment=allocation)
     result = run(made, "")
@@ -196,8 +205,8 @@ def test_kill_9_of_ncclt_leaves_no_step(slurm_cluster, allocation):
         stdin=subprocess.DEVNULL,
     )
     try:
-        # ncclt itself, its guardian, srun and its child, and two processes of each of two tasks.
-        assert soon(lambda: len(slurm_cluster.steps()) == 1 and len(carrying("stubborn-and-orphaned")) >= 7)
+        # ncclt itself, its guardian, srun and its child, and of each of two tasks a shell and two processes.
+        assert soon(lambda: len(slurm_cluster.steps()) == 1 and len(carrying("stubborn-and-orphaned")) >= 9)
     finally:
         ncclt.kill()
         ncclt.wait()

@@ -82,6 +82,37 @@ def test_shipped_files_are_read_and_leave_nothing(tmp_path):
     assert done.stdout == "word with blanks µ\n0\n"
 
 
+@pytest.mark.parametrize(
+    ("script", "exit_code", "lingers_s"),
+    [
+        ("exit 0", 0, []),
+        ("exit 7", 7, ["0.5"]),
+        ("kill -SEGV $$", 139, ["0.5"]),
+        ("kill -KILL $$", 137, ["0.5"]),
+        # As Slurm does: a signal to all processes of the task.
+        ("kill -TERM 0; exec sleep 600", 143, ["0"]),
+        ("trap 'exit 3' TERM; kill -TERM 0; exit 9", 3, ["0"]),
+        ("trap 'exit 0' USR1; kill -USR1 0; exit 9", 0, []),
+        ("/nowhere/perf", 127, ["0.5"]),
+    ],
+)
+def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_failure(
+    tmp_path, script, exit_code, lingers_s
+):
+    asked = tmp_path / "asked"
+    (tmp_path / "sleep").write_text(f"#!/bin/sh\necho $1 >>{asked}\n")
+    (tmp_path / "sleep").chmod(0o755)
+    done = subprocess.run(
+        ship(("sh", "-c", script), ()).argv,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        process_group=0,
+    )
+    assert done.returncode == exit_code
+    assert (asked.read_text().split() if asked.exists() else []) == lingers_s
+
+
 def test_files_that_do_not_fit_are_refused(tmp_path):
     long = tmp_path / "long.py"
     long.write_text("x" * 100_000)

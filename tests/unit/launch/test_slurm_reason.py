@@ -41,6 +41,7 @@ srun: error: n1: tasks 0-1: Exited with exit code 2
         ("Segmentation fault (core dumped)", -11),
         ("Aborted", -6),
         ("Bus error", -7),
+        ("Exited with exit code 255", 255),
         ("Vanished", None),
     ],
 )
@@ -51,10 +52,31 @@ def test_the_rank_that_failed_first_is_named(ending, exit_code):
     )
 
 
+def test_a_signal_is_told_as_such_where_the_shell_of_a_task_has_seen_it():
+    assert step_failure(RANK_FAILED.format(ending="Exited with exit code 139")) == StepFailure(
+        reason="task 1 on n2: Segmentation fault", exit_code=-11
+    )
+
+
+@pytest.mark.parametrize("shell", ["sh: 1: ", "sh: line 1: ", "sh: "])  # dash, bash, busybox
+def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
+    text = f"{shell}/nowhere/perf: not found\n" + RANK_FAILED
+    assert step_failure(text.format(ending="Exited with exit code 127")) == StepFailure(
+        reason="/nowhere/perf: not found on the compute node", exit_code=127
+    )
+    assert step_failure(text.format(ending="Exited with exit code 3")).reason.startswith("task 1 on n2")
+
+
 @pytest.mark.parametrize(
     ("text", "begins", "exit_code", "started"),
     [
         (NODE_FAILED, "a node failed (srun: error: Node failure on n2)", -15, True),
+        (
+            "".join(sorted(NODE_FAILED.splitlines(keepends=True), key=lambda line: "slurmstepd" not in line)),
+            "a node failed (srun: error: Node failure on n2)",
+            -15,
+            True,
+        ),
         (CANCELLED, "somebody cancelled the step (slurmstepd-n1: error: *** STEP 9.0", -9, True),
         (OUT_OF_MEMORY, "a node ran out of memory (slurmstepd: error: Detected 1 oom_kill", None, True),
         (MISSING, "/nowhere/perf: No such file or directory on the compute node", 127, True),

@@ -98,12 +98,11 @@ class Driver:
     def _show_logs(self, seen: Progress) -> None:
         if seen.leader:
             # Straight through: a log may be of any length.
-            subprocess.run(
-                (*self._kubectl, "logs", seen.leader, "--container", self._arguments.container),
-                stdin=subprocess.DEVNULL,
-                check=False,
-                timeout=_CALL_S,
-            )
+            argv = (*self._kubectl, "logs", seen.leader, "--container", self._arguments.container)
+            try:
+                subprocess.run(argv, stdin=subprocess.DEVNULL, check=False, timeout=_CALL_S)
+            except subprocess.TimeoutExpired:
+                sys.stderr.write(f"ncclt: kubernetes: the log of {seen.leader} was cut off after {_CALL_S:.0f} s\n")
         for pod in [name for name in seen.failed if name != seen.leader][:_MOST_FAILED]:
             said = self._call("logs", pod, "--tail", str(_TAIL_LINES))
             sys.stderr.write("".join(f"{pod}: {line}\n" for line in said.stdout.splitlines()))

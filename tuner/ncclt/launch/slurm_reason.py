@@ -13,20 +13,25 @@ from dataclasses import dataclass
 _MAX_LINE = 300
 """Characters of a line that is quoted."""
 
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+"""A shell's words for it (POSIX sh, 2.8.2)."""
+
 _NOT_STARTED = re.compile(
     r"(?m)^srun: (?:fatal|error: (?:Unable to (?:create step|allocate|confirm)|Only allocated|Invalid |Slurm job)).*"
 )
 _NO_PROGRAM = re.compile(r"(?m)^slurmstepd.*? error: .*?execve\(\): (?P<program>.*): (?P<reason>[^:\n]+)$")
+_SHELL_NO_PROGRAM = re.compile(r"(?m)^sh: (?:(?:line )?\d+: )?(?P<program>.+): (?P<reason>[^:\n]+)$")
 _TASK = re.compile(r"(?m)^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<ending>.+?)\s*$")
 _CANCELLED = re.compile(r"(?m)^slurmstepd.* error: \*\*\* (?:STEP|JOB) .* CANCELLED AT .*")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
 # Slurm's own lines alone: what the program prints may hold the same words. What names the cause itself goes before
-# what only reports that something ended.
+# what only reports that something ended. The lines of srun and slurmstepd come in any order.
 _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(rf"(?mi)^(?:srun|slurmstepd|salloc)\b.*(?:{words}).*"), meaning)
     for words, meaning in (
         (r"oom[-_ ]kill|out[-_ ]of[-_ ]memory", "a node ran out of memory"),
+        (r"node failure on ", "a node failed"),
         (r"node failure|node_fail", "a node failed"),
         (r"due to preemption", "Slurm took the nodes for another job"),
         (r"due to time limit", "the time of the Slurm job is over"),
@@ -54,12 +59,10 @@ class StepFailure:
 def step_failure(text: str) -> StepFailure:
     """Read the standard error of an srun that failed."""
     if missing := _NO_PROGRAM.search(text):
-        # A shell's words for `not found` and `cannot be executed` (POSIX sh, 2.8.2).
-        not_started = 127 if "No such file" in missing["reason"] else 126
-        complaint = f"{missing['program']}: {missing['reason']} on the compute node"
-        return StepFailure(reason=complaint, exit_code=not_started)
+        not_started = _NOT_FOUND if "No such file" in missing["reason"] else _NOT_EXECUTABLE
+        return StepFailure(reason=_complaint(missing), exit_code=not_started)
     task = _TASK.search(text)
-    exit_code = _exit_code(task["ending"]) if task else None
+    exit_code, ending = _ending(task["ending"]) if task else (None, "")
     refused = _NOT_STARTED.search(text)
     for pattern, meaning in _CAUSES:
         if said := pattern.search(text):
@@ -73,15 +76,27 @@ def step_failure(text: str) -> StepFailure:
         return StepFailure(reason=f"somebody cancelled the step ({_short(cancelled[0])})", exit_code=exit_code)
     if task is None:
         return StepFailure()
-    return StepFailure(reason=f"task {task['tasks']} on {task['node']}: {task['ending']}", exit_code=exit_code)
+    if exit_code in (_NOT_FOUND, _NOT_EXECUTABLE) and (missing := _SHELL_NO_PROGRAM.search(text)):
+        return StepFailure(reason=_complaint(missing), exit_code=exit_code)
+    return StepFailure(reason=f"task {task['tasks']} on {task['node']}: {ending}", exit_code=exit_code)
 
 
-def _exit_code(ending: str) -> int | None:
-    """Return what `Exited with exit code 7` or `Segmentation fault (core dumped)` means."""
-    if exited := _EXIT_CODE.search(ending):
-        return int(exited[1])
-    words = ending.removesuffix("(core dumped)").strip()
-    return next((-number for number in signal.valid_signals() if signal.strsignal(number) == words), None)
+def _complaint(missing: re.Match[str]) -> str:
+    return f"{missing['program']}: {missing['reason']} on the compute node"
+
+
+def _ending(words: str) -> tuple[int | None, str]:
+    """Return what `Exited with exit code 7` or `Segmentation fault (core dumped)` means: an exit code, and words.
+
+    The shell of a task turns an end by a signal into 128 + its number.
+    """
+    names = {int(number): signal.strsignal(number) for number in signal.valid_signals()}
+    if exited := _EXIT_CODE.search(words):
+        code = int(exited[1])
+        name = names.get(code - 128)
+        return (128 - code, name) if name else (code, words)
+    bare = words.removesuffix("(core dumped)").strip()
+    return next((-number for number, name in names.items() if name == bare), None), words
 
 
 def _short(line: str) -> str:

@@ -19,6 +19,18 @@ _LAST_DESCRIPTOR = 9  # a POSIX shell needs no more than one digit
 _MAX_FILE_BYTES = 90_000
 """As base64 in one variable; Linux takes 128 KiB in each (execve(2), MAX_ARG_STRLEN)."""
 
+_TASK = (
+    'linger=0.5; trap linger=0 HUP INT QUIT TERM USR1 USR2; "$@"; code=$?; '
+    '[ "$code" -eq 0 ] || sleep "$linger"; exit "$code"'
+)
+"""What the shell of a task does, so that nothing which was printed is lost when a task fails.
+
+As soon as one has failed, srun ends the others by SIGTERM, and when a task was ended by SIGTERM or SIGKILL, srun drops
+all output that is still under way (Slurm, src/api/step_launch.c, slurm_step_launch_wait_finish). So a shell turns every
+end by a signal into an exit code, 128 + its number; signals reach the program itself, for Slurm sends them to all
+processes of a step. And ranks fail together, while the first one still prints what went wrong: a shell that was not
+told to end lingers, to give it the time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
@@ -85,10 +97,10 @@ def _container(request: StepRequest) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedFiles:
-    """A command that brings its files along, for compute nodes need not share any folder with this machine.
+    """The command of a task: a shell that writes the files which a command brings along, and runs it.
 
-    The files travel in variables. Each task writes a file, opens it, removes its name and reads it as /dev/fd/N:
-    whatever ends the task, nothing is left behind.
+    Compute nodes need not share any folder with this machine. The files travel in variables. Each task writes a file,
+    opens it, removes its name and reads it as /dev/fd/N: whatever ends the task, nothing is left behind.
 
     Attributes:
         argv: the command, reading the files from where they will be.
@@ -100,24 +112,20 @@ class ShippedFiles:
 
 
 def ship(argv: Sequence[str], files: Sequence[Path]) -> ShippedFiles:
-    """Return a command that brings its files along.
+    """Return the command of a task, which brings the files of a command along.
 
     Raises:
         UsageError: too many files, or one that is too long.
     """
-    if not files:
-        return ShippedFiles(argv=tuple(argv))
     if len(files) > _LAST_DESCRIPTOR - _FIRST_DESCRIPTOR + 1:
         raise UsageError(f"{len(files)} files are too many to bring to the nodes of a launch")
     texts = tuple((path.name, path.read_text(encoding="utf-8")) for path in files)
     for name, text in texts:
         if len(text.encode()) > _MAX_FILE_BYTES:
             raise UsageError(f"{name} is too long to be brought to the nodes of a launch")
-    opened = " && ".join(_open_file(number) for number in range(len(files)))
+    script = "".join(f"{{ {_open_file(number)}; }} || exit; " for number in range(len(files))) + _TASK
     places = {str(path): f"/dev/fd/{_FIRST_DESCRIPTOR + number}" for number, path in enumerate(files)}
-    return ShippedFiles(
-        argv=("sh", "-c", f'{opened} && exec "$@"', "sh", *(places.get(word, word) for word in argv)), texts=texts
-    )
+    return ShippedFiles(argv=("sh", "-c", script, "sh", *(places.get(word, word) for word in argv)), texts=texts)
 
 
 def file_variables(texts: Sequence[tuple[str, str]]) -> dict[str, str]:

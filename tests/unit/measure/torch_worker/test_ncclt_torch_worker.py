@@ -252,6 +252,30 @@ def test_a_process_without_rank_ends_with_a_reason(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("rank", "error", "code", "said"),
+    [
+        (0, worker.RefusedError("no memory"), 1, "no memory"),
+        (1, worker.RefusedError("no memory"), 0, ""),
+        (1, ValueError("broken"), 1, "ValueError: broken"),
+    ],
+)
+def test_what_every_rank_knows_fails_rank_0_alone(monkeypatch, capsys, rank, error, code, said):
+    """A launcher that saw another rank fail would end rank 0 while it still reports."""
+
+    def run(options, report):
+        report.rank = rank
+        raise error
+
+    monkeypatch.setattr(worker.gc, "disable", lambda: None)
+    monkeypatch.setattr(worker, "run", run)
+
+    assert worker.main(["--messages", "all_reduce:float32:8:2"]) == code
+    heard = capsys.readouterr().err
+    assert bool(heard) == bool(said)
+    assert heard.rstrip().endswith(said)
+
+
+@pytest.mark.parametrize(
     ("visible", "local_rank", "built", "index", "problem"),
     [
         (8, 3, True, 3, ""),

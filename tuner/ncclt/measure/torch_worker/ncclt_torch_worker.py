@@ -202,9 +202,10 @@ class Report:
         """Count seconds from now, which is the same moment on every rank: the first failure is the cause of others."""
         self._began_s = time.monotonic()
 
-    def fail(self, reason: str) -> None:
-        """Say in one line why this rank ends."""
+    def fail(self, reason: str) -> int:
+        """Say in one line why this rank ends, and return its exit code."""
         print(self.failure(reason), file=sys.stderr)  # noqa: T201
+        return 1
 
     def failure(self, reason: str) -> str:
         """Note why what is asked cannot be done, and return it in one line."""
@@ -378,16 +379,15 @@ def main(arguments: Sequence[str]) -> int:
     gc.disable()  # its pauses would be measured, and importing PyTorch is faster by a tenth
     options = parse(arguments)
     report = Report(options.output)
-    code = 1
+    code = 0
     try:
         run(options, report)
-        code = 0
     except RefusedError as error:
-        # Said once, by rank 0: every rank knows it.
+        # Every rank knows it. Rank 0 says it, and it alone fails: launchers end all ranks as soon as one has failed.
         if report.rank == 0:
-            report.fail(str(error))
+            code = report.fail(str(error))
     except Exception as error:  # noqa: BLE001  whatever it is, it has to be said in one line and end this rank
-        report.fail(f"{type(error).__name__}: {error}")
+        code = report.fail(f"{type(error).__name__}: {error}")
     report.write()
     return code
 
