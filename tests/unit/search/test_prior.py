@@ -51,12 +51,12 @@ def test_the_table_decides_what_the_default_chooses_and_what_others_cost(cluster
 
 
 def test_the_channels_of_the_log_count(cluster):
-    """A quarter of the channels, a quarter of the bandwidth; more than NCCL's own bring nothing."""
+    """A quarter of the channels, half of the bandwidth; more than NCCL's own bring nothing."""
     few, all_of_them, more = (
         expected_log_ratios([Setting(algorithm=Algorithm.RING, channels=c)], [LARGE], cluster, RING_WINS)[0, 0]
         for c in (5, 20, 32)
     )
-    assert few == pytest.approx(math.log(4), abs=0.05)
+    assert few == pytest.approx(math.log(2), abs=0.05)
     assert all_of_them == pytest.approx(0.0)
     assert more == pytest.approx(0.0)
 
@@ -123,6 +123,16 @@ def test_what_nccl_is_expected_to_choose_is_the_cheapest_entry_with_the_channels
     simple = [Setting(algorithm=a, protocol=Protocol.SIMPLE) for a in (Algorithm.RING, Algorithm.TREE)]
     assert expected_own(simple, [LARGE], cluster, RING_WINS)[:, 0].tolist() == [True, False]
     assert expected_own(simple, [LARGE], cluster, TREE_WINS)[:, 0].tolist() == [False, True]
+
+
+def test_more_channels_than_nccl_takes_for_a_small_message_are_expected_to_be_faster(cluster):
+    """Left alone they are few there, which its own model does not know."""
+    small = Message(collective=AR, dtype="float32", size_bytes=65536, group_size=4)
+    few = nccl_choice(AR, small.size_bytes, cluster, 4, False, algorithm=LL.algorithm, protocol=LL.protocol).channels
+    settings = [LL, replace(LL, channels=few), replace(LL, channels=4 * few)]
+    alone, as_many, more = expected_log_ratios(settings, [small], cluster)[:, 0]
+    assert alone == as_many
+    assert more < alone - 0.05
 
 
 def test_what_never_passes_the_tuner_has_no_choice_of_its_own(cluster):

@@ -27,6 +27,10 @@ _SMALL_BYTES = 8
 _CLIP = math.log(8)
 """Beyond this ratio to the default the model only says that a setting is hopeless, not how much."""
 
+_SATURATED = 0.5
+"""Share of all channels from which on more of them bring little: with half of them the bandwidth part takes a quarter
+longer, with a quarter of them twice as long, with a few in inverse proportion."""
+
 
 def expected_log_ratios(
     settings: Sequence[Setting],
@@ -36,9 +40,10 @@ def expected_log_ratios(
 ) -> NDArray[np.float64]:
     """Return ln(time / time of the default) as NCCL's cost model has it: settings x messages.
 
-    NCCL's model knows no channels. Here they scale the bandwidth part of the time up to the channels that NCCL would
-    run with, and nothing beyond. What NCCL does not offer, or a collective that never passes its tuner, reads as 0:
-    nothing is known. Process-wide parameters do not count.
+    NCCL's model knows no channels. Here they scale the bandwidth part of the time, up to as many as the communicator
+    has and nothing beyond. Left alone they are as many as NCCL takes, which for small messages is a few. What NCCL does
+    not offer, or a collective that never passes its tuner, reads as 0: nothing is known. Process-wide parameters do not
+    count.
 
     Args:
         settings: to predict.
@@ -108,10 +113,7 @@ class _Model:
         pick = self._pick(self._message.size_bytes, None, None, self._table)
         if pick is None:
             return None
-        choice = self._estimate(self._message.size_bytes, pick.algorithm, pick.protocol)
-        return Setting(
-            algorithm=pick.algorithm, protocol=pick.protocol, channels=None if choice is None else choice.channels
-        )
+        return Setting(algorithm=pick.algorithm, protocol=pick.protocol, channels=self._channels_of(pick))
 
     def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
         own, mine = self._time_us(Setting(), table), self._time_us(setting, table)
@@ -120,13 +122,19 @@ class _Model:
     def _time_us(self, setting: Setting, table: PrintedTable | None) -> float | None:
         """Return the predicted time under a setting, µs; None where the model has no answer."""
         pick = self._pick(self._message.size_bytes, setting.algorithm, setting.protocol, table)
-        if pick is None or setting.channels is None:
-            return None if pick is None else pick.time_us
+        if pick is None:
+            return None
+        channels = setting.channels or self._channels_of(pick)
         latency = self._pick(_SMALL_BYTES, pick.algorithm, pick.protocol, table)
         assert latency is not None, "a pair that carries a message carries a smaller one"
         latency_us = min(latency.time_us, pick.time_us)
-        share = min(1.0, setting.channels / _own_channels(pick.algorithm, self._graph, table))
-        return latency_us + (pick.time_us - latency_us) / share
+        slower = 1.0 if channels is None else _slowdown(channels / _own_channels(pick.algorithm, self._graph, table))
+        return latency_us + (pick.time_us - latency_us) * slower
+
+    def _channels_of(self, pick: Pick) -> int | None:
+        """Return how many channels NCCL takes by itself for a pair, None where our estimate lacks the pair."""
+        choice = self._estimate(self._message.size_bytes, pick.algorithm, pick.protocol)
+        return None if choice is None else choice.channels
 
     def _pick(
         self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
@@ -148,6 +156,11 @@ class _Model:
             algorithm=algorithm,
             protocol=protocol,
         )
+
+
+def _slowdown(share: float) -> float:
+    """Return how much longer the bandwidth part takes with a share of all channels."""
+    return math.sqrt((1 + (_SATURATED / share) ** 2) / (1 + _SATURATED**2)) if share < 1 else 1.0
 
 
 def _own_channels(algorithm: Algorithm, graph: Graph, table: PrintedTable | None) -> int:
