@@ -119,6 +119,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         gpu_seconds=gpu_seconds([trial], cluster),
         place=trial.result.place,
         warm=trial.result.warm,
+        by_plugin=trial.result.by_plugin,
         started=trial.started,
         measurements=[_measurement_document(m) for m in trial.result.measurements],
     )

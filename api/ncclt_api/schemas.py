@@ -312,6 +312,7 @@ class TrialDocument(BaseModel):
     gpu_seconds: float = Field(description="wall time times the GPUs that the launch held")
     place: str = Field(description="the nodes it ran on; empty where the launcher chose them")
     warm: bool = Field(description="measured by ranks that had been running before; proofs never are")
+    by_plugin: bool | None = Field(description="the tuner plugin was there to force the setting; null: not noted")
     started: str
     measurements: list[MeasurementDocument]
 

@@ -1,7 +1,9 @@
 """Launches as steps of Slurm: the plans; a real Slurm runs them in tests/integration/test_slurm.py."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -111,6 +113,27 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
     )
     assert done.returncode == exit_code
     assert (asked.read_text().split() if asked.exists() else []) == lingers_s
+
+
+@pytest.mark.parametrize(
+    ("script", "sent", "exit_code"),
+    [
+        ("echo up; exec sleep 600", signal.SIGTERM, 143),
+        ("echo up; exec sleep 600", signal.SIGINT, 143),
+        ("trap 'exit 3' TERM; echo up; while :; do sleep 0.05; done", signal.SIGTERM, 3),
+        ("trap 'exit 0' USR1; echo up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
+    ],
+)
+def test_the_shell_of_a_task_hands_signals_on(script, sent, exit_code):
+    """With proctrack/cgroup Slurm sends SIGTERM to the shell alone, and SIGKILL half a minute later."""
+    with subprocess.Popen(ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0) as shell:
+        try:
+            assert shell.stdout.readline() == b"up\n"
+            shell.send_signal(sent)
+            assert shell.wait(20) == exit_code
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):

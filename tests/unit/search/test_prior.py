@@ -61,6 +61,16 @@ def test_the_channels_of_the_log_count(cluster):
     assert more == pytest.approx(0.0)
 
 
+@pytest.mark.parametrize("told", [2, 6, 32])
+def test_nccl_takes_as_many_channels_by_itself_as_the_log_tells(cluster, told):
+    """Of those that our estimate has it would look slowed down, and all that the log tells like a gain."""
+    printed = costs((Algorithm.RING, Protocol.SIMPLE, 10.0, 100.0), channels=told)
+    settings = [Setting(algorithm=Algorithm.RING, channels=c) for c in (told, told // 2)]
+    found = expected_log_ratios(settings, [LARGE], cluster, printed)[:, 0]
+    assert found == pytest.approx([0, math.log(1.265)], abs=0.01)
+    assert expected_own(settings, [LARGE], cluster, printed)[:, 0].tolist() == [True, False]
+
+
 def test_what_the_table_does_not_tell_is_estimated_or_not_known(cluster):
     """A protocol that NCCL does not use by itself and another communicator are estimated; what it rules out is not."""
     settings = [LL, LL128, TREE]

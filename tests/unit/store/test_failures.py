@@ -106,6 +106,7 @@ def test_foreign_keys_and_durability_are_on(database):
         ("connection failed: FATAL: password authentication failed for user", "password"),
         ("connection failed: FATAL: the database system is starting up", "server"),
         ("permission denied for database x", "right to create"),
+        ("permission denied for table workloads", "rights to read and write the tables"),
         ("something new", "--storage"),
     ],
 )
@@ -113,3 +114,11 @@ def test_known_words_get_their_hint(said, hinted):
     with pytest.raises(StoreError, match="cannot be used") as caught, translated("a.db"):
         raise ProgrammingError("SELECT 1", {}, Exception(said))
     assert hinted in caught.value.hint
+
+
+def test_a_postgresql_that_takes_no_writes_is_no_file():
+    """A standby, or a role that only reads; psycopg names the class so."""
+    said = type("ReadOnlySqlTransaction", (Exception,), {})("cannot execute INSERT in a read-only transaction")
+    with pytest.raises(StoreError) as caught, translated("postgresql://host/ncclt"):
+        raise ProgrammingError("INSERT", {}, said)
+    assert "primary" in caught.value.hint

@@ -199,6 +199,7 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
         "gpu_seconds": gpu_seconds([trial], cluster),
         "place": trial.result.place,
         "warm": trial.result.warm,
+        "by_plugin": trial.result.by_plugin,
     }
 
 

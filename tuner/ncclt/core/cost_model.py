@@ -105,6 +105,13 @@ def nccl_choice(
     return Choice(algorithm=candidate, protocol=offered, channels=channels, threads=threads, time_us=time_us)
 
 
+def channels_taken(
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph
+) -> int:
+    """Return how many channels NCCL takes by itself for a pair; arguments as in `call_us`."""
+    return _channels_and_threads(collective, algorithm, protocol, size_bytes, graph, None)[0]
+
+
 def cell_channels(collective: Collective, protocol: Protocol, size_bytes: int, ranks: int, channels: int) -> int:
     """Return how many of the channels the scheduler fills: each gets at least 32 KiB of traffic.
 

@@ -20,16 +20,24 @@ _MAX_FILE_BYTES = 90_000
 """As base64 in one variable; Linux takes 128 KiB in each (execve(2), MAX_ARG_STRLEN)."""
 
 _TASK = (
-    'linger=0.5; trap linger=0 HUP INT QUIT TERM USR1 USR2; "$@"; code=$?; '
+    "linger=0.5 told=1 rank= signal= code=; "
+    'hand() { linger=0 told=1 signal=$1; [ -z "$rank" ] || kill "-$1" "$rank" 2>/dev/null; }; '
+    'for name in HUP TERM USR1 USR2; do trap "hand $name" "$name"; done; '
+    # What a shell starts in the background ignores these two.
+    'trap "hand TERM" INT QUIT; '
+    '"$@" & rank=$!; [ -z "$signal" ] || hand "$signal"; '
+    # A signal ends a wait before the rank has ended; and a shell may forget the code of a rank that it has waited for.
+    'while [ "$told" ]; do told=; wait "$rank"; got=$?; [ "$got" = 127 ] && [ "$code" ] || code=$got; done; '
     '[ "$code" -eq 0 ] || sleep "$linger"; exit "$code"'
 )
 """What the shell of a task does, so that nothing which was printed is lost when a task fails.
 
 As soon as one has failed, srun ends the others by SIGTERM, and when a task was ended by SIGTERM or SIGKILL, srun drops
 all output that is still under way (Slurm, src/api/step_launch.c, slurm_step_launch_wait_finish). So a shell turns every
-end by a signal into an exit code, 128 + its number; signals reach the program itself, for Slurm sends them to all
-processes of a step. And ranks fail together, while the first one still prints what went wrong: a shell that was not
-told to end lingers, to give it the time."""
+end by a signal into an exit code, 128 + its number. It hands signals on: with proctrack/cgroup all but SIGKILL reach
+the children of slurmstepd alone (proctrack_cgroup.c, proctrack_p_signal), and SIGKILL comes after KillWait, 30 s. And
+ranks fail together, while the first one still prints what went wrong: a shell that was not told to end lingers, to give
+it the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.cost_graph import Graph, graph_of
-from ncclt.core.cost_model import Choice, nccl_choice
+from ncclt.core.cost_model import Choice, channels_taken, nccl_choice
 from ncclt.core.cost_printed import Pick, PrintedCosts, PrintedTable
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Message
@@ -113,7 +114,7 @@ class _Model:
         pick = self._pick(self._message.size_bytes, None, None, self._table)
         if pick is None:
             return None
-        return Setting(algorithm=pick.algorithm, protocol=pick.protocol, channels=self._channels_of(pick))
+        return Setting(algorithm=pick.algorithm, protocol=pick.protocol, channels=self._channels_of(pick, self._table))
 
     def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
         own, mine = self._time_us(Setting(), table), self._time_us(setting, table)
@@ -124,17 +125,22 @@ class _Model:
         pick = self._pick(self._message.size_bytes, setting.algorithm, setting.protocol, table)
         if pick is None:
             return None
-        channels = setting.channels or self._channels_of(pick)
+        channels = setting.channels or self._channels_of(pick, table)
         latency = self._pick(_SMALL_BYTES, pick.algorithm, pick.protocol, table)
         assert latency is not None, "a pair that carries a message carries a smaller one"
         latency_us = min(latency.time_us, pick.time_us)
-        slower = 1.0 if channels is None else _slowdown(channels / _own_channels(pick.algorithm, self._graph, table))
+        graph = _told(self._graph, table)
+        most = graph.nvls_channels if pick.algorithm in _NVLS else graph.channels
+        slower = 1.0 if channels is None else _slowdown(channels / max(1, most))
         return latency_us + (pick.time_us - latency_us) * slower
 
-    def _channels_of(self, pick: Pick) -> int | None:
+    def _channels_of(self, pick: Pick, table: PrintedTable | None) -> int | None:
         """Return how many channels NCCL takes by itself for a pair, None where our estimate lacks the pair."""
-        choice = self._estimate(self._message.size_bytes, pick.algorithm, pick.protocol)
-        return None if choice is None else choice.channels
+        size_bytes, (algorithm, protocol) = self._message.size_bytes, pick[:2]
+        if self._estimate(size_bytes, algorithm, protocol) is None:
+            return None
+        # Of as many as the log tells: our estimate of the communicator may have fewer or more.
+        return channels_taken(self._message.collective, algorithm, protocol, size_bytes, _told(self._graph, table))
 
     def _pick(
         self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
@@ -163,6 +169,12 @@ def _slowdown(share: float) -> float:
     return math.sqrt((1 + (_SATURATED / share) ** 2) / (1 + _SATURATED**2)) if share < 1 else 1.0
 
 
-def _own_channels(algorithm: Algorithm, graph: Graph, table: PrintedTable | None) -> int:
-    told = 0 if table is None else table.nvls_channels if algorithm in _NVLS else table.channels
-    return max(1, told or (graph.nvls_channels if algorithm in _NVLS else graph.channels))
+def _told(graph: Graph, table: PrintedTable | None) -> Graph:
+    """Return a graph with the channels that a log tells."""
+    if table is None:
+        return graph
+    return replace(
+        graph,
+        channels=table.channels or graph.channels,
+        nvls_channels=table.nvls_channels or graph.nvls_channels,
+    )

@@ -12,8 +12,9 @@ from ncclt.errors import StoreError
 # Words in SQLite's and PostgreSQL's messages, and what a person can do about it; the first that fits is taken.
 _HINTS: tuple[tuple[str, str], ...] = (
     ("database is locked", "another process has been writing for too long; see what it is doing and try again"),
+    # Before SQLite's word: the class of PostgreSQL's exception is ReadOnlySqlTransaction.
+    ("read-only", "no writes are taken here; connect to the primary, as a user who may write"),
     ("readonly", "give this user the right to write the file and its folder, or name another store with --storage"),
-    ("read-only", "this server takes no writes; connect to the primary"),
     ("disk is full", "make room on the disk, or name another store with --storage"),
     ("no space left", "make room on the server's disk"),
     ("not a database", "the file is no SQLite database; name another one with --storage"),
@@ -26,6 +27,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("no such column", "the tables are behind this ncclt; open the store once with migration"),
     ("undefinedtable", "the tables are missing; open the store once with migration"),
     ("undefinedcolumn", "the tables are behind this ncclt; open the store once with migration"),
+    ("permission denied for table", "grant this user the rights to read and write the tables in the schema ncclt"),
     ("permission denied", "grant this user the right to create schemas in the database, or create them for it"),
     ("authentication", "check user and password in the storage URL"),
     ("does not exist", "check user and database in the storage URL, and that both were created"),
