@@ -6,11 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import report, say
 from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.recommendation import Recommendation
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
@@ -122,14 +125,23 @@ def source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     return None, storage.value
 
 
-def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
+def stored_revision(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Recommendation:
+    """Return the published revision that fits the options.
+
+    Args:
+        arguments: with model, nodes, gpus_per_node and nccl_version.
+        cluster: its name.
+        storage: URL of the store; None = the default store.
+
+    Raises:
+        NoRecommendationError: nothing fits, or what fits is stale.
+        NotFoundError: nothing was published for the two names, and one of them is known to nobody.
+        StoreError: the store cannot be read.
+    """
     from ncclt.core.recommendation import Request
-    from ncclt.core.render import check_form, remarks_left_out, render
     from ncclt.core.version import NcclVersion
     from ncclt.store import chosen
 
-    form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
-    check_form(arguments.format, **form)
     wanted = arguments.nccl_version
     request = Request(
         cluster=cluster,
@@ -138,7 +150,16 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
         gpus_per_node=arguments.gpus_per_node,
         nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
     )
-    found = chosen(storage, request)
+    return chosen(storage, request)
+
+
+def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
+    from ncclt.core.render import check_form, remarks_left_out, render
+    from ncclt.core.version import NcclVersion
+
+    form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
+    check_form(arguments.format, **form)
+    found = stored_revision(arguments, cluster, storage)
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
     version = NcclVersion.parse(found.fingerprint.nccl_version)

@@ -96,19 +96,10 @@ def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Calla
 
 
 def _storing(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Callable[[str], str]:
-    from ncclt.core.recommendation import Request
+    from ncclt.cli.env import stored_revision
     from ncclt.core.render import render
-    from ncclt.store import chosen
 
-    wanted = arguments.nccl_version
-    request = Request(
-        cluster=cluster,
-        model=arguments.model,
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
-    )
-    found = chosen(storage, request)
+    found = stored_revision(arguments, cluster, storage)
     version = NcclVersion.parse(found.fingerprint.nccl_version)
     return lambda format: render(found, format=format, version=version)
 
