@@ -1,6 +1,10 @@
-"""Fixtures that every room uses."""
+"""What makes the suite independent of where and how it is started, and the fixtures that all folders use."""
 
+import contextlib
 import importlib.util
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -8,6 +12,69 @@ from pathlib import Path
 import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+FOREIGN = ("NCCL", "SLURM", "SBATCH", "SRUN", "OMPI_", "PMI", "TORCHELASTIC_", "XDG_")
+PATIENT_S = 60.0
+
+
+def pytest_configure(config):
+    """Let no test inherit what belongs to the shell, the job or the user that started the suite."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:  # nohup, or a background job of a script
+            # We go on ignoring it, but by a handler: programs that the tests start do not inherit that.
+            signal.signal(number, lambda *_: None)
+    for name in tuple(os.environ):
+        if name.startswith(FOREIGN) and not name.startswith("NCCLT_TEST_"):
+            del os.environ[name]
+
+
+def pytest_make_parametrize_id(val):
+    """Name bytes by their place in the table: those of gzip hold the time, and all workers must collect the same."""
+    return "bytes" if isinstance(val, bytes) else None
+
+
+@pytest.fixture(autouse=True)
+def no_process_left():
+    """End, and blame on the test, what it has started itself and not ended."""
+    before = children()
+    yield
+    if left := {pid: name for pid, name in children().items() if pid not in before}:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"left running: {left}")
+
+
+def children():
+    """The commands of this process's running children by their ids."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # threads and processes may end between the listing and the reading
+            for pid in (task / "children").read_text().split():
+                if (words := Path("/proc", pid, "cmdline").read_bytes()) and b"resource_tracker" not in words:
+                    found[int(pid)] = words.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+@pytest.fixture
+def start():
+    """Return `subprocess.Popen` for processes that end with the test: by SIGTERM, or by SIGKILL if that does not do."""
+    with contextlib.ExitStack() as stack:
+
+        def popen(*args, **options):
+            process = stack.enter_context(subprocess.Popen(*args, **options))
+            stack.callback(end, process)
+            return process
+
+        yield popen
+
+
+def end(process):
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(PATIENT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 @pytest.fixture(scope="session")

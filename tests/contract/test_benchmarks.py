@@ -20,7 +20,7 @@ STAND_IN = Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"
 def _run_stand_in(command: BenchmarkCommand) -> CommandOutput:
     program = Path(command.argv[0]).name
     argv = [sys.executable, "-I", "-S", str(STAND_IN), program, *command.argv[1:]]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
     return CommandOutput(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 

@@ -250,7 +250,7 @@ c.execute("UPDATE recommendations SET document = 'half'")
 c.executemany("INSERT INTO workloads VALUES (?, ?)", [(str(i), "x" * 3000) for i in range(100)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
-        subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+        subprocess.run([sys.executable, "-c", program], check=False, timeout=240)
         path = store_url.removeprefix("sqlite:///")
         with (
             closing(sqlite3.connect(f"file:{path.replace('%', '%25').replace('#', '%23')}?mode=ro", uri=True)) as plain,
@@ -275,7 +275,7 @@ with open_store({store_url!r}) as store:
     except StoreError as error:
         print(number, error.message)
 """
-        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+        run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=240)
         number, message = run.stdout.split(maxsplit=1)
         assert "cannot be used" in message
         assert len(store.trials("abc123")) == int(number) < 500

@@ -13,6 +13,7 @@ class Shell:
     """Runs ncclt in a folder, away from the user's own files and variables."""
 
     folder: object
+    popen: object
     variables: dict = field(default_factory=dict)
 
     @property
@@ -31,7 +32,7 @@ class Shell:
         return done
 
     def start(self, *words):
-        return subprocess.Popen(
+        return self.popen(
             self.argv(*words),
             cwd=self.folder,
             env=self.environment,
@@ -42,6 +43,6 @@ class Shell:
 
 
 @pytest.fixture
-def ncclt(tmp_path):
-    """The command line in an empty folder."""
-    return Shell(tmp_path)
+def ncclt(tmp_path, start):
+    """The command line in an empty folder; what it starts ends with the test."""
+    return Shell(tmp_path, start)

@@ -80,7 +80,7 @@ def server(ncclt):
     process = ncclt.start("serve", "--port", str(port), *STORE)
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(100):
+        for _ in range(1200):
             if process.poll() is not None:
                 pytest.fail(process.communicate()[1])
             try:
@@ -91,7 +91,7 @@ def server(ncclt):
         yield url
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=240)
 
 
 def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(ncclt, server):
@@ -108,7 +108,7 @@ def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(nccl
     assert "SIMULATED" in fetched.stdout
     shell = subprocess.run(
         ["bash", "-c", 'eval "$1"; echo "$NCCLT_SIMULATED"', "-", fetched.stdout],
-        capture_output=True, text=True, check=True, timeout=20,
+        capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     assert shell.stdout.strip() == "1"
     missing = ncclt(*words[:-1], "3", "--server", server, rc=3)

@@ -51,13 +51,13 @@ def server(tmp_path_factory):
         process = uvicorn.Server(config)
         thread = threading.Thread(target=process.run, kwargs={"sockets": [listening]})
         thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while not process.started and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert process.started
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         process.should_exit = True
-        thread.join(timeout=30)
+        thread.join(timeout=240)
         assert not thread.is_alive()
 
 

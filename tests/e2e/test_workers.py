@@ -60,7 +60,7 @@ def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
     while trials_of(url) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
     first.kill()
-    first.communicate(timeout=60)
+    first.communicate(timeout=240)
     out, err = second.communicate(timeout=180)
 
     assert second.returncode == 0, err

@@ -49,7 +49,7 @@ def environment_after(way, text, folder, **inherited):
     (folder / "text").write_text(text)
     # csh has no $0 for -c: its arguments begin at 1, as fish's $argv does.
     done = subprocess.run(
-        [program, *argv[1:], sys.executable, DUMP], cwd=folder, check=False, capture_output=True, text=True, timeout=60,
+        [program, *argv[1:], sys.executable, DUMP], cwd=folder, check=False, capture_output=True, text=True, timeout=90,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **inherited},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -96,7 +96,7 @@ def test_bash_splits_the_words_for_a_command_line_into_the_same_values(tmp_path)
 def test_mpirun_hands_them_to_its_ranks(tmp_path):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed here")
-    version = subprocess.run(["mpirun", "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    version = subprocess.run(["mpirun", "--version"], check=True, capture_output=True, text=True, timeout=240).stdout
     if "Open MPI" not in version:
         pytest.skip("-x is an option of Open MPI's mpirun")
     (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x", version=V))
@@ -116,7 +116,7 @@ def prolog_lines(text, folder, shell, **environment):
     subprocess.run([shell, "-n", "prolog"], cwd=folder, check=True, capture_output=True)
     done = subprocess.run(
         [shutil.which(shell), "prolog"], cwd=folder, env={"PATH": "/nowhere", **environment}, check=False,
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=90,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert not (folder / "pwned").exists()

@@ -84,13 +84,13 @@ def serving(store):
         server = uvicorn.Server(uvicorn.Config(create_app(store, dashboard=False), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while not server.started and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
 
         def stop():
             server.should_exit = True
-            thread.join(timeout=30)
+            thread.join(timeout=240)
 
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", stop
         stop()

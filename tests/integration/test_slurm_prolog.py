@@ -49,7 +49,7 @@ def written(tmp_path, store, library, *words):
 def said(prolog, shell="sh", **environ):
     """Run the script with nothing but a shell; return its exit code and lines."""
     done = subprocess.run(
-        [shutil.which(shell), prolog], env={"PATH": "/nowhere", **environ}, capture_output=True, text=True, timeout=60,
+        [shutil.which(shell), prolog], env={"PATH": "/nowhere", **environ}, capture_output=True, text=True, timeout=240,
         check=False,
     )  # fmt: skip
     assert done.stderr == ""

@@ -19,6 +19,7 @@ from ncclt.core.version import NcclVersion
 from ncclt.store import open_store
 from ncclt.testing.store_contract import RING, sample_recommendation
 
+PATIENT_S = 240.0
 TRAINING = Path(__file__).parent / "training" / "paced.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
 CLI = """
@@ -85,7 +86,7 @@ def _environ(tmp_path, **more):
     return bare | {"PYTHONPATH": str(tmp_path / "site")} | more
 
 
-def _verify(tmp_path, options, command, timeout=60, **environ):
+def _verify(tmp_path, options, command, timeout=PATIENT_S, **environ):
     return subprocess.run(
         _arguments(tmp_path, options, command), env=_environ(tmp_path, **environ), capture_output=True, text=True,
         timeout=timeout, check=False,
@@ -245,19 +246,17 @@ def test_what_makes_no_sense_is_refused(tmp_path, options, said):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, job, number):
+def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, job, start, number):
     """Ranks of torchrun open sessions of their own, as the sleeper does: they are ended, too."""
     arguments = _arguments(tmp_path, ["--base", "SLEEPER=1", "--run-to-end"], [*job, "1000000"])
-    running = subprocess.Popen(
-        arguments, env=_environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 30
+    running = start(arguments, env=_environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + PATIENT_S
     while not list(tmp_path.glob(".ncclt-record-*/ranks/*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     (folder,) = tmp_path.glob(".ncclt-record-*")
     assert len(_carriers(folder)) == 2
     running.send_signal(number)
-    _out, err = running.communicate(timeout=30)
+    _out, err = running.communicate(timeout=PATIENT_S)
     assert running.returncode == 130, err
     assert "nothing was stored" in err
     assert not folder.exists()

@@ -88,10 +88,9 @@ def test_a_job_started_anew_decides_anew(tmp_path):
     assert proposed(tmp_path, "new", job=requeued).content == {"proposal": "new"}
 
 
-def test_twelve_processes_at_once_are_told_the_same(tmp_path):
+def test_twelve_processes_at_once_are_told_the_same(tmp_path, start):
     running = [
-        subprocess.Popen([sys.executable, "-c", PROPOSER, tmp_path, str(n)], stdout=subprocess.PIPE, text=True)
-        for n in range(12)
+        start([sys.executable, "-c", PROPOSER, tmp_path, str(n)], stdout=subprocess.PIPE, text=True) for n in range(12)
     ]
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("ready-*"))) < 12 and time.monotonic() < deadline:

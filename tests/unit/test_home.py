@@ -27,7 +27,7 @@ def ncclt_of_nobody(folder: Path, *words: str) -> subprocess.CompletedProcess[st
     left_out = ("NCCLT_", "XDG_", "NCCL_")
     environ = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith(left_out)}
     argv = [sys.executable, "-c", _AS_NOBODY, *words]
-    return subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("asked", [("--storage", "sqlite:///none.db"), ("--server", "http://127.0.0.1:9"), ()])

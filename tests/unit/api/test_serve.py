@@ -39,7 +39,7 @@ def test_it_serves_until_sigterm(tmp_path):
             answer.close()
         finally:
             process.send_signal(signal.SIGTERM)
-            log = process.communicate(timeout=30)[1]
+            log = process.communicate(timeout=240)[1]
     assert "Traceback" not in log
 
 

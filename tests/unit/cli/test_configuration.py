@@ -46,5 +46,5 @@ def test_the_home_of_somebody_else_holds_no_file_of_ours(tmp_path):
     )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("NCCLT_", "XDG_"))}
     argv, environ = [sys.executable, "-c", ask], {**kept, "HOME": str(home)}
-    done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{'default'}\n", "")

@@ -28,7 +28,7 @@ def test_hostile_names_are_handed_on_as_they_are(tmp_path, shell, name):
 
     def said():
         done = subprocess.run(
-            [shutil.which(shell), "-c", prolog(tmp_path, name)], cwd=tmp_path, timeout=60, check=False,
+            [shutil.which(shell), "-c", prolog(tmp_path, name)], cwd=tmp_path, timeout=240, check=False,
             env=step, capture_output=True, text=True,
         )  # fmt: skip
         assert done.stderr == ""

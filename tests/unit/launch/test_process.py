@@ -136,7 +136,7 @@ def children():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_this_program_ends_the_command_first(number, tmp_path):
+def test_a_signal_to_this_program_ends_the_command_first(start, number, tmp_path):
     """Then it takes effect: KeyboardInterrupt for SIGINT, the end for the others."""
     child = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); {DEAF}"
     code = (
@@ -146,12 +146,12 @@ def test_a_signal_to_this_program_ends_the_command_first(number, tmp_path):
         f"plan = LaunchPlan(argv=(sys.executable, '-I', '-S', '-c', {child!r}), timeout_s=60)\n"
         "ProcessSession(plan, environment=os.environ).run()"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    parent = start([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert parent.poll() is None
         time.sleep(0.02)
     parent.send_signal(number)
-    _, said = parent.communicate(timeout=20)
+    _, said = parent.communicate(timeout=120)
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
     assert not is_running(int((tmp_path / "pid").read_text()))

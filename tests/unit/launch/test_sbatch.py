@@ -58,7 +58,7 @@ def test_the_command_line_survives_the_shell(tmp_path):
     """The batch shell runs the very words that were given."""
     words = ("printf", "%s\\n", "it's mine; $x", "a b", "", "*")
     plan = plan_batch(request(command=words))
-    done = subprocess.run(("bash", "-c", plan.script), capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(("bash", "-c", plan.script), capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert done.stdout == "it's mine; $x\na b\n\n*\n"
 
 

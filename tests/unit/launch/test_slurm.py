@@ -79,7 +79,7 @@ def test_shipped_files_are_read_and_leave_nothing(tmp_path):
         env={"PATH": os.environ["PATH"], "TMPDIR": str(folder), **file_variables(shipped.texts)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout == "word with blanks µ\n0\n"
 
@@ -108,7 +108,7 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
         ship(("sh", "-c", script), ()).argv,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stderr=subprocess.DEVNULL,
-        timeout=60,
+        timeout=240,
         process_group=0,
     )
     assert done.returncode == exit_code
@@ -130,7 +130,7 @@ def test_the_shell_of_a_task_hands_signals_on(script, sent, exit_code):
         try:
             assert shell.stdout.readline() == b"up\n"
             shell.send_signal(sent)
-            assert shell.wait(20) == exit_code
+            assert shell.wait(240) == exit_code
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ def test_the_clean_up_cancels_its_own_steps_until_they_are_gone(tmp_path, steps,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "STEPS": str(tmp_path / "steps"), "GONE": gone},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     said = tmp_path / "steps.asked"
     assert done.returncode == exit_code

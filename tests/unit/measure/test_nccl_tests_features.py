@@ -66,7 +66,7 @@ def test_a_wrapped_program_is_asked_for_its_usage(tmp_path, release, json, cycle
     runpy.run_path(str(STAND_IN))["install"](tmp_path, release=release)
 
     def run(argv):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
         return CommandOutput(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     found = detect(tmp_path, run=run, collectives=Collective)

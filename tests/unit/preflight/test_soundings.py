@@ -29,7 +29,7 @@ class Recorder:
     def measure(self, setting, messages, *, repeat):
         self.running.append(self.hosts)
         if self.barrier is not None:
-            self.barrier.wait(timeout=60)
+            self.barrier.wait(timeout=240)
         self.seen.append((self.hosts, repeat, [m.size_bytes for m in messages], {m.group_size for m in messages}))
         self.running.remove(self.hosts)
         return TrialResult(
@@ -115,7 +115,7 @@ def test_an_interrupted_wave_kills_what_runs():
         def measure(self, setting, messages, *, repeat):
             if self.hosts == ("a", "b"):
                 raise KeyboardInterrupt
-            assert self.over.wait(timeout=60)
+            assert self.over.wait(timeout=240)
             return replace(TrialResult(outcome=Outcome.CRASHED))
 
         def kill(self):

@@ -76,5 +76,5 @@ def test_importing_the_package_imports_no_reader():
     code = (
         "import ncclt.profiling, sys; print([m for m in sys.modules if m.startswith(('ncclt.profiling.k', 'torch'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"

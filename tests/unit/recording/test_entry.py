@@ -37,7 +37,7 @@ def run(folder, tmp_path):
         path = os.pathsep.join([str(folder / "inject"), str(tmp_path / "site")])
         done = subprocess.run(
             [sys.executable, *flags, "-c", code], env=os.environ | {"PYTHONPATH": path},
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 
@@ -61,7 +61,7 @@ def test_hook_is_registered_when_the_program_imports_optimizers(run, folder):
 
 def test_programs_without_pytorch_load_nothing_more(run, folder):
     code = "import sys; print(*sorted(sys.modules))"
-    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     status, out, err = run(code)
     assert (status, err) == (0, "")
     assert set(out.split()) - set(bare.stdout.split()) <= {
