@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,46 @@ def test_entities_are_found_across_chunks(monkeypatch):
     monkeypatch.setattr(gpu_report, "_CHUNK_BYTES", 5)
     with pytest.raises(InputError, match="entities"):
         _report('<!DOCTYPE x [<!ENTITY a "aaaa">]><nvidia_smi_log>&a;</nvidia_smi_log>')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<nvidia_smi_log>" + "<a>" * 2_000_000,
+        "<nvidia_smi_log><gpu>" + "<clock/>" * 750_000,
+        "<nvidia_smi_log>" + "<gpu/>" * 1_000_000,
+        "<nvidia_smi_log><gpu " + " ".join(f'a{n}=""' for n in range(700_000)) + "/></nvidia_smi_log>",
+        "<nvidia_smi_log><driver_version>" + "5" * 6_000_000,
+    ],
+    ids=["nested", "wide", "gpus", "attributes", "text"],
+)
+def test_six_megabytes_take_no_memory(text):
+    """What is kept of a file is bounded, whatever it repeats."""
+    content = io.BytesIO(text.encode())
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"nested deeper or longer|no GPU"):
+            parse_gpu_report(content, "gpus.xml")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 50e6
+
+
+def test_more_children_than_one_gpu_may_have():
+    """They are counted for each child of the root."""
+    clocks = "<supported_clocks>" + "<clock>1</clock>" * 20_000 + "</supported_clocks>"
+    text = f"<nvidia_smi_log>{f'<gpu>{clocks}</gpu>' * 5}</nvidia_smi_log>"
+
+    assert len(_report(text).gpus) == 5
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_entities_are_not_hidden_by_an_encoding(encoding):
+    entities = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><nvidia_smi_log><gpu>&b;</gpu></nvidia_smi_log>'
+
+    with pytest.raises(InputError, match="not UTF-8"):
+        _report(entities.encode(encoding))
 
 
 def test_endless_files_are_refused(monkeypatch):

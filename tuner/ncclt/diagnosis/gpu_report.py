@@ -13,10 +13,16 @@ from typing import IO, Any
 
 from ncclt.errors import InputError
 
-MOST_BYTES = 64 * 1024 * 1024
-"""A GPU takes about 60 KB, most of it its supported clocks: this is a thousand of them."""
+MOST_BYTES = 16 * 1024 * 1024
+"""A GPU takes about 60 KB, most of it its supported clocks: this is more than 250 of them."""
 
+# What follows bounds the memory that a file can take, whatever it nests or repeats. A GPU of driver 580 has 7 levels and
+# some 2,000 elements, and nothing in it is longer than a line.
+_DEEPEST = 32
+_MOST_ELEMENTS = 50_000  # in one child of the root
+_MOST_GPUS = 1024
 _CHUNK_BYTES = 256 * 1024
+_MOST_CHUNKS_WITHOUT_TAG = 4
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 """What makes a GPU slower than it is asked to be; reaching its power limit is part of normal work."""
 _UNCORRECTED = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable",
@@ -101,20 +107,34 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
     Raises:
         InputError: it is no such file, is cut off, too long, or tries to expand entities.
     """
-    parser: Any = ET.XMLPullParser(events=("end",))  # typeshed does not tell what its events hold
+    parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not tell what its events hold
+    open_elements: list[ET.Element] = []
     gpus: list[GpuState] = []
     driver = cuda = ""
+    elements = without_tag = 0
     try:
         for chunk in _chunks(stream, source):
             parser.feed(chunk)
-            for _, element in parser.read_events():
+            without_tag += 1
+            for event, element in parser.read_events():
+                without_tag = 0
+                if event == "start":
+                    open_elements.append(element)
+                    elements += 1
+                    _check_shape(len(open_elements), elements, len(gpus), source)
+                    continue
+                open_elements.pop()
                 if element.tag == "gpu":
                     gpus.append(_gpu(element, len(gpus)))
-                    element.clear()  # thousands of supported clocks need not be kept
                 elif element.tag == "driver_version":
                     driver = driver or (element.text or "").strip()
                 elif element.tag == "cuda_version":
                     cuda = cuda or (element.text or "").strip()
+                if len(open_elements) == 1:  # what has been read need not be kept
+                    open_elements[0].clear()
+                    elements = 0
+            if without_tag > _MOST_CHUNKS_WITHOUT_TAG:
+                raise _no_report(source)
         parser.close()
     except ET.ParseError as error:
         raise InputError(
@@ -125,17 +145,31 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
     return GpuReport(source=source, driver=driver, cuda=cuda, gpus=tuple(gpus))
 
 
+def _check_shape(depth: int, elements: int, gpus: int, source: str) -> None:
+    if depth > _DEEPEST or elements > _MOST_ELEMENTS or gpus > _MOST_GPUS:
+        raise _no_report(source)
+
+
+def _no_report(source: str) -> InputError:
+    return InputError(
+        f"{source} is nested deeper or longer than any report of GPUs", hint="give the output of `nvidia-smi -q -x`"
+    )
+
+
 def _chunks(stream: IO[bytes], source: str) -> Iterator[bytes]:
-    """Yield the file, refusing what nvidia-smi never writes: entities, which can blow a small file up to any size."""
+    """Yield the file, refusing what nvidia-smi never writes: entities, which can blow a small file up to any size.
+
+    They are looked for in bytes, so encodings of two bytes a character, in which they would look otherwise, are refused.
+    """
     size, tail = 0, b""
     while chunk := stream.read(_CHUNK_BYTES):
         size += len(chunk)
         if size > MOST_BYTES:
-            raise InputError(
-                f"{source} is longer than any report of GPUs", hint="give the output of `nvidia-smi -q -x`"
-            )
+            raise _no_report(source)
         if b"<!ENTITY" in tail + chunk:
             raise InputError(f"{source} defines XML entities, which nvidia-smi never does", hint="where is it from?")
+        if b"\0" in chunk:
+            raise InputError(f"{source} is not UTF-8", hint="write it again with `nvidia-smi -q -x > FILE`")
         tail = (tail + chunk)[-8:]
         yield chunk
 
