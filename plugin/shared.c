@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* seals */
 #include "shared.h"
 
 #include <errno.h>
@@ -21,7 +22,10 @@ const struct ncclt_shared *ncclt_shared_open(const char *path, char reason[NCCLT
     return NULL;
   }
   const struct ncclt_shared *shared = NULL;
-  if (lseek(file, 0, SEEK_END) < (off_t)sizeof *shared) {
+  int seals = fcntl(file, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
+    snprintf(reason, NCCLT_REASON_SIZE, "it could be cut short under a reader: it is no memory sealed against that");
+  } else if (lseek(file, 0, SEEK_END) < (off_t)sizeof *shared) {
     snprintf(reason, NCCLT_REASON_SIZE, "it is too short for a shared table");
   } else {
     void *at = mmap(NULL, sizeof *shared, PROT_READ, MAP_SHARED, file, 0);

@@ -1,6 +1,8 @@
 /* A table in shared memory, which a controller switches between two collectives: trials without a new communicator.
  *
- * The file that NCCLT_POLICY_SHM names, in the byte order of the machine (ncclt.plugin.shared_table writes it):
+ * The memory that NCCLT_POLICY_SHM names, in the byte order of the machine (ncclt.plugin.shared_table writes it). It is
+ * a memfd, named as /proc/self/fd/NUMBER or /proc/PID/fd/NUMBER and sealed against shrinking: a file that is truncated
+ * while it is mapped ends its reader with SIGBUS, and with it the training.
  *
  *   offset  size
  *        0     8  generation: 0 = nothing published yet; slot generation % 2 holds the table
@@ -46,7 +48,7 @@ struct ncclt_shared {
   struct ncclt_shared_slot slot[2];
 };
 
-/* Map the file for reading; NULL with a sentence in `reason`. */
+/* Map the memory for reading, if it can never become shorter; NULL with a sentence in `reason`. */
 const struct ncclt_shared *ncclt_shared_open(const char *path, char reason[NCCLT_REASON_SIZE]);
 
 void ncclt_shared_close(const struct ncclt_shared *shared);

@@ -102,7 +102,6 @@ class LiveRanks:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._number = 0
         self._known: set[tuple[tuple[str, int], ...]] = {()}
-        self._table: Path | None = None
 
     @property
     def name(self) -> str:
@@ -275,8 +274,7 @@ class LiveRanks:
             "NCCL_TUNER_PLUGIN": "none" if place.plugin is None else str(place.plugin.absolute()),
         }
         if place.plugin is not None:
-            self._table = _shared_folder(self._scratch.name) / f"ncclt-{Path(self._scratch.name).name}"
-            environ["NCCLT_POLICY_SHM"] = str(self._table)
+            environ["NCCLT_POLICY_SHM"] = "of the child"  # which makes it and then names it
         environ.update(place.environ or {})
         return {name: value for name, value in environ.items() if value != UNSET}
 
@@ -307,8 +305,6 @@ class LiveRanks:
             os.killpg(child.pid, signal.SIGKILL)
             code = child.wait(_GRACE_S)
         os.close(self._answers)
-        if self._table is not None:
-            self._table.unlink(missing_ok=True)  # a child that was killed has left it
         if self._scratch is not None:
             for log in sorted(Path(self._scratch.name).glob("nccl-*.log")):
                 shutil.copyfile(log, self.folder / log.name)
@@ -320,11 +316,6 @@ class LiveRanks:
         """Return where NCCL writes its choices while the child lives."""
         assert self._scratch is not None
         return Path(self._scratch.name) / "nccl-0-0.log"
-
-
-def _shared_folder(otherwise: str) -> Path:
-    memory = Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) else Path(otherwise)
 
 
 def _row(message: Message) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ncclt.core.setting import Setting, setting_from_document
 from ncclt.core.trial import Outcome
 from ncclt.core.version import NcclVersion
 from ncclt.errors import NccltError
-from ncclt.plugin.shared_table import SharedRow, SharedTable
+from ncclt.plugin.shared_table import VARIABLE, SharedRow, SharedTable
 
 _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -85,7 +85,7 @@ class Worker:
             thread.join(_ABORT_S)
 
     def tidy(self) -> None:
-        """Remove the table's file."""
+        """Give the table's memory back."""
         if self._table is not None:
             self._table.close()
 
@@ -96,8 +96,9 @@ class Worker:
         self._version = NcclVersion.parse(version)
         recipe.check(self._version, told["ranks"])
         device = Device(Path(told["cuda"]) if told["cuda"] else None)
-        if table := os.environ.get("NCCLT_POLICY_SHM"):
-            self._table = SharedTable.create(Path(table))
+        if VARIABLE in os.environ:
+            self._table = SharedTable()
+            os.environ[VARIABLE] = self._table.path
         self._ranks = Ranks(
             device, source, recipe,
             count=told["ranks"], scratch=Path(told["scratch"]), room_bytes=told["room_bytes"], deadline=deadline,

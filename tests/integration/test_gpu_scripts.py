@@ -256,15 +256,13 @@ def test_a_landscape_is_recorded_resumed_and_replayed(machine, tmp_path):
     try:
         for _ in range(4):
             assert cut.stdout.readline()
-        [left] = scratch.iterdir()
-        table = Path("/dev/shm") / f"ncclt-{left.name}"
-        assert table.exists()
+        assert any(scratch.iterdir())
     finally:
         cut.kill()
         cut.stdout.close()
         cut.wait(PATIENCE_S)
     # Its child hears of it and leaves nothing behind.
-    wait_until(lambda: not table.exists() and not any(scratch.iterdir()))
+    wait_until(lambda: not any(scratch.iterdir()))
     before = rows_of(tmp_path / "landscape.csv")
     assert len(before) >= 4 * 2
 

@@ -297,6 +297,37 @@ def started_by_hand(controller_address, token, folder, *, port):
     return processes
 
 
+def test_kill_9_while_ranks_start_leaves_no_token(tmp_path):
+    """The guardian removes it: whoever finds it could speak to ranks in our name."""
+    (scratch := tmp_path / "scratch").mkdir()
+    program = (
+        "import runpy, sys\n"
+        "from pathlib import Path\n"
+        "tests = runpy.run_path(sys.argv[1])\n"
+        "sleeping = tests['TorchCollectives'](backend='gloo', python=sys.argv[3])\n"
+        "launcher = tests['launcher_of'](sys.argv[2], Path(sys.argv[4]))\n"
+        "runner = tests['runner_of'](launcher, benchmark=sleeping, scratch=Path(sys.argv[4], 'scratch'))\n"
+        "runner.measure(tests['DEFAULT'], tests['MESSAGES'], repeat=0)\n"
+    )
+    word = f"starting-{time.monotonic_ns()}"
+    (sleeper := tmp_path / "sleeper").write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeper.chmod(0o755)
+    words = (sys.executable, "-c", program, __file__, word, str(sleeper), str(tmp_path))
+    ncclt = subprocess.Popen(words, env=environment())
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not LEFTOVERS["carrying"](word) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [file.stat().st_mode & 0o777 for file in scratch.rglob("token")] == [0o600]
+    finally:
+        ncclt.kill()
+        ncclt.wait()
+    while any(scratch.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(scratch.iterdir()) == []
+    assert not LEFTOVERS["soon_gone"](word, PATIENCE_S)
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -314,20 +345,20 @@ def ended(processes):
 
 
 def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
-    """As on other machines, where no guardian of ours lives; their table goes with them."""
+    """As on other machines, where no guardian of ours lives; their reports go with them."""
     (token := tmp_path / "token").write_text("a token")
     with Controller(launcher="torchrun", host="", token=b"a token") as controller:
         processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
         channel = controller.accept(PATIENCE_S, stopped=lambda: False)
-    channel.send({"do": "begin", "name": f"t{os.getpid()}", "table": {"head": "", "bytes": 16480}})
+    channel.send({"do": "begin", "table": {"head": "", "bytes": 16480}})
     deadline = time.monotonic() + PATIENCE_S
     while (ready := channel.receive(1.0)) is None and time.monotonic() < deadline:
         pass
-    (table,) = map(Path, ready["tables"])
-    assert table.stat().st_size == 16480
+    reports = Path(ready["reports"])
+    assert reports.is_dir()
     channel.close()
     assert ended(processes) == [1, 0], "what every rank knows fails rank 0 alone"
-    assert not table.exists()
+    assert not reports.exists()
     assert "the controller: the other end has closed the connection" in (tmp_path / "0").read_text()
 
 
@@ -340,18 +371,31 @@ def test_ranks_with_another_token_are_not_believed_and_do_not_believe(tmp_path):
     assert "ncclt: rank 0 on " in (tmp_path / "0").read_text()
 
 
+def tables_of(word):
+    """Return the tables of all ranks of a launch, one for each."""
+    found = {}
+    for process in LEFTOVERS["carrying"](word):
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            if link.readlink().name.startswith("memfd:ncclt-table"):
+                found[process] = str(link)
+    return list(found.values())
+
+
 def test_the_plugin_sees_each_setting_at_its_next_call(tmp_path):
-    """The real plugin reads the table of the ranks from this process; the ranks' communicators stay as they are."""
+    """The real plugin reads the table of a rank from this process; the ranks' communicators stay as they are."""
     if compiler() is None:
         pytest.skip("no C compiler here: the plugin cannot be built")
     library = build(tmp_path / "libnccl-tuner-ncclt.so")
-    runner = runner_of(launcher_of("plugin", tmp_path), plugin=library)
+    folders = set(Path("/dev/shm").glob("ncclt-torch-*"))
+    word = f"plugin-{time.monotonic_ns()}"
+    runner = runner_of(launcher_of(word, tmp_path), plugin=library)
     ring = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4)
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128)
     try:
         assert runner.measure(DEFAULT, MESSAGES, repeat=0).outcome is Outcome.OK
-        (table,) = runner._session.tables
-        with LoadedPlugin(library).communicator(ranks=2, nodes=1, environ={"NCCLT_POLICY_SHM": table}) as comm:
+        tables = tables_of(word)
+        assert len(tables) == 2
+        with LoadedPlugin(library).communicator(ranks=2, nodes=1, environ={"NCCLT_POLICY_SHM": tables[0]}) as comm:
             for setting, cheapest, channels in ((ring, [3], 4), (tree, [1], 0), (DEFAULT, [], 0), (ring, [3], 4)):
                 assert runner.measure(setting, MESSAGES, repeat=0).outcome is Outcome.OK
                 answer = comm.ask(FUNCTIONS.index("allreduce"), 4096)
@@ -359,10 +403,11 @@ def test_the_plugin_sees_each_setting_at_its_next_call(tmp_path):
                     cheapest,
                     channels,
                 )
+                assert len({Path(table).read_bytes() for table in tables}) == 1
         assert runner.switches == {Level.PROCESS: 1, Level.CALL: 4}
     finally:
         runner.close()
-    assert not Path(table).exists()
+    assert set(Path("/dev/shm").glob("ncclt-torch-*")) <= folders
 
 
 def test_ranks_without_the_plugin_say_so_before_anything_is_measured(tmp_path):

@@ -79,7 +79,7 @@ class PlayedRanks:
                 return
             if order["do"] == "begin":
                 equal = {"version of NCCL": self.version} if self.version else {}
-                channel.send({"ready": 0, "environment": {"nodes": [[0, 1]], "equal": equal}, "tables": []})
+                channel.send({"ready": 0, "environment": {"nodes": [[0, 1]], "equal": equal}, "reports": ""})
                 continue
             self.orders.append(order)
             answer = answers.pop(0) if answers else {}

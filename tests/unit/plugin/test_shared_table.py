@@ -1,5 +1,6 @@
 """The table in shared memory: one writer, many readers, whole tables only."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +20,13 @@ ALL_REDUCE = FUNCTIONS.index("allreduce")
 
 
 @pytest.fixture
-def table(tmp_path):
-    with SharedTable.create(tmp_path / "shared") as table:
+def table():
+    with SharedTable() as table:
         yield table
 
 
 def watching(plugin, table, **options):
-    return plugin.communicator(**{"ranks": 8, "nodes": 2, "environ": {VARIABLE: str(table.path)}, **options})
+    return plugin.communicator(**{"ranks": 8, "nodes": 2, "environ": {VARIABLE: table.path}, **options})
 
 
 def row(algorithm="ring", protocol="ll", **more):
@@ -55,33 +57,81 @@ def test_the_first_row_that_fits_the_communicator_counts(plugin, table):
 
 def test_it_replaces_the_table_of_the_policy(plugin, table, tmp_path):
     (tmp_path / "policy").write_text("allreduce,0,100,tree,ll,2,-1,-1\n")
-    environ = {VARIABLE: str(table.path), "NCCLT_POLICY": str(tmp_path / "policy")}
+    environ = {VARIABLE: table.path, "NCCLT_POLICY": str(tmp_path / "policy")}
     with watching(plugin, table, environ=environ) as comm:
         assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
 
 
 @pytest.mark.parametrize("spoil", [8, 16, 20])
-def test_a_file_that_is_no_shared_table_changes_nothing(plugin, table, tmp_path, spoil):
+def test_what_is_no_shared_table_changes_nothing(plugin, table, spoil):
     table.publish([row()])
-    content = bytearray(table.path.read_bytes())
-    content[spoil] ^= 1
-    other = tmp_path / "other"
-    other.write_bytes(content)
-    with watching(plugin, table, environ={VARIABLE: str(other)}) as comm:
+    with Path(table.path).open("r+b") as file:
+        spoilt = file.read()[spoil] ^ 1
+        file.seek(spoil)
+        file.write(bytes([spoilt]))
+    with watching(plugin, table) as comm:
         assert "own choice stays" in comm.said[0]
         assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
 
 
-def test_a_short_file_changes_nothing(plugin, table, tmp_path):
-    (tmp_path / "short").write_bytes(table.path.read_bytes()[:-1])
-    with watching(plugin, table, environ={VARIABLE: str(tmp_path / "short")}) as comm:
-        assert "too short" in comm.said[0]
+@pytest.mark.parametrize(("length", "seals", "said"), [(-1, fcntl.F_SEAL_SHRINK, "too short"), (0, 0, "cut short")])
+def test_memory_that_is_short_or_may_become_so_changes_nothing(plugin, table, length, seals, said):
+    file = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+    try:
+        content = Path(table.path).read_bytes()
+        os.write(file, content[: len(content) + length])
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+        with watching(plugin, table, environ={VARIABLE: f"/proc/self/fd/{file}"}) as comm:
+            assert said in comm.said[0]
+            assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+    finally:
+        os.close(file)
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from ncclt.plugin.loaded import LoadedPlugin
+def truncate(path):
+    with open(path, "r+b") as file:
+        file.truncate(0)
+def replace(path):
+    other = path + ".other"
+    with open(other, "wb") as file:
+        file.write(b"x")
+    os.replace(other, path)
+with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=8, nodes=2) as comm:
+    before = comm.ask(4, 64)
+    try:
+        {"truncate": truncate, "replace": replace, "delete": os.unlink}[sys.argv[2]](os.environ["NCCLT_POLICY_SHM"])
+    except OSError as error:
+        print(type(error).__name__)
+    after = comm.ask(4, 64)
+    print(before.costs == after.costs, before.channels == after.channels, comm.said[0])
+"""
+
+
+@pytest.mark.parametrize("what", ["truncate", "replace", "delete"])
+@pytest.mark.parametrize("memory", [True, False], ids=["sealed", "file"])
+def test_whatever_becomes_of_the_table_the_rank_lives(library, table, tmp_path, what, memory):
+    """A file that is cut short while it is mapped ends its reader with SIGBUS, at its next call."""
+    table.publish([row(channels=3)])
+    path = table.path.replace("self", str(os.getpid()))
+    if not memory:
+        (tmp_path / "table").write_bytes(Path(path).read_bytes())
+        path = str(tmp_path / "table")
+    environ = {**os.environ, VARIABLE: path}
+    words = [sys.executable, "-c", CUT, str(library), what]
+    done = subprocess.run(words, env=environ, text=True, capture_output=True, timeout=PATIENT_S, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert "True True" in done.stdout
+    assert ("table in shared memory" if memory else "own choice stays") in done.stdout
 
 
 def test_a_half_written_table_is_never_used(plugin, table):
     """The generation is announced, and the rows do not fit their checksum."""
     table.publish([row()])
-    with table.path.open("r+b") as file:
+    with Path(table.path).open("r+b") as file:
         file.seek(32 + 8224 + 32 + 25)  # slot 1, first row, its algorithm
         file.write(b"\x00")
     with watching(plugin, table) as comm:
@@ -90,7 +140,7 @@ def test_a_half_written_table_is_never_used(plugin, table):
 
 def read_while_switching(plugin, path, found, over):
     """Ask until it is over; every answer must be one whole table: channels fit the algorithm."""
-    with plugin.communicator(ranks=8, nodes=2, environ={VARIABLE: str(path)}) as comm:
+    with plugin.communicator(ranks=8, nodes=2, environ={VARIABLE: path}) as comm:
         while not over.is_set():
             answer = comm.ask(ALL_REDUCE, 64)
             cheap = [at for at, cost in enumerate(answer.costs) if cost < 1]
@@ -127,7 +177,7 @@ with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=8, nodes=2) as comm:
 
 @contextmanager
 def rank(library, table):
-    environ = {**os.environ, VARIABLE: str(table.path)}
+    environ = {**os.environ, VARIABLE: table.path.replace("self", str(os.getpid()))}
     command = [sys.executable, "-c", RANK, str(library)]
     with subprocess.Popen(
         command, env=environ, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -194,26 +244,23 @@ def test_all_processes_agree_behind_a_barrier(library, table):
 )
 def test_a_row_that_makes_no_sense_leaves_the_table_as_it_was(table, change):
     table.publish([row()])
-    before = table.path.read_bytes()
+    before = Path(table.path).read_bytes()
     words = {"collective": "allreduce", "algorithm": "ring", "protocol": "ll", **change}
 
     with pytest.raises(UsageError):
         table.publish([SharedRow(**words)])
 
-    assert table.path.read_bytes() == before
+    assert Path(table.path).read_bytes() == before
 
 
-def test_too_many_rows_and_a_taken_name_are_refused(table):
+def test_too_many_rows_are_refused(table):
     with pytest.raises(UsageError, match="256"):
         table.publish([row()] * (MOST_ROWS + 1))
-    with pytest.raises(UsageError, match="cannot be made"):
-        SharedTable.create(table.path)
 
 
-def test_closing_removes_the_file_and_readers_keep_their_view(plugin, tmp_path):
-    table = SharedTable.create(tmp_path / "shared")
+def test_readers_keep_their_view_when_the_writer_is_done(plugin):
+    table = SharedTable()
     table.publish([row()])
     with watching(plugin, table) as comm:
         table.close()
-        assert not table.path.exists()
         assert comm.ask(ALL_REDUCE, 64).costs[3] < 1

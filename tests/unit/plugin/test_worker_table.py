@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
@@ -39,22 +40,24 @@ def publish(table, rows, generation):
     table.publish(at=at, image=base64.b64encode(image).decode(), generation=number)
 
 
-def test_it_is_byte_for_byte_what_the_library_writes(folder):
-    ours, theirs = worker.Table(folder / "ncclt-torch-a-0", LAYOUT), SharedTable.create(folder / "theirs")
-    assert (folder / "ncclt-torch-a-0").read_bytes() == theirs.path.read_bytes()
-    for generation, rows in enumerate(TABLES, 1):
-        publish(ours, rows, generation)
-        assert theirs.publish(rows) == generation
-        assert (folder / "ncclt-torch-a-0").read_bytes() == theirs.path.read_bytes()
-    ours.remove()
-    ours.remove()
-    assert not (folder / "ncclt-torch-a-0").exists()
+def test_it_is_byte_for_byte_what_the_library_writes():
+    ours = worker.Table(LAYOUT)
+    with SharedTable() as theirs:
+        for generation, rows in enumerate(TABLES, 1):
+            publish(ours, rows, generation)
+            assert theirs.publish(rows) == generation
+            assert Path(ours.path).read_bytes() == Path(theirs.path).read_bytes()
+
+
+def test_nobody_can_cut_it_short():
+    table = worker.Table(LAYOUT)
+    with Path(table.path).open("r+b") as file, pytest.raises(PermissionError):
+        file.truncate(0)
 
 
 def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
-    path = folder / "ncclt-torch-b-0"
-    table = worker.Table(path, LAYOUT)
-    environ = {"NCCLT_POLICY_SHM": str(path), "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": f"{path}.reports"}
+    table, reports = worker.Table(LAYOUT), worker.Reports()
+    environ = {"NCCLT_POLICY_SHM": table.path, "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": str(reports.folder)}
     with plugin.communicator(ranks=2, nodes=1, environ=environ) as comm:
         assert comm.ask(ALL_REDUCE, 4096).costs == [1.0] * 21
         expected = [(3, 4), (2, 0), None, None]
@@ -64,31 +67,27 @@ def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
             found = [at for at, cost in enumerate(answer.costs) if cost < 1]
             assert (found, answer.channels) == (([cheapest[0]], cheapest[1]) if cheapest else ([], 0))
     # And what it reports is what the controller believes.
-    (report,) = (folder / "ncclt-torch-b-0.reports").iterdir()
+    (report,) = reports.folder.iterdir()
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
     rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL)
     assert Attested().check(lines, Force(rules=(rule,)), [message]) == ""
-    table.remove()
+    reports.remove()
+    reports.remove()
     assert list(folder.iterdir()) == []
 
 
 def test_what_killed_ranks_have_left_is_removed_and_nothing_else(folder):
     old = time.time() - 2 * worker.FRESH_S
-    living = worker.Table(folder / "ncclt-torch-living-0", LAYOUT)
-    for name in ("ncclt-torch-dead-0", "ncclt-torch-young-0", "of-somebody-else"):
-        (folder / name).write_bytes(b"")
-    (folder / "ncclt-torch-dead-0.reports").mkdir()
-    for name in ("ncclt-torch-dead-0", "ncclt-torch-living-0", "of-somebody-else"):
-        os.utime(folder / name, (old, old))
-    new = worker.Table(folder / "ncclt-torch-new-0", LAYOUT)
-    left = {path.name for path in folder.iterdir()}
-    assert left == {"ncclt-torch-living-0", "ncclt-torch-young-0", "of-somebody-else", "ncclt-torch-new-0"}
+    living = worker.Reports()
+    for name in ("ncclt-torch-dead", "ncclt-torch-young", "of-somebody-else"):
+        (folder / name).mkdir()
+    for path in (folder / "ncclt-torch-dead", living.folder, folder / "of-somebody-else"):
+        os.utime(path, (old, old))
+    (folder / "ncclt-torch-link").symlink_to(folder / "of-somebody-else")
+    new = worker.Reports()
+    left = set(folder.iterdir())
+    kept = {folder / name for name in ("ncclt-torch-young", "ncclt-torch-link", "of-somebody-else")}
+    assert left == {living.folder, new.folder, *kept}
     living.remove()
     new.remove()
-
-
-def test_a_name_that_is_taken_is_an_error(folder):
-    (folder / "ncclt-torch-x-0").touch()
-    with pytest.raises(FileExistsError):
-        worker.Table(folder / "ncclt-torch-x-0", LAYOUT)

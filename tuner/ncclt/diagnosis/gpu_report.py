@@ -16,8 +16,8 @@ from ncclt.errors import InputError
 MOST_BYTES = 16 * 1024 * 1024
 """A GPU takes about 60 KB, most of it its supported clocks: this is more than 250 of them."""
 
-# What follows bounds the memory that a file can take, whatever it nests or repeats. A GPU of driver 580 has 7 levels and
-# some 2,000 elements, and nothing in it is longer than a line.
+# What follows bounds the memory that a file can take, whatever it nests or repeats. A GPU of driver 580 has 7 levels
+# and some 2,000 elements, and nothing in it is longer than a line.
 _DEEPEST = 32
 _MOST_ELEMENTS = 50_000  # in one child of the root
 _MOST_GPUS = 1024
@@ -159,7 +159,7 @@ def _no_report(source: str) -> InputError:
 def _chunks(stream: IO[bytes], source: str) -> Iterator[bytes]:
     """Yield the file, refusing what nvidia-smi never writes: entities, which can blow a small file up to any size.
 
-    They are looked for in bytes, so encodings of two bytes a character, in which they would look otherwise, are refused.
+    They are looked for in bytes, so encodings of two bytes a character, which would hide them, are refused.
     """
     size, tail = 0, b""
     while chunk := stream.read(_CHUNK_BYTES):

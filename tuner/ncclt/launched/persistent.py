@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import base64
 import itertools
-import os
 import secrets
 import struct
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +28,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.version import NcclVersion
 from ncclt.errors import BenchmarkError, SettingError, UsageError
+from ncclt.launch.guard import results_folder
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.launched.attested import Attested
 from ncclt.launched.controller import Controller
@@ -284,12 +283,13 @@ class PersistentRunner:
 
     def _start(self, wanted: Force, limit_s: float) -> LaunchResult | None:
         token = secrets.token_hex(32)
-        file, name = tempfile.mkstemp(prefix="ncclt-token-", dir=self._scratch)  # 0600
-        try:
-            with os.fdopen(file, "w") as stream:
-                stream.write(token)
+        # If this process is killed, its guardian removes the folder.
+        with results_folder("ncclt-token-", parent=self._scratch) as folder:
+            file = folder / "token"
+            file.touch(mode=0o600)
+            file.write_text(token, encoding="ascii")
             controller = Controller(launcher=self._launcher.name, host=self._host, token=token.encode())
-            command = session_command(self._benchmark, controller=controller.address, token=Path(name))
+            command = session_command(self._benchmark, controller=controller.address, token=file)
             try:
                 plan = self._plan(command, wanted)
             except BaseException:
@@ -300,10 +300,7 @@ class PersistentRunner:
             )
             began_s = time.monotonic()
             table = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES} if self._plugin else None
-            # The name is no secret and still nobody else's.
-            ready = session.wait_ready({"table": table, "name": secrets.token_hex(8)}, limit_s)
-        finally:
-            Path(name).unlink(missing_ok=True)
+            ready = session.wait_ready({"table": table}, limit_s)
         if not ready:
             late = time.monotonic() - began_s >= limit_s
             return self._lost(session.kill if late else session.wait_end, timed_out=late)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
@@ -26,7 +25,7 @@ BEGIN_S = 30.0
 
 _TICK_S = 0.1
 
-_TABLE = re.compile(r"/dev/shm/ncclt-torch-[A-Za-z0-9_-]+")  # noqa: S108  as the worker names it
+_REPORTS = re.compile(r"/dev/shm/ncclt-torch-[A-Za-z0-9_-]+")  # noqa: S108  as the worker names them
 
 _BEFORE = re.compile(r"\A(?s:.*)NCCLT-TRIAL \d+\n")
 
@@ -59,7 +58,7 @@ class Session:
         self.began_s = time.monotonic()
         self.ended_s: float | None = None
         self.environment: Mapping[str, Any] = {}
-        self.tables: tuple[str, ...] = ()
+        self._reports = ""
         # Nobody waits for this thread when the program ends: the guardian of launches ends what it has started.
         self._thread = threading.Thread(target=self._launch, name="ncclt-session", daemon=True)
         self._thread.start()
@@ -88,7 +87,7 @@ class Session:
         ready = self._hear("ready", deadline_s)
         if ready is None:
             return False
-        self.environment, self.tables = ready["environment"], tuple(ready["tables"])
+        self.environment, self._reports = ready["environment"], str(ready["reports"])
         return True
 
     def begin(self, order: Mapping[str, Any]) -> bool:
@@ -123,10 +122,8 @@ class Session:
         self._controller.close()
         if self._channel is not None:
             self._channel.close()
-        if self._launcher.name in THIS_MACHINE:
-            for table in filter(_TABLE.fullmatch, self.tables):  # ranks that were killed could not remove it
-                Path(table).unlink(missing_ok=True)
-                shutil.rmtree(f"{table}.reports", ignore_errors=True)
+        if self._launcher.name in THIS_MACHINE and _REPORTS.fullmatch(self._reports):
+            shutil.rmtree(self._reports, ignore_errors=True)  # a rank 0 that was killed could not remove them
         return self._ended(ended_by_us)
 
     def wait_end(self) -> LaunchResult:

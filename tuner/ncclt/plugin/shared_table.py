@@ -1,21 +1,21 @@
 """Writes the table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
 
-One file per node, best in /dev/shm. The controller of a node publishes the same rows on every node, waits until all
-nodes have done so (a barrier of its own), and only then lets the next collective begin: all ranks must choose alike.
-The layout is told in plugin/shared.h.
+Each rank has its own, in memory that has no name in any folder and that nobody can cut short (a sealed memfd). The same
+rows are published to every rank, all of them are waited for (a barrier of the controller), and only then the next
+collective begins: all ranks must choose alike. The layout is told in plugin/shared.h.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
-from ncclt.errors import InputError, UsageError
+from ncclt.errors import UsageError
 from ncclt.plugin.loaded import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 VARIABLE = "NCCLT_POLICY_SHM"
@@ -32,10 +32,10 @@ _BYTES = _HEAD.size + 2 * _SLOT_BYTES
 _LARGEST = 2**64 - 1
 
 TABLE_BYTES = _BYTES
-"""Length of the file."""
+"""Its length."""
 
 EMPTY_HEAD = _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0)
-"""How the file of a table that says nothing yet begins; the rest of it is 0."""
+"""How a table that says nothing yet begins; the rest of it is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,9 @@ class SharedRow:
 
 
 def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
-    """Return where in the file a table lies, and its bytes.
+    """Return at which offset a table lies, and its bytes.
 
-    Whoever writes them writes the generation into the first 8 bytes of the file afterwards, in the machine's order:
+    Whoever writes them writes the generation into the first 8 bytes afterwards, in the machine's order:
     that is how a rank that has nothing of ncclt can publish what the controller has laid out.
 
     Args:
@@ -101,41 +101,32 @@ def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
 
 
 class SharedTable:
-    """A shared table and its only writer; close it when the trials are over.
+    """A shared table and its only writer, in memory of this process; close it when the trials are over.
+
+    Attributes:
+        path: what `NCCLT_POLICY_SHM` names in this process and in children that are forked from it.
+        generation: of the table that was published last; 0 = none yet, which is NCCL's own choice.
 
     Example:
-        with SharedTable.create(Path("/dev/shm/ncclt-7f3a")) as table:
-            generation = table.publish([SharedRow(collective="allreduce", algorithm="ring", protocol="ll")])
+        with SharedTable() as table:
+            os.environ[VARIABLE] = table.path
+            table.publish([SharedRow(collective="allreduce", algorithm="ring", protocol="ll")])
+
+    Raises:
+        UsageError: this system has no such memory.
     """
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
-        self.path = path
-        self._memory = memory
-        self.generation = 0
-
-    @classmethod
-    def create(cls, path: Path) -> SharedTable:
-        """Make a new shared table that says nothing yet: NCCL's own choice.
-
-        Raises:
-            UsageError: the file is there already, or cannot be made.
-        """
+    def __init__(self) -> None:
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # Written and not only extended: lack of memory must show here and not as SIGBUS in a call.
+            os.write(self._file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._memory = mmap.mmap(self._file, _BYTES)
         except OSError as error:
-            raise UsageError(f"{path} cannot be made: {error.strerror}", hint="take a new name in /dev/shm") from error
-        try:
-            # Written and not only extended: a full /dev/shm must fail here and not as SIGBUS in a rank.
-            os.write(file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
-            if os.fstat(file).st_size != _BYTES:
-                raise InputError(f"{path} cannot be written in full", hint="is /dev/shm full?")
-            memory = mmap.mmap(file, _BYTES)
-        except (OSError, InputError):
-            path.unlink()
-            raise
-        finally:
-            os.close(file)
-        return cls(path, memory)
+            raise UsageError(f"no memory for a shared table: {error.strerror}") from error
+        self.path = f"/proc/self/fd/{self._file}"
+        self.generation = 0
 
     def publish(self, rows: Sequence[SharedRow]) -> int:
         """Replace the table for every call that begins from now on; no rows = NCCL's own choice.
@@ -155,9 +146,9 @@ class SharedTable:
         return generation
 
     def close(self) -> None:
-        """Unmap and remove the file; ranks that have it open keep their view of the last table."""
+        """Give the memory back; communicators that are open keep their view of the last table."""
         self._memory.close()
-        self.path.unlink(missing_ok=True)
+        os.close(self._file)
 
     def __enter__(self) -> SharedTable:
         """Return the table."""

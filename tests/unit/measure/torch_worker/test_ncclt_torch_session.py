@@ -120,11 +120,8 @@ def test_a_table_is_there_even_where_the_variables_beside_it_are_refused(rank):
 
 def test_a_rank_that_would_choose_otherwise_than_the_others_says_so(rank, tmp_path, monkeypatch):
     """Ranks that disagree hang or send wrong data, for which a setting would be blamed."""
-    table, plugin = tmp_path / "table", tmp_path / "libnccl-tuner-ncclt.so"
-    monkeypatch.setenv("NCCLT_POLICY_SHM", str(table))
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(plugin))
-    assert f"rank 0 on a does not see {table}" in rank._missing()
-    table.touch()
     assert rank._missing() == f"rank 0 on a does not find {plugin}"
     plugin.touch()
     assert rank._missing() == ""

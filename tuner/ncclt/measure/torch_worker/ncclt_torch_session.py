@@ -3,7 +3,7 @@
 Only rank 0 speaks with the controller; the other ranks hear everything from it over the rendezvous store. A setting
 comes into force in one of two ways, and on all ranks before the next collective begins:
 
-- through a table in shared memory that NCCL's tuner plugin reads at every call: one rank of each node writes it;
+- through a table in memory of each rank that NCCL's tuner plugin reads at every call;
 - through variables that NCCL reads for every communicator: all communicators are closed on all ranks before any
   variable changes, for NCCL's own threads read variables and none may run meanwhile, and are made anew afterwards.
 
@@ -27,6 +27,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,8 +36,8 @@ from typing import Any
 IDLE_S = 5.0  # how often ranks look whether all of them are still there while nothing is to be done
 CONNECT_S = 60.0
 TABLE_VARIABLE, REPORT_VARIABLE = "NCCLT_POLICY_SHM", "NCCLT_PLUGIN_REPORT"  # of the plugin
-FOLDER, NAME = Path("/dev/shm"), "ncclt-torch-"  # noqa: S108  files are made there by O_EXCL and for their owner alone
-FRESH_S = 60.0  # a file so young may not have been locked yet by the rank that makes it
+FOLDER, NAME = Path("/dev/shm"), "ncclt-torch-"  # noqa: S108  folders are made there for their owner alone
+FRESH_S = 60.0  # a folder so young may not have been locked yet by the rank that makes it
 
 
 def stay(worker: Any, job: Any, options: argparse.Namespace, report: Any) -> None:
@@ -80,6 +81,7 @@ class Session:
             equal["version of NCCL"] = version
         self._own = {**job.own, "equal": equal}
         self._table: Table | None = None
+        self._reports: Reports | None = None
         self._environment: dict[str, Any] = {}
         self._gone = ""
 
@@ -97,8 +99,8 @@ class Session:
                     self._trial(order)
             self._close_groups()
         finally:
-            if self._table is not None:
-                self._table.remove()
+            if self._reports is not None:
+                self._reports.remove()
         if order["reason"]:
             raise self._worker.RefusedError(order["reason"])
 
@@ -108,23 +110,20 @@ class Session:
         order: Any = {"do": "wait"}
         while order["do"] == "wait":
             order = self._agreement.reach(None, lambda _: self._next_order())
-        problem, path = "", ""
+        problem = ""
         if order["do"] == "begin" and order["table"]:
-            node = next(ranks for ranks in self._environment["nodes"] if self._job.place.rank in ranks)
-            path = str(FOLDER / f"{NAME}{_file_word(order['name'])}-{node[0]}")
-            os.environ[TABLE_VARIABLE] = path
-            if node[0] == self._job.place.rank:
-                try:
-                    self._table = Table(Path(path), order["table"])
-                except OSError as error:
-                    problem = f"no shared table: {error}"
-            if self._job.place.rank == 0:
-                os.environ[REPORT_VARIABLE] = f"{path}.reports"
+            try:
+                self._table = Table(order["table"])
+                os.environ[TABLE_VARIABLE] = self._table.path
+                if self._job.place.rank == 0:
+                    self._reports = Reports()
+                    os.environ[REPORT_VARIABLE] = str(self._reports.folder)
+            except OSError as error:
+                problem = f"no shared table: {error}"
         self._agreement.require(problem)
-        self._agreement.require(self._missing() if path else "")
-        mine = path if self._table is not None else ""
-        tables = self._agreement.reach(mine, lambda paths: [path for path in paths if path])
-        self._say({"ready": 0, "environment": self._environment, "tables": tables})
+        self._agreement.require(self._missing() if self._table is not None else "")
+        reports = str(self._reports.folder) if self._reports is not None else ""
+        self._say({"ready": 0, "environment": self._environment, "reports": reports})
 
     def _meet(self) -> None:
         """Compare what this rank has with what the others have, and go on only if all of them can work together."""
@@ -137,9 +136,7 @@ class Session:
     def _missing(self) -> str:
         """Say what this rank lacks to choose as the others will: ranks that disagree hang or send wrong data."""
         me = f"rank {self._job.place.rank} on {self._own['host']}"
-        path, library = os.environ[TABLE_VARIABLE], os.environ.get("NCCL_TUNER_PLUGIN", "")
-        if not os.access(path, os.R_OK):
-            return f"{me} does not see {path}, the shared table of its node: does each container have a /dev/shm?"
+        library = os.environ.get("NCCL_TUNER_PLUGIN", "")
         return f"{me} does not find {library}" if "/" in library and not Path(library).is_file() else ""
 
     def _next_order(self) -> Any:
@@ -196,7 +193,7 @@ class Session:
         if order["table"] is not None:
             if self._table is not None:
                 self._table.publish(**order["table"])
-            self._agreement.reach(None, lambda _: None)  # it lies on every node before anybody calls
+            self._agreement.reach(None, lambda _: None)  # every rank has it before any of them calls
         if order["level"] == "communicator":
             self._close_groups()
             self._agreement.reach(None, lambda _: None)  # no rank has a communicator now
@@ -249,30 +246,28 @@ class Session:
         return lines
 
     def _end_by_signal(self, number: int, _frame: object) -> None:
-        """Leave no table behind where the launcher ends this rank."""
-        if self._table is not None:
-            self._table.remove()
+        """Leave no reports behind where the launcher ends this rank."""
+        if self._reports is not None:
+            self._reports.remove()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 class Table:
-    """The shared table of this node, laid out by the controller; this rank only puts its bytes where they belong.
+    """The table of this rank, laid out by the controller; this rank only puts its bytes where they belong.
 
-    Its file stays locked for as long as this process lives, so that the next one can tell what was left behind.
+    It lies in memory that has no name in any folder and is sealed: a file that somebody cuts short while the plugin has
+    it mapped would end the rank with SIGBUS.
     """
 
-    def __init__(self, path: Path, layout: Mapping[str, Any]) -> None:
-        _remove_stale()
-        self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def __init__(self, layout: Mapping[str, Any]) -> None:
         size = int(layout["bytes"])
-        # Written and not only extended: a full /dev/shm must fail here and not as SIGBUS in a rank.
-        written = os.write(self._file, base64.b64decode(layout["head"]).ljust(size, b"\0"))
-        if written != size:
-            raise OSError(f"{FOLDER} is full")
-        self._memory = mmap.mmap(self._file, size)
+        file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        # Written and not only extended: lack of memory must show here and not as SIGBUS in a call.
+        os.write(file, base64.b64decode(layout["head"]).ljust(size, b"\0"))
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._memory = mmap.mmap(file, size)
+        self.path = f"/proc/self/fd/{file}"  # open for as long as this process lives
 
     def publish(self, *, at: int, image: str, generation: str) -> None:
         """Write a table into its slot, and then its generation in one aligned store of 8 bytes."""
@@ -280,9 +275,23 @@ class Table:
         self._memory[at : at + len(table)] = table
         self._memory[: len(number)] = number
 
+
+class Reports:
+    """The folder in which the plugin of this rank reports what it decided.
+
+    It stays locked for as long as this process lives, so that the next one can tell what was left behind.
+    """
+
+    def __init__(self) -> None:
+        for path in FOLDER.glob(f"{NAME}*"):
+            _remove_stale(path)
+        self.folder = Path(tempfile.mkdtemp(prefix=NAME, dir=FOLDER))
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def remove(self) -> None:
-        """Remove the file and the reports beside it; whoever has it open keeps his view."""
-        _remove(self._path)
+        """Remove it with all that lies in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def variables_of_files(
@@ -332,25 +341,13 @@ def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:
     return ""
 
 
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    shutil.rmtree(f"{path}.reports", ignore_errors=True)
-
-
-def _remove_stale() -> None:
-    """Remove what ranks have left that were killed: nobody locks it any more."""
-    for path in FOLDER.glob(f"{NAME}*"):
-        with contextlib.suppress(OSError):  # somebody else's, locked, or gone meanwhile
-            if not path.is_file() or time.time() - path.stat().st_mtime < FRESH_S:
-                continue
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
-            finally:
-                os.close(file)
-
-
-def _file_word(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]+", "_", text)[:80]
+def _remove_stale(path: Path) -> None:
+    """Remove what a rank has left that was killed: nobody locks it any more."""
+    with contextlib.suppress(OSError):  # somebody else's, locked, no folder, or gone meanwhile
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if time.time() - os.fstat(folder).st_mtime >= FRESH_S:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(folder)
