@@ -1,5 +1,6 @@
 # One door for everything. A fresh machine needs python3 (3.11 or newer), make and gcc; the rest comes into .venv.
 PYTHON ?= python3
+WORKERS ?= auto
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -37,8 +38,9 @@ serve: .venv/user ## Serve the REST API and the pages on 127.0.0.1:8080.
 plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
 	$(BIN)/ncclt plugin build
 
-test: .venv/dev ## Run the whole test suite.
-	$(BIN)/python -m pytest
+# A file stays with one worker, so that it starts what it needs once; in the order of collection the slow ones come first.
+test: .venv/dev ## Run the whole test suite, on all cores; WORKERS=0: in one process.
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lint: .venv/dev ## Check style, types, layers and generated files.
 	$(BIN)/ruff check .

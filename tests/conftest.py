@@ -25,11 +25,28 @@ def pytest_configure(config):
     for name in tuple(os.environ):
         if name.startswith(FOREIGN) and not name.startswith("NCCLT_TEST_"):
             del os.environ[name]
+    # Hundreds of processes would compile all of ncclt again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_make_parametrize_id(val):
     """Name bytes by their place in the table: those of gzip hold the time, and all workers must collect the same."""
     return "bytes" if isinstance(val, bytes) else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_file_left(tmp_path_factory):
+    """Give programs a home and a temporary folder of this run: torchrun, mpirun and Chromium leave files there."""
+    tmp_path_factory.getbasetemp()  # which pytest keeps for a look at what failed
+    with tempfile.TemporaryDirectory(prefix="ncclt-") as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        folder.chmod(0o755)  # PostgreSQL of root is another user's
+        (folder / "home").mkdir()
+        patch.setenv("HOME", str(folder / "home"))
+        patch.setenv("TMPDIR", name)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(autouse=True)
