@@ -2,20 +2,37 @@
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import pytest
+import torch
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 FIELDS = {"landscape", "workload", "method", "launches", "regret_mean", "regret_worst", "seeds"}
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCH / script), *arguments], capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a bench in this process, where all that it imports is loaded already."""
+    monkeypatch.syspath_prepend(BENCH)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    threads, verbosity = torch.get_num_threads(), optuna.logging.get_verbosity()
+
+    def call(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            code = runpy.run_path(str(BENCH / script))["main"](arguments)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    yield call
+    torch.set_num_threads(threads)
+    optuna.logging.set_verbosity(verbosity)
 
 
 def write_table(path, *, default=True, sizes=(1 << 16, 1 << 20, 1 << 24)):
@@ -34,7 +51,7 @@ def write_table(path, *, default=True, sizes=(1 << 16, 1 << 20, 1 << 24)):
     return str(path)
 
 
-def test_json_is_one_document_about_an_unseen_table(tmp_path):
+def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     table = write_table(tmp_path / "new.csv")
     done = run(
         "search.py", "--json", "--landscape", table, "--seeds", "2", "--budget", "8", "--mixes", "middle,64KiB",
@@ -51,7 +68,7 @@ def test_json_is_one_document_about_an_unseen_table(tmp_path):
     assert max(ours) <= 0.02
 
 
-def test_whoever_knows_the_best_settings_needs_one_launch_of_each(tmp_path):
+def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path):
     """Without noise nothing is left but what no setting can win."""
     table = write_table(tmp_path / "new.csv")
     done = run(
@@ -65,7 +82,7 @@ def test_whoever_knows_the_best_settings_needs_one_launch_of_each(tmp_path):
     assert all(row["regret_worst"] < 0.01 < row["default_regret"] for row in rows)
 
 
-def test_a_table_without_a_default_says_what_stands_in(tmp_path):
+def test_a_table_without_a_default_says_what_stands_in(run, tmp_path):
     table = write_table(tmp_path / "none.csv", default=False)
     done = run("policy.py", "--json", "--landscape", table, "--seeds", "1", "--launches", "6", "--mixes", "64KiB")
 
@@ -79,7 +96,7 @@ def test_a_table_without_a_default_says_what_stands_in(tmp_path):
     ("arguments", "said"),
     [(("--methods", "magic"), "no method magic"), (("--landscape", "nowhere.csv"), "nowhere.csv")],
 )
-def test_mistakes_are_named(arguments, said):
+def test_mistakes_are_named(run, arguments, said):
     done = run("search.py", *arguments)
 
     assert done.returncode == 2
@@ -108,17 +125,24 @@ def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", cond
         ([HEADER, row(65536), row(4096, "Ring", "LL"), row(1 << 26, "Tree", "LL")], "recorded at the same sizes"),
     ],
 )
-def test_a_table_that_cannot_be_searched_is_refused_with_its_reason(tmp_path, lines, said):
+def test_a_table_that_cannot_be_searched_is_refused_with_its_reason(run, tmp_path, lines, said):
     (tmp_path / "bad.csv").write_text("\n".join(lines))
     done = run("search.py", "--landscape", str(tmp_path / "bad.csv"), "--seeds", "1", "--budget", "5")
 
     assert done.returncode == 2
     assert said in done.stderr
-    assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(tmp_path):
+def test_a_refusal_is_the_exit_code():
+    done = subprocess.run([sys.executable, BENCH / "search.py", "--landscape", "nowhere.csv"], capture_output=True)
+
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"nowhere.csv" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(run, tmp_path):
     """Two systems of one size that no mix has, one condition without a default, columns that mean nothing here."""
     lines = [HEADER + ",mood"]
     for system, condition, default in (("9x Q9", "", True), ("8x P3", "", True), ("9x Q9", "hot", False)):
