@@ -195,8 +195,8 @@ def test_another_driver_is_a_reason_where_both_are_known(request_, before, now, 
 
     assert (found.freshness is Freshness.STALE, runner.launches == []) == (stale, stale)
     assert found.driver == now
-    if stale:
-        assert found.reasons == (f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)",)
+    said = f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"
+    assert found.reasons == ((said,) if stale else ())
 
 
 def test_a_new_driver_under_which_nothing_changed_is_the_one_from_then_on(request_):

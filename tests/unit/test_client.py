@@ -105,6 +105,7 @@ def test_a_problem_is_told_in_the_words_of_the_server():
     ("answer", "message"),
     [
         (reply(500, "<html>Internal Server Error</html>", "text/html"), "answered 500, and not as ncclt does"),
+        (reply(404, '{"detail": "Not Found"}', "application/json"), "answered 404, and not as ncclt does"),
         (reply(404, "[1]", "application/problem+json"), "answered 404, and not as ncclt does"),
         (reply(404, '{"deta', "application/problem+json"), "answered 404, and not as ncclt does"),
         (reply(200, "<html>Welcome to the hotel</html>\n", "text/html"), "not with an environment of format export"),
@@ -117,7 +118,8 @@ def test_a_problem_is_told_in_the_words_of_the_server():
         (lambda handler: None, "cannot be reached"),
         (reply(302, "", Location="file:///etc/passwd"), "answered 302"),
     ],
-    ids=["html 500", "problem is a list", "problem is cut", "html 200", "empty", "no last line end", "no text",
+    ids=["html 500", "JSON of another service", "problem is a list", "problem is cut", "html 200", "empty",
+         "no last line end", "no text",
          "broke off", "too long", "no http", "hung up", "redirect to a file"],
 )  # fmt: skip
 def test_an_answer_that_is_not_ours_is_refused(answer, message):

@@ -16,6 +16,7 @@ def test_calls_are_divided_by_the_steps(trace):
     workload = _read(trace)
     assert workload.messages[0].calls_per_step == 2
     assert (workload.provenance.steps, workload.step_time_us) == (2, 900)
+    assert not any("left out" in note or "cut off" in note for note in workload.provenance.notes)
 
 
 def test_without_marks_the_file_is_one_step(trace):

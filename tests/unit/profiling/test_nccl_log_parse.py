@@ -125,6 +125,11 @@ def test_versions_and_graphs():
 @given(st.binary(max_size=400), st.integers(0, len(CALL)))
 def test_any_bytes_are_survived(noise, at):
     """Noise before, inside and behind a call: at most that call is found, and never another size."""
+    noise_without_digits = noise.translate(None, b"0123456789")
+    whole, torn = (noise_without_digits + CALL + noise_without_digits, CALL[:at] + noise_without_digits + CALL[at:])
+    sizes = [[(call.elements, call.datatype, call.ranks) for call in coll_lines(line)] for line in (whole, torn)]
+    assert sizes[0] == [("77", "7", "8")]
+    assert sizes[1] in ([], sizes[0])
     for line in (noise + CALL + noise, CALL[:at] + noise + CALL[at:]):
         assert len(list(coll_lines(line))) <= 2
         list(tuning_lines(line))

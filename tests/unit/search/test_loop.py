@@ -8,8 +8,10 @@ import pytest
 from ncclt.core.assemble import assemble, collect_times
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.search.launching import launch
 from ncclt.search.loop import EQUAL_FAILURES, PATIENCE, Budget, nothing_more, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
@@ -119,6 +121,36 @@ def test_a_wish_to_stop_is_obeyed_after_the_running_trial(cluster, workload, lan
 def test_a_default_that_fails_stops_the_study_with_its_output(cluster, workload):
     with pytest.raises(StudyStoppedError, match="fake crashed"):
         run(cluster, workload, lambda *_: Outcome.CRASHED)
+
+
+class SharedJournal(FakeJournal):
+    """Another worker launches the default, and is done when we look for the third time."""
+
+    def __init__(self, cluster, workload, time_of):
+        super().__init__()
+        self.looked = 0
+        self._finish = lambda: launch(
+            FakeRunner(cluster, time_of), workload, FakeJournal(), DEFAULT, phase=Phase.SEARCH
+        )
+        self.others = [Claim(number=0, setting=DEFAULT, repeat=0, phase=Phase.SEARCH)]
+
+    def refresh(self):
+        self.looked += 1
+        if self.looked == 3:
+            self.others = []
+            self.add(self._finish())
+        return self.others
+
+
+def test_a_second_worker_waits_for_the_default_of_the_first(cluster, workload, landscape):
+    _, runner, journal = run(
+        cluster, workload, landscape, trials=3, journal=SharedJournal(cluster, workload, landscape)
+    )
+
+    assert journal.looked >= 3
+    assert len(runner.launches) == 2
+    assert DEFAULT not in runner.launches
+    assert [trial.setting.is_default for trial in journal.trials()] == [True, False, False]
 
 
 def test_equal_failures_in_a_row_stop_the_study_and_keep_it(cluster, workload):

@@ -149,7 +149,9 @@ class StoreContract:
         [
             ({"seed": 5}, "seed"),
             ({"launcher": "replay"}, "launcher"),
-            ({"process_wide": ()}, "process-wide"),
+            ({"process_wide": ()}, "process-wide parameters: stored BUFFSIZE, asked for none"),
+            ({"process_wide": ("NTHREADS",)}, "process-wide parameters: stored BUFFSIZE, asked for NTHREADS"),
+            ({"process_wide": ("BUFFSIZE", "NTHREADS")}, "asked for BUFFSIZE NTHREADS"),
             ({"cluster": sample_cluster(nodes=4)}, "nodes"),
             ({"workload": sample_workload(messages=1)}, "workload"),
             ({"simulated": False}, "simulated"),
