@@ -12,6 +12,7 @@ from pathlib import Path
 from ncclt.core.attestation import Attestation, Delivered, Form, Observed, Outcome, Use, Witness
 from ncclt.core.compile import compile_policy
 from ncclt.core.effect import OWN_LINE, attest, has_our_plugin, policy_of_variables
+from ncclt.core.message import MOST_BYTES
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.version import NcclVersion
@@ -22,7 +23,7 @@ from ncclt.profiling import nccl_log, plugin_report
 from ncclt.profiling.documents import check_readable, documents
 from ncclt.profiling.nccl_log_book import LogBook, check_own_process, read_log
 from ncclt.profiling.nccl_log_comms import Communicators, communicators_of
-from ncclt.profiling.nccl_log_lines import MOST_BYTES, check_distinct, lines
+from ncclt.profiling.nccl_log_lines import check_distinct, lines
 from ncclt.profiling.nccl_log_ranks import OPERATIONS, full_size
 from ncclt.profiling.plugin_report import Report, read_reports
 

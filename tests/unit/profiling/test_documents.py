@@ -76,7 +76,9 @@ def test_garbled_gzip_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"), [(b"", "is empty"), (gzip.compress(b" \n"), "is empty"), (gzip.compress(DATA)[:12], "cut off")]
+    ("data", "reason"),
+    [(b"", "is empty"), (gzip.compress(b" \n"), "is empty"), (gzip.compress(DATA)[:12], "cut off")],
+    ids=["empty", "blank", "cut"],
 )
 def test_nothing_to_read_is_said_early(tmp_path, data, reason):
     """Before any reader is asked."""

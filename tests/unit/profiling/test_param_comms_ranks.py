@@ -78,6 +78,7 @@ def test_debris_in_an_archive_is_passed_over(read):
 @pytest.mark.parametrize(
     "archive",
     [_archive(notes=b"nothing else"), _archive(), _archive(rank0=b"\x1f\x8b"), _archive(rank0=b"\x1f\x8babc")],
+    ids=["notes", "empty", "cut", "garbled"],
 )
 def test_archive_without_a_whole_trace_is_refused(read, archive):
     """No member of the kind, or one whose packing is broken."""

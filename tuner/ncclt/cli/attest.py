@@ -15,7 +15,7 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import print_json, say
 from ncclt.cli.options import AsJson
 from ncclt.core.attestation import Attestation, Effect, Form
-from ncclt.errors import NoRecommendationError, ServerError, UsageError
+from ncclt.errors import NoRecommendationError, ServerError, TraceError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.attestation import Delivered
@@ -51,16 +51,18 @@ def attest(
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
     from ncclt.attestation import attest_files, form_of, reported_tables
+    from ncclt.inputs import regular_files
 
     if server and storage:
         raise UsageError("--server and --storage exclude each other", hint="give one of them")
     if not server and not storage:
         server, storage = lookup("server").value, lookup("storage").value
         server = server if not os.environ.get("NCCLT_STORAGE") else None
-    id = recommendation or _only(reported_tables(files))
-    how = form or form_of(files)
-    delivered = delivered_from(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
-    attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    with regular_files(files, error=TraceError) as readable:
+        id = recommendation or _only(reported_tables(readable))
+        how = form or form_of(readable)
+        delivered = delivered_from(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+        attestation = attest_files(readable, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
     if as_json:
         print_json(attestation.to_document())
     else:

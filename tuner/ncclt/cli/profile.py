@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -99,7 +98,8 @@ def show(
 @app.command("import")
 def import_files(
     files: Annotated[
-        list[Path], typer.Argument(help="Traces of one job, for example one file per rank; - = a CSV table on stdin.")
+        list[Path],
+        typer.Argument(help="Traces of one job, for example one file per rank; also pipes, and - for standard input."),
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     source: Annotated[
@@ -112,17 +112,11 @@ def import_files(
 ) -> None:
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
     from ncclt.profiling import read_workload
-    from ncclt.profiling.table import read_stream
     from ncclt.store import open_store
 
     if not name.strip():
         raise UsageError("--name needs a name")
-    if files == [Path("-")]:
-        if source not in (None, "csv"):
-            raise UsageError(f"only a table can come on stdin, not {source}", hint="leave out --source, or name a file")
-        workload = read_stream(sys.stdin.buffer, name=name)
-    else:
-        workload = read_workload(files, name=name, source=source)
+    workload = read_workload(files, name=name, source=source)
     if not dry_run:
         with open_store(storage) as store:
             store.add_workload(workload, replace=replace)

@@ -43,6 +43,9 @@ DTYPE_SIZES: dict[str, int] = {
 }
 """Bytes per element of every dtype that a message can have."""
 
+MOST_BYTES = 2**53
+"""No call moves more; a larger number is damage (and would not survive JSON, whose numbers are doubles)."""
+
 # Spellings seen in nccl-tests tables, torch dtypes, c10 ScalarType names and c10 "Input type" strings.
 _DTYPE_ALIASES: dict[str, str] = {
     "double": "float64",
@@ -128,6 +131,10 @@ class Message:
             raise InputError(f"unknown dtype {self.dtype!r}", hint=f"known are {', '.join(DTYPE_SIZES)}")
         if self.size_bytes <= 0:
             raise InputError(f"a message needs a size above 0 bytes, not {self.size_bytes}")
+        if self.size_bytes > MOST_BYTES:
+            raise InputError(
+                f"no message has {self.size_bytes} bytes", hint=f"the largest that is read has {MOST_BYTES}"
+            )
         if self.group_size < 0:
             raise InputError(f"a group cannot have {self.group_size} ranks")
 

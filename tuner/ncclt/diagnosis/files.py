@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from ncclt.core.cost_printed import PrintedCosts
 from ncclt.diagnosis.conf_file import ConfFile, parse_conf_file
@@ -19,6 +19,7 @@ from ncclt.diagnosis.matrix import TopologyMatrix, parse_matrix
 from ncclt.diagnosis.printed_costs import read_printed_costs
 from ncclt.diagnosis.recognise import HEAD_BYTES, Kind, recognise
 from ncclt.errors import InputError
+from ncclt.inputs import Meter, open_regular, regular_files, unpacked
 
 _MOST_LINE_CHARACTERS = 64 * 1024
 """Longer lines are read in pieces: a file without line ends must not fill the memory."""
@@ -34,6 +35,11 @@ def facts_of_files(paths: Sequence[Path]) -> Facts:
     Raises:
         InputError: a file is missing, damaged, or nothing that is known here.
     """
+    with regular_files(paths) as files:
+        return _facts(files)
+
+
+def _facts(paths: Sequence[Path]) -> Facts:
     matrices: list[TopologyMatrix] = []
     reports: list[GpuReport] = []
     confs: list[ConfFile] = []
@@ -76,8 +82,8 @@ def printed_costs_of_file(path: Path) -> PrintedCosts:
     Raises:
         InputError: the file is missing or damaged, or holds no table that can be used.
     """
-    with _lines(path) as lines:
-        return read_printed_costs(lines, path.name)
+    with regular_files([path]) as (file,), _lines(file) as lines:
+        return read_printed_costs(lines, file.name)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
@@ -103,12 +109,8 @@ def _kinds(path: Path) -> frozenset[Kind]:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked where it is gzipped; say what is wrong with it as InputError."""
     try:
-        with path.open("rb") as raw:
-            if raw.peek(2)[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield cast(IO[bytes], unpacked)
-            else:
-                yield raw
+        with open_regular(path) as raw:
+            yield unpacked(raw, Meter(raw), path.name)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"{path} is damaged or cut off: {error}", hint="copy it again; check it with `gzip -t`"

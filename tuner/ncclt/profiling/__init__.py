@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import cast
 
 from ncclt.core.workload import Workload
 from ncclt.errors import MissingDependencyError, TraceError, UsageError
-from ncclt.profiling.documents import check_readable
+from ncclt.inputs import regular_files
+from ncclt.profiling.documents import check_readable, one_look
 from ncclt.profiling.reader import Reader
 
 READERS: dict[str, str] = {
@@ -39,7 +40,7 @@ def read_workload(paths: Sequence[Path], *, name: str, source: str | None = None
     """Read the recorded files of one job into a workload.
 
     Args:
-        paths: one or more files, for example one per rank.
+        paths: one or more files, for example one per rank; pipes are read once, and `-` is standard input.
         name: name of the workload.
         source: name of a reader; left out, the content of the files decides.
 
@@ -52,12 +53,13 @@ def read_workload(paths: Sequence[Path], *, name: str, source: str | None = None
         raise UsageError("no file to read a workload from", hint="name one trace file per rank")
     seen: set[Path] = set()
     for path in paths:
-        check_readable(path)
         if path.resolve() in seen:
             raise TraceError(f"{path} was given twice", hint="name every file once")
         seen.add(path.resolve())
-    reader = _detect(paths) if source is None else reader_named(source)
-    return reader.read(paths, name=name)
+    named = None if source is None else reader_named(source)
+    with regular_files(paths, error=TraceError) as files:
+        reader = _detect(files, named)
+        return reader.read(files, name=name)
 
 
 def reader_names() -> tuple[str, ...]:
@@ -89,20 +91,35 @@ def _third_party() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in READERS}
 
 
-def _detect(paths: Sequence[Path]) -> Reader:
-    """Return the first reader that recognises every file; third parties are imported only when no other one does."""
-    known_as: dict[Path, str] = {}
-    for name in reader_names():
-        reader = reader_named(name)
-        recognised = [path for path in paths if reader.recognises(path)]
-        if len(recognised) == len(paths):
-            return reader
-        known_as.update((path, name) for path in recognised if path not in known_as)
-    strange = [path for path in paths if path not in known_as]
-    if strange:
-        raise TraceError(
-            f"{strange[0]} is no trace or log that ncclt can read",
-            hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
-        )
-    kinds = ", ".join(sorted(set(known_as.values())))
-    raise TraceError(f"the files are of different kinds: {kinds}", hint="import each kind on its own")
+def _detect(paths: Sequence[Path], named: Reader | None) -> Reader:
+    """Return the first reader that recognises every file, or the one that was named.
+
+    Each file is looked at once, and behind the first one only the readers are asked that recognised those before.
+    """
+    candidates: list[str] = []
+    for path in paths:
+        with one_look():
+            check_readable(path)
+            if named is not None:
+                continue
+            kinds = (
+                _recognising(path, candidates)
+                or _recognising(path, READERS)
+                or _recognising(path, sorted(_third_party()))
+            )
+        if not kinds:
+            raise TraceError(
+                f"{path} is no trace or log that ncclt can read",
+                hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
+            )
+        if candidates and kinds[0] not in candidates:
+            raise TraceError(
+                f"the files are of different kinds: {path.name} is {kinds[0]}, those before it {candidates[0]}",
+                hint="import each kind on its own",
+            )
+        candidates = kinds
+    return named or reader_named(candidates[0])
+
+
+def _recognising(path: Path, names: Iterable[str]) -> list[str]:
+    return [name for name in names if reader_named(name).recognises(path)]

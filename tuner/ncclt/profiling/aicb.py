@@ -14,7 +14,7 @@ from ncclt.core.message import Message
 from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.aicb_rows import NO_DTYPE, AicbFile, aicb_file, is_header, world_of
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.table_rows import DocumentLines, first_row
 
 name = "aicb"
@@ -23,7 +23,7 @@ name = "aicb"
 def recognises(path: Path) -> bool:
     """Tell whether a file begins with AICB's header, the line with the ranks before it or not."""
     try:
-        return any(_is_aicb(head(document)) for document in documents(path))
+        return any(_is_aicb(one) for one in heads(path))
     except TraceError:
         return False
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.errors import TraceError
 from ncclt.profiling.kineto_names import Operation, classify
 from ncclt.profiling.table_rows import ByteLines, Row, rows, whole_number
@@ -18,7 +18,6 @@ NO_DTYPE = "uint8"
 _HEADER = ("comm_type", "comm_group", "comm_group_size", "msg_size", "stage")
 _RANKS = re.compile(r"\[rank0 ~ rank([0-9]{1,7})\]")
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,20})?(?:e-?[0-9]{1,2})?")
-_LARGEST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +146,8 @@ def _call(row: Row, cells: Mapping[str, str]) -> AicbCall | str:
     size_bytes = _whole(row, cells, "msg_size")
     if not size_bytes:
         return f"{kind} of 0 bytes"
-    if size_bytes > _LARGEST_BYTES:
-        raise row.refused(f"a message of {size_bytes} bytes", "sizes are in bytes and below 1 PiB")
+    if size_bytes > MOST_BYTES:
+        raise row.refused(f"a message of {size_bytes} bytes", f"sizes are in bytes, at most {MOST_BYTES}")
     count = _whole(row, cells, "count") if "count" in cells else 1
     if count < 1:
         raise row.refused(f"count is {count}", "a row stands for at least one call")

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.deepspeed_rows import CommsLog, Row, read_dictionary, read_text
-from ncclt.profiling.documents import Document, documents, head, load_json
-from ncclt.profiling.nccl_log_lines import LOGGED_CALL, MOST_BYTES, check_distinct
+from ncclt.profiling.documents import Document, documents, heads, load_json
+from ncclt.profiling.nccl_log_lines import LOGGED_CALL, check_distinct
 from ncclt.profiling.nccl_log_ranks import UNKNOWN_DTYPE
 from ncclt.profiling.ranks import RankFile, check_one_job
 
@@ -46,10 +46,10 @@ _SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATT
 def recognises(path: Path) -> bool:
     """Tell whether a file has output of the comms logger near its beginning, and no calls logged by NCCL."""
     try:
-        heads = [head(document) for document in documents(path)]
+        beginnings = heads(path)
     except TraceError:
         return False
-    return any(_MARK.search(one) for one in heads) and not any(LOGGED_CALL.search(one) for one in heads)
+    return any(_MARK.search(one) for one in beginnings) and not any(LOGGED_CALL.search(one) for one in beginnings)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:

@@ -8,14 +8,29 @@ import json
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from ncclt.errors import TraceError
+from ncclt.inputs import EnoughError, Meter, metered, open_regular, unpacked
 
 HEAD_BYTES = 256 * 1024
 """Enough of a document to see its kind: the process groups of a large job alone can fill tens of KiB."""
+
+MOST_MEMBERS = 50_000
+"""Files in one archive: a job has one per rank."""
+
+LOOK_DOCUMENTS = 64
+"""Members of an archive that are looked at to see its kind."""
+
+LOOK_BYTES = 256 * 1024 * 1024
+"""Bytes unpacked for that: the members behind a larger one are not looked at."""
+
+_HEADER_BYTES = 256 * 1024 * 1024
+"""Longest header of an archive's member; tarfile takes the length from the file and reads it in one go."""
 
 # What gzip, zlib and tarfile raise for data that are cut off or garbled.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
@@ -34,34 +49,94 @@ class Document:
     stream: io.BufferedReader
 
 
-def documents(path: Path) -> Iterator[Document]:
+def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
     """Yield the documents of a file, looking at its content alone.
 
+    Args:
+        path: the file.
+        enough: unpacked bytes after which the documents end; None = all are wanted.
+
     Raises:
-        TraceError: the file cannot be opened or unpacked.
+        TraceError: the file cannot be opened or unpacked, or unpacks to more than any recording.
     """
     try:
-        with path.open("rb") as raw:
-            stream = _unzipped(raw)
+        with open_regular(path, error=TraceError) as raw:
+            meter = Meter(raw, enough=enough, error=TraceError)
+            stream = unpacked(raw, meter, path.name)
             # POSIX tar: the magic of the first header lies at offset 257 (pax, ustar and GNU alike).
             if stream.peek(512)[257:262] != b"ustar":
                 yield Document(label=path.name, stream=stream)
                 return
-            with tarfile.open(fileobj=stream, mode="r:") as archive:
-                for member in archive:
-                    content = archive.extractfile(member) if member.isfile() else None
-                    if content is not None:
-                        inner = _unzipped(cast(BinaryIO, content))
-                        yield Document(label=f"{path.name}:{Path(member.name).name}", stream=inner)
+            with tarfile.open(fileobj=cast(IO[bytes], _Headers(stream)), mode="r:") as archive:
+                yield from _members(archive, path, meter)
             # To the end, where gzip keeps its checksum: a cut archive could lack ranks and look whole.
             while stream.read(HEAD_BYTES):
                 pass
+    except EnoughError:
+        return
     except _DAMAGE as error:
         raise _damaged(path.name, error) from error
     except OSError as error:
         raise TraceError(
             f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
         ) from error
+
+
+def _members(archive: tarfile.TarFile, path: Path, meter: Meter) -> Iterator[Document]:
+    for number, member in enumerate(archive):
+        if number == MOST_MEMBERS:
+            raise TraceError(f"{path.name} holds more than {MOST_MEMBERS} files", hint="pack those of one job alone")
+        content = archive.extractfile(member) if member.isfile() else None
+        if content is not None:
+            label = f"{path.name}:{Path(member.name).name}"
+            # Counted also where it is not compressed: a sparse member has any length that its header claims.
+            inner = metered(cast(BinaryIO, content), meter, label)
+            yield Document(label=label, stream=unpacked(inner, meter, label))
+
+
+class _Headers:
+    """What tarfile reads from: no header, however long it claims to be, fills the memory."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int) -> bytes:
+        if size > _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._stream.read(size)
+
+
+_looks: ContextVar[dict[Path, tuple[bytes, ...]] | None] = ContextVar("looks", default=None)
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Within the block `heads` reads and unpacks each file once, however many readers ask whether it is theirs."""
+    token = _looks.set({})
+    try:
+        yield
+    finally:
+        _looks.reset(token)
+
+
+def heads(path: Path) -> tuple[bytes, ...]:
+    """Return the beginning of each document of a file; of a long archive, those of the first members.
+
+    Raises:
+        TraceError: the file cannot be opened, or breaks where it is looked at.
+    """
+    looks = _looks.get()
+    if looks is not None and path in looks:
+        return looks[path]
+    found: list[bytes] = []
+    for document in documents(path, enough=LOOK_BYTES):
+        found.append(head(document))
+        if len(found) == LOOK_DOCUMENTS:
+            break
+    if looks is not None:
+        looks[path] = tuple(found)
+    return tuple(found)
 
 
 def check_readable(path: Path) -> None:
@@ -74,7 +149,7 @@ def check_readable(path: Path) -> None:
         raise TraceError(f"{path} is a directory", hint="name the trace files in it, one per rank")
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="check the path; shell patterns must match at least one file")
-    if not any(head(document).strip() for document in documents(path)):
+    if not any(one.strip() for one in heads(path)):
         raise TraceError(f"{path} is empty", hint="was the profiler still writing? export the trace again")
 
 
@@ -119,13 +194,6 @@ def load_json(document: Document) -> Any:
         ) from error
     finally:
         text.detach()  # the stream belongs to `documents`, which closes it
-
-
-def _unzipped(raw: BinaryIO) -> io.BufferedReader:
-    buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, raw))
-    if buffered.peek(2)[:2] != b"\x1f\x8b":
-        return buffered
-    return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=buffered)))
 
 
 def _damaged(label: str, error: Exception) -> TraceError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import Document, documents, head, load_json
+from ncclt.profiling.documents import Document, heads, load_json
 from ncclt.profiling.execution_trace_nodes import COMMS, CommsNode, Group, comms_node, groups_of
 from ncclt.profiling.execution_trace_steps import calls_in_steps, inside_barriers
 from ncclt.profiling.kineto_names import classify, is_barrier
@@ -33,7 +33,7 @@ _ROOTED = frozenset({"broadcast", "broadcastoop", "reduce", "reduceoop", "send",
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
     try:
-        return any(_is_trace(head(document)) for document in documents(path))
+        return any(_is_trace(one) for one in heads(path))
     except TraceError:
         return False
 

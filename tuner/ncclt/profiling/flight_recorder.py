@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import Document, documents, head, load_json
+from ncclt.profiling.documents import Document, head, heads, load_json
 from ncclt.profiling.flight_recorder_dump import call_of, entries_of, groups_of, rank_of, world_size_of
 from ncclt.profiling.flight_recorder_pickle import load_pickle
 from ncclt.profiling.param_comms_calls import counted, ledger_of, shown, told_group_sizes
@@ -30,7 +30,7 @@ _PICKLE = b"\x80"  # PROTO, the first opcode of every pickle since protocol 2
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like a dump."""
     try:
-        return any(_is_dump(head(document)) for document in documents(path))
+        return any(_is_dump(one) for one in heads(path))
     except TraceError:
         return False
 

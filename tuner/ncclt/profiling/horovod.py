@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message, format_bytes, parse_dtype
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, TraceError
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.horovod_events import CALLS, TensorCall, Timeline, read_timeline
 
 name = "horovod"
 
-_LARGEST_BYTES = 1 << 50
 _CLUSTER_RATIO = 1.25
 """Sizes at most so far above the smallest of a cluster belong to it: groups that differ by a small tensor or two."""
 
@@ -29,7 +28,7 @@ _CLUSTER_RATIO = 1.25
 def recognises(path: Path) -> bool:
     """Tell whether a file begins like a Horovod timeline."""
     try:
-        return any(_is_timeline(head(document)) for document in documents(path))
+        return any(_is_timeline(one) for one in heads(path))
     except TraceError:
         return False
 
@@ -121,7 +120,7 @@ class _Open:
         except InputError as error:
             raise TraceError(f"tensor {first.tensor!r} has the dtype {first.dtype[:40]!r}", hint=error.hint) from error
         size_bytes = self.elements * DTYPE_SIZES[dtype]
-        if size_bytes > _LARGEST_BYTES:
+        if size_bytes > MOST_BYTES:
             raise TraceError(
                 f"tensor {first.tensor!r} is in a message of {size_bytes} bytes", hint="the shapes cannot be right"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.inspector_counts import Tally, mean_times, rank_views
 from ncclt.profiling.nccl_log_lines import check_distinct
 from ncclt.profiling.nccl_log_ranks import UNKNOWN_DTYPE
@@ -28,7 +28,7 @@ _RECORD = "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENA
 def recognises(path: Path) -> bool:
     """Tell whether a file begins with records of Inspector."""
     try:
-        return any(_has_records(head(document)) for document in documents(path))
+        return any(_has_records(one) for one in heads(path))
     except TraceError:
         return False
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ncclt.core.message import Message
+from ncclt.core.message import MOST_BYTES, Message
 from ncclt.core.workload import RankMessages
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import Document
 from ncclt.profiling.inspector_records import Header, Performed, records
 from ncclt.profiling.nccl_log_choices import Choices
-from ncclt.profiling.nccl_log_lines import MOST_BYTES, check_bounded
+from ncclt.profiling.nccl_log_lines import check_bounded
 from ncclt.profiling.nccl_log_ranks import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
 
 _MOST_VERSIONS = 16

@@ -16,7 +16,7 @@ from pathlib import Path
 from ncclt.core.message import Message
 from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import Document, documents, head
+from ncclt.profiling.documents import Document, documents, heads
 from ncclt.profiling.kineto_calls import CallBook
 from ncclt.profiling.kineto_exposure import RankExposure, least_exposed
 from ncclt.profiling.kineto_job import Job
@@ -33,7 +33,7 @@ name = "kineto"
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like a Kineto trace."""
     try:
-        return any(_is_kineto(head(document)) for document in documents(path))
+        return any(_is_kineto(one) for one in heads(path))
     except TraceError:
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ncclt.core.message import DTYPE_SIZES, Message, parse_dtype
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Message, parse_dtype
 from ncclt.errors import InputError
 from ncclt.profiling.kineto_names import Operation
 from ncclt.profiling.kineto_trace import Event
@@ -64,13 +64,14 @@ class CallBook:
         except InputError:
             self.left_out[f"{operation.word} of dtype {dtype!r}, whose size is not known"] += 1
             return
-        if elements <= 0:
-            self.left_out[f"{operation.word} of 0 bytes"] += 1
+        size_bytes = elements * DTYPE_SIZES[known]
+        if not 0 < size_bytes <= MOST_BYTES:
+            self.left_out[f"{operation.word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"] += 1
             return
         message = Message(
             collective=operation.collective,
             dtype=known,
-            size_bytes=elements * DTYPE_SIZES[known],
+            size_bytes=size_bytes,
             group_size=max(0, group_size),
             spans_nodes=spans_nodes,
         )

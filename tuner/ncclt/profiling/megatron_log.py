@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, TraceError
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.megatron_log_lines import Bucket, BucketLog, read_buckets
-from ncclt.profiling.nccl_log_lines import LOGGED_CALL, MOST_BYTES, check_distinct
+from ncclt.profiling.nccl_log_lines import LOGGED_CALL, check_distinct
 from ncclt.profiling.ranks import RankFile, check_one_job
 
 name = "megatron_log"
@@ -27,10 +27,10 @@ _MARK = re.compile(rb"Number of buckets for gradient all-reduce|Params for bucke
 def recognises(path: Path) -> bool:
     """Tell whether a file has bucket lines near its beginning, and no calls logged by NCCL."""
     try:
-        heads = [head(document) for document in documents(path)]
+        beginnings = heads(path)
     except TraceError:
         return False
-    return any(_MARK.search(one) for one in heads) and not any(LOGGED_CALL.search(one) for one in heads)
+    return any(_MARK.search(one) for one in beginnings) and not any(LOGGED_CALL.search(one) for one in beginnings)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:

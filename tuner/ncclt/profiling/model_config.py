@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclt.errors import InputError
+from ncclt.inputs import open_regular
 
 _MOST_BYTES = 1024 * 1024
 """Far above any configuration; the largest that are known have some 100 KiB of label names."""
@@ -27,7 +28,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     hint = "give the config.json that lies beside the weights of a transformers model"
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error

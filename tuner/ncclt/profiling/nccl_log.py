@@ -14,7 +14,7 @@ from pathlib import Path
 from ncclt.core.message import Collective
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.nccl_log_book import LogBook, check_own_process, read_log
 from ncclt.profiling.nccl_log_comms import Communicators, communicators_of
 from ncclt.profiling.nccl_log_lines import LOGGED_CALL, check_distinct
@@ -29,7 +29,7 @@ _SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 def recognises(path: Path) -> bool:
     """Tell whether a file begins like the output of NCCL's logger, with or without other output around it."""
     try:
-        return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in map(head, documents(path)))
+        return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in heads(path))
     except TraceError:
         return False
 

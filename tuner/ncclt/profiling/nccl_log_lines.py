@@ -18,9 +18,6 @@ LINE_BYTES = 64 * 1024
 MOST_KINDS = 500_000
 """Different calls kept per file: 4096 ranks in one log have some 100 each, random bytes have one per line."""
 
-MOST_BYTES = 2**53
-"""No call moves more; a larger number is a damaged line (and would not survive JSON, whose numbers are doubles)."""
-
 LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
 """A call as NCCL itself logs it. Such calls are exact: a log that has them is read by them, whatever else it tells."""
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.core.workload import RankMessages
 from ncclt.profiling.nccl_log_book import LogBook
 from ncclt.profiling.nccl_log_choices import Choices
 from ncclt.profiling.nccl_log_comms import Communicators, Rank
-from ncclt.profiling.nccl_log_lines import MOST_BYTES
 from ncclt.profiling.nccl_log_parse import CollLine, TuningLine
 
 OPERATIONS: dict[str, Collective] = {

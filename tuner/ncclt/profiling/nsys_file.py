@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ncclt.errors import TraceError
+from ncclt.inputs import open_regular
 
 _MAGIC = b"SQLite format 3\0"
 _MARKS = frozenset({"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "META_DATA_EXPORT"})
@@ -68,7 +70,7 @@ class Export:
 def is_export(path: Path) -> bool:
     """Tell whether a file is a SQLite export of Nsight Systems; never raises."""
     try:
-        with path.open("rb") as raw:
+        with open_regular(path, error=TraceError) as raw:
             if raw.read(len(_MAGIC)) != _MAGIC:
                 return False
         with opened(path) as export:
@@ -86,7 +88,8 @@ def opened(path: Path) -> Iterator[Export]:
             what is read inside the `with` block.
     """
     try:
-        size_bytes = path.stat().st_size
+        with open_regular(path, error=TraceError) as raw:  # SQLite itself waits for a pipe's writer
+            size_bytes = os.fstat(raw.fileno()).st_size
         # immutable: no lock and no journal is made beside the file, which may lie on a read-only file system.
         address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:

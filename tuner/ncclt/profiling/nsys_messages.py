@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.core.workload import RankMessages
 from ncclt.profiling.nsys_calls import CallKind, Membership, Process, Recording
 from ncclt.profiling.nsys_kernels import agreed_dtypes
@@ -29,8 +29,6 @@ FUNCTIONS = {
 
 _PER_RANK = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL})
 """Their payload has the bytes of one rank's count, and a message has the full buffer."""
-
-_LARGEST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +100,12 @@ def _group(
 
 def _message(kind: CallKind, group: _Group, dtypes: Mapping[Collective, str]) -> Message | str:
     collective = FUNCTIONS[kind.function]
-    if not 0 < kind.size_bytes <= _LARGEST_BYTES:
+    if not 0 < kind.size_bytes <= MOST_BYTES:
         return f"{kind.function} of {'0' if not kind.size_bytes else 'impossibly many'} bytes"
     if collective in _PER_RANK and not group.ranks:
         return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not tell"
     size_bytes = kind.size_bytes * (group.ranks if collective in _PER_RANK else 1)
-    if size_bytes > _LARGEST_BYTES:
+    if size_bytes > MOST_BYTES:
         return f"{kind.function} of impossibly many bytes"
     dtype = dtypes.get(collective, NO_DTYPE)
     return Message(

@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import Document, documents, head, load_json
+from ncclt.profiling.documents import Document, heads, load_json
 from ncclt.profiling.kineto_shapes import Tensor
 from ncclt.profiling.param_comms_calls import MOST_RANKS, RecordedCall, counted, ledger_of, told_group_sizes
 from ncclt.profiling.param_comms_ranks import RankReading, merged_workload, read_ranks
@@ -33,7 +33,7 @@ _PARAM_WORDS = {"isend": "send", "irecv": "recv", "alltoallsingle": "alltoall"}
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like a comms trace."""
     try:
-        return any(_is_comms_trace(head(document)) for document in documents(path))
+        return any(_is_comms_trace(one) for one in heads(path))
     except TraceError:
         return False
 

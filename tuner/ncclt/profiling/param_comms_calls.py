@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError
 from ncclt.profiling.kineto_job import integer
 from ncclt.profiling.kineto_names import Operation, classify
 from ncclt.profiling.kineto_shapes import Tensor
 
-MOST_ELEMENTS = 2**50
-"""More elements than any buffer has (1 PiB of bytes): a larger count is damage, and would not fit a database."""
+MOST_ELEMENTS = MOST_BYTES
+"""More elements than any buffer has: a larger count is damage."""
 
 MOST_RANKS = 2**24
 """More ranks than any job has; a larger group is damage."""
@@ -170,13 +170,14 @@ def _add(
     if elements is None:
         ledger.left_out[f"{word} with one side alone, in a group of unknown size"] += 1
         return
-    if not 0 < elements <= MOST_ELEMENTS:
+    size_bytes = elements * DTYPE_SIZES[dtype]
+    if not 0 < size_bytes <= MOST_BYTES:
         ledger.left_out[f"{word} of 0 bytes" if not elements else f"{word} of an impossible size"] += 1
         return
     message = Message(
         collective=operation.collective,
         dtype=dtype,
-        size_bytes=elements * DTYPE_SIZES[dtype],
+        size_bytes=size_bytes,
         group_size=group_size,
     )
     ledger.calls.append(

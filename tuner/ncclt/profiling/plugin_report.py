@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.inspector_records import whole
 from ncclt.profiling.nccl_log_choices import Choices
-from ncclt.profiling.nccl_log_lines import MOST_BYTES, check_bounded, check_distinct, lines
+from ncclt.profiling.nccl_log_lines import check_bounded, check_distinct, lines
 from ncclt.profiling.nccl_log_ranks import UNKNOWN_DTYPE
 
 name = "plugin_report"
@@ -69,7 +69,7 @@ class Report:
 def recognises(path: Path) -> bool:
     """Tell whether a file begins like a report of the plugin."""
     try:
-        return any(head(document).startswith(_MARK) for document in documents(path))
+        return any(one.startswith(_MARK) for one in heads(path))
     except TraceError:
         return False
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ncclt.core.message import Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import documents, head
+from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.table_columns import Columns, Entry, columns_of, entry_of, has_required_columns
 from ncclt.profiling.table_rows import ByteLines, DocumentLines, first_row, rows
 
@@ -23,7 +23,7 @@ name = "csv"
 def recognises(path: Path) -> bool:
     """Tell whether a file begins with a header that names collective, size and calls."""
     try:
-        return any(has_required_columns(first_row(head(document))) for document in documents(path))
+        return any(has_required_columns(first_row(one)) for one in heads(path))
     except TraceError:
         return False
 

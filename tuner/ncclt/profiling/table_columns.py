@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError, TraceError
 from ncclt.profiling.kineto_names import classify
 from ncclt.profiling.table_rows import Row, cells_by_name, whole_number
@@ -36,8 +36,6 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
 _NUMBER = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _AMBIGUOUS = ("k", "m", "g", "kb", "mb", "gb")
-_LARGEST_BYTES = 1 << 50
-"""1 PiB: no buffer is larger, and a cell that says so holds something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +177,8 @@ def _size_bytes(row: Row, text: str) -> int:
         raise row.refused(
             f"{text!r} is no whole number of bytes", "give exact bytes; a rounded size is another message"
         )
-    if not 0 < size <= _LARGEST_BYTES:
-        raise row.refused(f"a size of {text} bytes", f"sizes are 1 to {_LARGEST_BYTES} bytes")
+    if not 0 < size <= MOST_BYTES:
+        raise row.refused(f"a size of {text} bytes", f"sizes are 1 to {MOST_BYTES} bytes")
     return int(size)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ncclt.core.message import Message
 from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profiling.documents import Document, documents, head
+from ncclt.profiling.documents import Document, documents, heads
 from ncclt.profiling.table_rows import DocumentLines, cells_by_name, first_row, rows
 from ncclt.profiling.tracelens_rows import COUNTS, REQUIRED, ReportRow, report_row
 
@@ -24,7 +24,7 @@ name = "tracelens"
 def recognises(path: Path) -> bool:
     """Tell whether a file begins with the header of a collective table of TraceLens."""
     try:
-        return any(_is_report(first_row(head(document))) for document in documents(path))
+        return any(_is_report(first_row(one)) for one in heads(path))
     except TraceError:
         return False
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError
 from ncclt.profiling.kineto_names import Operation, classify
 from ncclt.profiling.table_rows import Row, whole_number
@@ -19,7 +19,6 @@ COUNTS = frozenset({"operation_count", "count"})
 
 _MEANS_US = ("dur_mean", "comm_latency_mean")
 _MIB = 1 << 20
-_LARGEST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ def _message(
     size_bytes = _elements(row, cells, operation.collective, group_size) * DTYPE_SIZES[dtype]
     if not size_bytes:
         return None, f"{operation.word} of 0 bytes"
-    if size_bytes > _LARGEST_BYTES:
+    if size_bytes > MOST_BYTES:
         raise row.refused(f"a message of {size_bytes} bytes", "the element counts cannot be right")
     _check_size(row, cells, size_bytes)
     message = Message(
