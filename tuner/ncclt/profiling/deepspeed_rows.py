@@ -87,12 +87,13 @@ def read_text(document: Document) -> CommsLog:
     verbose: dict[int | None, dict[tuple[str, int], Row]] = {}
     torn, operation, is_open, kinds = 0, "", False, 0
     for line in lines(document):
-        if b"comm op: " in line and (said := _VERBOSE.search(line)) is not None:
-            rank, row = _verbose_row(said)
-            rows = verbose.setdefault(rank, {})
-            key = (row.operation, row.size_bytes)
-            kinds += key not in rows
-            rows[key] = _joined(rows[key], row) if key in rows else row
+        if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
+            for said in every:  # more than one where line feeds were lost
+                rank, row = _verbose_row(said)
+                rows = verbose.setdefault(rank, {})
+                key = (row.operation, row.size_bytes)
+                kinds += key not in rows
+                rows[key] = _joined(rows[key], row) if key in rows else row
         elif (header := _HEADER.search(line)) is not None:
             is_open, operation = header[1] is not None, ""
             if is_open:

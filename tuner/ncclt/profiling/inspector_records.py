@@ -1,8 +1,9 @@
-"""The records of NCCL Inspector: one JSON object per line, formats v4.0 to v4.2 (NCCL 2.28.3 to 2.32)."""
+"""The records of NCCL Inspector: one JSON object each, formats v4.0 to v4.2 (NCCL 2.28.3 to 2.32)."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,11 @@ from ncclt.profiling.nccl_log_lines import lines
 
 _UNTIL_US = 4_102_444_800_000_000
 """The year 2100: a later time stamp is a damaged number."""
+
+_RECORD_BYTES = 1024 * 1024
+"""More than any record has, which are below 10 KiB even with all their events."""
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ class Performed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One line: an operation, or how many were dropped before they could be written."""
+    """An operation, or how many were dropped before they could be written."""
 
     header: Header
     performed: Performed | None
@@ -70,21 +76,48 @@ class Record:
 
 
 def records(document: Document) -> Iterator[Record | None]:
-    """Yield the records of a file, None for a line that is cut off or of another kind.
+    """Yield the records of a file, None for one that is cut off or of another kind.
+
+    Inspector writes each on one line; a formatter (`jq .`, `jq -s .`) spreads them over many, or makes them an array.
 
     Raises:
         TraceError: the compressed data end or break.
     """
+    begun: list[bytes] = []
+    depth = size_bytes = 0
     for line in lines(document):
-        if line.strip():
-            yield _record(line)
+        text = line.strip().removesuffix(b",")
+        row = _decoded(text)
+        whole_line = isinstance(row, Mapping) and "header" in row
+        if begun and (whole_line or text.startswith(b'{"header"') or size_bytes > _RECORD_BYTES):
+            yield None  # the record before was cut off
+            begun, depth, size_bytes = [], 0, 0
+        if whole_line:
+            yield _record(row)
+        elif not begun and isinstance(row, list) and row:
+            yield from map(_record, row)
+        elif begun or (row is None and text.startswith(b"{")):
+            begun.append(line)
+            size_bytes += len(line)
+            bare = _STRING.sub(b"", line)
+            depth += bare.count(b"{") - bare.count(b"}")
+            if depth <= 0:
+                yield _record(_decoded(b"".join(begun).strip().removesuffix(b",")))
+                begun, depth, size_bytes = [], 0, 0
+        elif text not in (b"", b"[", b"]"):
+            yield None
+    if begun:
+        yield None
 
 
-def _record(line: bytes) -> Record | None:
+def _decoded(text: bytes) -> Any:
     try:
-        row = json.loads(line.decode("utf-8", errors="replace"))
+        return json.loads(text.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
+
+
+def _record(row: Any) -> Record | None:
     header = _header(row) if isinstance(row, Mapping) else None
     if header is None:
         return None

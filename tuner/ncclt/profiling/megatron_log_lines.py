@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ncclt.errors import TraceError
 from ncclt.profiling.documents import Document
 from ncclt.profiling.nccl_log_lines import check_bounded, lines
 
@@ -69,7 +70,7 @@ def read_buckets(document: Document) -> BucketLog:
     """Read one log.
 
     Raises:
-        TraceError: damaged.
+        TraceError: damaged, or without its line ends.
     """
     log = BucketLog(label=document.label)
     arguments: dict[str, str] = {}
@@ -103,6 +104,11 @@ def _add(log: BucketLog, line: bytes) -> int:
     """Add what a line says of buckets; return 1 if it is anything."""
     rank = _rank(line)
     count, bucket = _COUNT.search(line), _BUCKET.search(line)
+    if bucket is not None and _BUCKET.search(line, bucket.end()):
+        raise TraceError(
+            f"{log.label} has lost its line ends: several buckets are on one line",
+            hint="give the log as it was written",
+        )
     if count is not None:
         log.announced[rank] = log.announced.get(rank, 0) + int(count[1])
         log.buffers[rank] = log.buffers.get(rank, 0) + 1

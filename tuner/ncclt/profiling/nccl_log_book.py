@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import Document
-from ncclt.profiling.nccl_log_lines import check_bounded, lines
+from ncclt.profiling.nccl_log_lines import Statements, check_bounded
 from ncclt.profiling.nccl_log_parse import (
     CollLine,
     CommLine,
@@ -56,11 +56,19 @@ def read_log(document: Document) -> LogBook:
     """Read one log; only its distinct statements are kept, so the memory does not grow with its length.
 
     Raises:
-        TraceError: damaged, or with more different calls than a job makes.
+        TraceError: damaged, without its line ends, or with more different calls than a job makes.
     """
     book = LogBook(label=document.label)
-    for line in lines(document):
+    statements = Statements(document)
+    for line in statements:
         _add(book, line)
+    total = book.calls.total() + book.tunings.total()
+    # A few glued lines are those of ranks that share a file; `_joined` finds their hosts by the others.
+    if statements.glued > max(2, total / 10):
+        raise TraceError(
+            f"{book.label} has lost its line ends: {statements.glued} of {total} statements run into the next one",
+            hint="give the log as NCCL wrote it, for example with NCCL_DEBUG_FILE=/path/nccl.%h.%p",
+        )
     return _joined(book)
 
 
