@@ -36,10 +36,10 @@ def _run(words: Sequence[str]) -> int:
             from ncclt.cli.env import main as env
 
             return env(words[1:])
-        if words[:1] == ["run"]:
+        if words[:1] == ["run"] or words[:2] == ["--debug", "run"]:
             from ncclt.cli.run import main as run
 
-            return run(words[1:])
+            return run(words[1:] if words[0] == "run" else [words[0], *words[2:]])
         from ncclt.cli.application import app
 
         app()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ncclt.errors import UsageError, reason
 from ncclt.home import user_folder
@@ -19,6 +21,9 @@ KEYS: dict[str, str] = {
 """What a configuration file may set, and what it means."""
 
 PROJECT_FILE = "ncclt.toml"
+
+_MAX_BYTES = 1024 * 1024
+"""Of a file; more is no configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,45 +40,100 @@ def user_file() -> Path:
     return user_folder("XDG_CONFIG_HOME", ".config") / "ncclt" / "config.toml"
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> tuple[dict[str, str], str]:
+    """Return what a configuration file sets, and why it may be somebody else's; empty = it is ours, or not there.
+
+    Raises:
+        UsageError: it is broken.
+    """
     try:
+        if not path.exists():
+            return {}, ""
         if not path.is_file():
-            return {}
+            return {}, "it is no regular file"
     except PermissionError:
         # HOME of somebody else, as under `sudo -u`: no file of this user's can be in there.
-        return {}
+        return {}, ""
     import tomllib
 
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        # Somebody may put a pipe in its place meanwhile, which would be waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            facts = os.fstat(file.fileno())
+            content = file.read(_MAX_BYTES)
+        values = tomllib.loads(content.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}", hint="it is TOML: key = 'value'") from error
     for key, value in values.items():
         if key not in KEYS or not isinstance(value, str):
             raise UsageError(f"{path} sets {key!r}, which is no text value of ncclt", hint=f"known: {', '.join(KEYS)}")
-    return values
+    if values and facts.st_uid not in (0, os.geteuid()):
+        return values, f"it belongs to user {facts.st_uid}"
+    return values, "others can write to it" if values and facts.st_mode & 0o022 else ""
+
+
+def _read_project() -> tuple[dict[str, str], dict[str, str]]:
+    """Return what the file in the working folder sets, and what is not taken from it, with the reason.
+
+    A server, or a store, says what a job runs with: such a name is taken from nobody but this user and root, or whoever
+    can write to a folder decides what those run who start a job there.
+
+    Raises:
+        UsageError: it is broken.
+    """
+    values, foreign = _read(Path(PROJECT_FILE))
+    if not foreign:
+        return values, {}
+    refused = dict.fromkeys((key for key in ("server", "storage") if key in values) if values else KEYS, foreign)
+    return {key: value for key, value in values.items() if key not in refused}, refused
+
+
+def _refused(key: str, why: str) -> UsageError:
+    return UsageError(
+        f"{key} is not taken from {Path(PROJECT_FILE).absolute()}: {why}",
+        hint=f"chmod go-w {PROJECT_FILE} where it is yours, or set NCCLT_{key.upper()}",
+    )
 
 
 def origins() -> tuple[Origin, ...]:
     """Return every value as it holds without flags, and where it comes from."""
-    project, user = _read(Path(PROJECT_FILE)), _read(user_file())
-    found = []
-    for key in KEYS:
-        variable = f"NCCLT_{key.upper()}"
-        if os.environ.get(variable):
-            found.append(Origin(key=key, value=os.environ[variable], origin=variable))
-        elif key in project:
-            found.append(Origin(key=key, value=project[key], origin=str(Path(PROJECT_FILE).resolve())))
-        elif key in user:
-            found.append(Origin(key=key, value=user[key], origin=str(user_file())))
-        else:
-            found.append(Origin(key=key, value=None, origin="default"))
-    return tuple(found)
+    refused = _read_project()[1]
+    return tuple(
+        Origin(key=key, value=None, origin=f"{Path(PROJECT_FILE).absolute()}: not taken, {refused[key]}")
+        if key in refused and not os.environ.get(_variable(key))
+        else lookup(key)
+        for key in KEYS
+    )
 
 
-def lookup(key: str) -> Origin:
-    """Return the value of one key without flags, and where it comes from."""
-    return next(origin for origin in origins() if origin.key == key)
+def lookup(key: str, *, warn: Callable[[str], None] | None = None) -> Origin:
+    """Return the value of one key without flags, and where it comes from.
+
+    Args:
+        key: one of `KEYS`.
+        warn: is given one line where the project file may not set it, which is then left out.
+
+    Raises:
+        UsageError: a file is broken; or the project file may not set it, and nobody is warned.
+    """
+    if value := os.environ.get(_variable(key)):
+        return Origin(key=key, value=value, origin=_variable(key))
+    project, refused = _read_project()
+    if key in project:
+        return Origin(key=key, value=project[key], origin=str(Path(PROJECT_FILE).absolute()))
+    if key in refused:
+        error = _refused(key, refused[key])
+        if warn is None:
+            raise error
+        warn(f"ncclt: {error.message}")
+    user, _foreign = _read(user_file())
+    if key in user:
+        return Origin(key=key, value=user[key], origin=str(user_file()))
+    return Origin(key=key, value=None, origin="default")
+
+
+def _variable(key: str) -> str:
+    return f"NCCLT_{key.upper()}"
 
 
 def default_map() -> dict[str, Any]:
@@ -82,7 +142,10 @@ def default_map() -> dict[str, Any]:
     `attest`, `env` and `run` look for themselves: there server and store stand against each other. What a command of
     two words filters by (`studies list --cluster`) is said, not configured; only the store holds for all of them.
     """
-    values = {**_read(user_file()), **_read(Path(PROJECT_FILE))}
+    project, refused = _read_project()
+    # Called by the framework where neither flag nor variable sets it: until then nothing is wrong.
+    refusing = {key: partial(_refuse, key, why) for key, why in refused.items()}
+    values: dict[str, Any] = {**_read(user_file())[0], **project, **refusing}
     if not values:
         return {}
     store = {"storage": values["storage"]} if "storage" in values else {}
@@ -90,6 +153,10 @@ def default_map() -> dict[str, Any]:
     # `doctor` starts nothing unless it is told to.
     plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
     return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
+
+
+def _refuse(key: str, why: str) -> NoReturn:
+    raise _refused(key, why)
 
 
 _GROUPS = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -113,16 +114,29 @@ def _text(arguments: argparse.Namespace) -> str:
     return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
 
 
-def source(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Return server and storage, one of them None: what was said more directly counts, then the server."""
+def source(
+    arguments: argparse.Namespace, *, warn: Callable[[str], None] | None = None
+) -> tuple[str | None, str | None]:
+    """Return server and storage, one of them None: what was said more directly counts, then the server.
+
+    A server that a file names is said on stderr: what lies in the working folder decides about the job.
+
+    Args:
+        arguments: with server and storage.
+        warn: as for `lookup`.
+    """
     if arguments.server and arguments.storage:
         raise UsageError("--server and --storage exclude each other", hint="give one of them")
     if arguments.server or arguments.storage:
         return arguments.server, arguments.storage
-    server, storage = lookup("server"), lookup("storage")
-    if server.value and (server.origin.startswith("NCCLT_") or not storage.origin.startswith("NCCLT_")):
-        return server.value, None
-    return None, storage.value
+    if os.environ.get("NCCLT_STORAGE") and not os.environ.get("NCCLT_SERVER"):
+        return None, os.environ["NCCLT_STORAGE"]
+    server = lookup("server", warn=warn)
+    if not server.value:
+        return None, lookup("storage", warn=warn).value
+    if not server.origin.startswith("NCCLT_"):
+        say(f"ncclt: the server {server.value!r} is named by {server.origin}")
+    return server.value, None
 
 
 def stored_revision(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Recommendation:
@@ -170,8 +184,6 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
 
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
-    import os
-
     from ncclt.client import ClientError, fetch_env
 
     try:
@@ -207,7 +219,6 @@ def _write(path: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    import os
     import tempfile
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from ncclt.core.version import NcclVersion
 from ncclt.delivery import Offer, offer_from_documents, with_table_text
 from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError
 from ncclt.home import user_folder
+
+_LEAST_S = 0.01
+"""Shortest time that a server is given; not above 0 is no time limit to a socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,8 @@ def offered(
     """Ask the server, or the store where there is none.
 
     Args:
-        arguments: with model, nodes, gpus_per_node, nccl_version, timeout and fallback.
+        arguments: with model, nodes, gpus_per_node, nccl_version, timeout and fallback. The timeout is that of all
+            that a server is asked for here, together.
         cluster: its name.
         server, storage: one of them, or none for the default store.
         with_table: the table is wanted as well.
@@ -55,7 +60,8 @@ def offered(
     """
     render = _fetching(arguments, cluster, server) if server else _storing(arguments, cluster, storage)
     env = OfferTexts(env=render("json"))
-    if not (with_table and env.offer().rules.rules):
+    offer = env.offer()
+    if not (with_table and offer.rules.rules):
         return env
     both = OfferTexts(env=env.env, table=render("tuner-csv"))
     try:
@@ -70,6 +76,8 @@ def offered(
 def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Callable[[str], str]:
     from ncclt.client import ClientError, fetch_env
 
+    deadline_s = time.monotonic() + arguments.timeout
+
     def fetch(format: str) -> str:
         try:
             fetched = fetch_env(
@@ -80,7 +88,8 @@ def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Calla
                 gpus_per_node=arguments.gpus_per_node,
                 nccl_version=arguments.nccl_version,
                 format=format,
-                timeout_s=arguments.timeout,
+                # Where nothing is left this is an outage like any other, for which there may be an answer in the cache.
+                timeout_s=max(deadline_s - time.monotonic(), _LEAST_S),
                 cache_dir=cache_folder() / "env",
                 fallback="cached" if arguments.fallback == "cached" else "none",
                 api_key=os.environ.get("NCCLT_API_KEY"),

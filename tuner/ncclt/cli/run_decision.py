@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ncclt.cli.edge import say
 from ncclt.cli.offer import OfferTexts
+from ncclt.cli.run import described
 from ncclt.core.attestation import Form
 from ncclt.decision import (
     Decision,
@@ -97,9 +98,9 @@ def _asked(
         if arguments.fallback == "fail":
             raise
         _tell(error)
-    except NccltError as error:
+    except Exception as error:
         # Another node may reach what this one cannot: who comes first with an answer shall decide.
-        _tell(error)
+        _tell(described(error))
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
             return found

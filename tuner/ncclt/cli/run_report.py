@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from ncclt.cli.edge import report, say
 from ncclt.core.attestation import Form
 from ncclt.delivery import Offer, delivered_by
 from ncclt.errors import NccltError, TraceError
+from ncclt.launch.guard import guard
+from ncclt.launch.members import MARK_VARIABLE, new_mark
 from ncclt.recording.command import run_foreground
+
+GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL where we were killed: what Slurm gives by default (KillWait), to save a checkpoint."""
 
 
 def run_and_attest(
@@ -21,33 +27,64 @@ def run_and_attest(
     form: Form,
     *,
     folder: Path,
-    server: str | None,
-    storage: str | None,
+    where: Callable[[], tuple[str | None, str | None]],
     timeout_s: float,
 ) -> int:
     """Run the command and return its exit code, whatever comes of the attestation.
 
+    Args:
+        command, environ: what to run.
+        offer, form: what it is given.
+        folder: where it reports.
+        where: looks up server and store.
+        timeout_s: for each question to the server afterwards.
+
     Raises:
         UsageError: the command cannot be started.
     """
-    code = run_foreground(command, environ=environ)
+    with _ending_with_us(environ) as marked:
+        code = run_foreground(command, environ=marked)
     try:
-        _attest(offer, form, folder=folder, server=server, storage=storage, timeout_s=timeout_s)
+        _attest(offer, form, folder=folder, where=where, timeout_s=timeout_s)
     except NccltError as error:
         report(error)
         say(f"ncclt: no attestation was made; what the job left stays in {folder}: ncclt attest reads it")
-    except Exception:  # noqa: BLE001 -- shown in full; the end of the training must not pass for another one
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 -- the end of the training must not pass for another one
         traceback.print_exc()
         say(f"ncclt: no attestation was made, see above; what the job left stays in {folder}")
     return code
 
 
+@contextmanager
+def _ending_with_us(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Return the environment with the mark by which the guardian finds the command, to end it if this is killed.
+
+    A signal at our end (prctl's PR_SET_PDEATHSIG) would reach the command alone, and leave the ranks of a torchrun.
+    """
+    mark = new_mark()
+    outer = environ.get(MARK_VARIABLE)
+    try:
+        guard().begin(mark, grace_s=GRACE_S, environment={})
+    except OSError as error:
+        say(f"ncclt: the command will stay if ncclt is killed: {error}")
+    try:
+        yield {**environ, MARK_VARIABLE: f"{outer}/{mark}" if outer else mark}
+    finally:
+        guard().end(mark)
+
+
 def _attest(
-    offer: Offer, form: Form, *, folder: Path, server: str | None, storage: str | None, timeout_s: float
+    offer: Offer,
+    form: Form,
+    *,
+    folder: Path,
+    where: Callable[[], tuple[str | None, str | None]],
+    timeout_s: float,
 ) -> None:
     from ncclt.attestation import attest_files
     from ncclt.cli.attest import delivered_from, keep, print_attestation
 
+    server, storage = where()
     delivered = (
         delivered_by(offer, form)
         if offer.model

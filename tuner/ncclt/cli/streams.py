@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 EXIT_CUT_OFF = 141
 """What a shell expects of a program whose reader is gone: 128 + SIGPIPE."""
@@ -59,8 +63,39 @@ class Output(io.TextIOWrapper):
         return code or 1
 
 
+class _Lossy(io.FileIO):
+    """A file that drops what it cannot take.
+
+    Attributes:
+        given: the stream whose file it is; it would close the file if it were forgotten.
+    """
+
+    given: TextIO
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write as much as can be written."""
+        left = memoryview(data).cast("B")
+        with contextlib.suppress(OSError):
+            while left and (count := super().write(left)):
+                left = left[count:]
+        return memoryview(data).nbytes
+
+
+def _lossy(given: TextIO) -> TextIO:
+    """Return stderr so that no line for people can fail: full, closed or cut off, it stops no command.
+
+    Nothing waits in a buffer, as Python would try that once more at its end, and change the exit code.
+    """
+    try:
+        file = _Lossy(given.fileno(), "w", closefd=False)
+    except (OSError, AttributeError):  # an object of a caller, without a file behind it
+        return given
+    file.given = given
+    return io.TextIOWrapper(file, encoding=given.encoding, errors="backslashreplace", write_through=True)
+
+
 def prepare() -> Output | None:
-    """Let every stream take every text, and return stdout.
+    """Let every stream take every text, and stderr drop what cannot be written; return stdout.
 
     None where a caller in the same process has put an object of his own in its place: that is left alone. What its
     encoding lacks becomes a question mark. A closed stream becomes one that forgets: the next file to be opened would
@@ -72,6 +107,7 @@ def prepare() -> Output | None:
     given = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    sys.stderr = _lossy(sys.stderr)
     if not hasattr(given, "buffer"):
         return None
     errors = given.errors if given.errors and given.errors != "strict" else "replace"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -43,16 +44,29 @@ def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
         while True:
             received = signal.sigwaitinfo(awaited)
             if received.si_signo == signal.SIGCHLD:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
+                status = _reaped(pid)
+                if status is not None:
                     break
             elif received.si_code != _SI_KERNEL:
-                os.kill(pid, received.si_signo)  # not reaped yet: the number is still its own
+                # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
+                with contextlib.suppress(PermissionError):
+                    os.kill(pid, received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
+
+
+def _reaped(pid: int) -> int | None:
+    """Reap every child that has ended; return the status of one of them, None = it goes on.
+
+    The others are none of ours: whose parents end become children of process 1, which we may be in a container.
+    """
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended in (0, pid):
+            return status if ended else None
 
 
 def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[int | signal.Signals]) -> int:

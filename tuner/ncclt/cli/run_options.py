@@ -1,0 +1,129 @@
+"""The options of `ncclt run`, and which of them make no sense together."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclt.cli.edge import report
+from ncclt.cli.env import Options
+from ncclt.core.version import NcclVersion
+from ncclt.errors import UsageError
+
+_DESCRIPTION = """\
+Start a training with what was proven for it: the per-size table where the tuner plugin is there, else plain variables.
+
+  torchrun on each node:   ncclt run --cluster leonardo --model bert --nodes 2 -- torchrun ... train.py
+  srun or mpirun:          ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
+  many nodes, each alike:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun ... train.py
+
+Your own NCCL_* variables win. Whatever fails here (server, store, configuration, cache, disk, ncclt itself), the
+command starts unchanged, and one line on stderr says why. What keeps it from starting is:
+
+  --fallback fail, which asks for that;
+  --shared, --policy, or a table that other nodes have: if this process cannot have the same as they;
+  words that make no sense, whatever is installed or configured: an unknown option, a number that is none, no command.
+
+Without --report this process becomes the command. With --report it stays beside it, and ends with it: if ncclt is
+killed (SIGKILL), the command and all that it has started get SIGTERM, and 30 s later SIGKILL.
+The exit code is that of the command; 2 = wrong usage, 69 = what the job was given cannot be learnt here or, with
+--fallback fail, had; 126 or 127 = the command cannot be started.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of what stands before `--`."""
+    made = Options(
+        prog="ncclt run",
+        usage="ncclt run --cluster NAME --model NAME [options] -- COMMAND ...",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
+    made.add_argument("--model", help="name of the workload")
+    made.add_argument("--nodes", type=int, help="nodes of the job; refused unless measured with as many")
+    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, checked likewise")
+    made.add_argument("--nccl-version", help="NCCL that the job loads, checked likewise")
+    made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
+    made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
+    made.add_argument(
+        "--timeout", type=float, default=2.0, help="seconds that the server has for all that is asked of it (default 2)"
+    )
+    made.add_argument(
+        "--fallback",
+        choices=("cached", "none", "fail"),
+        default="cached",
+        help="where the server is away: its last good answer, else NCCL's own choice (default); NCCL's own choice; "
+        "do not start, whatever it is that fails",
+    )
+    made.add_argument(
+        "--policy", type=Path, metavar="FILE", help="use this table, on a file system that all nodes share"
+    )
+    made.add_argument("--policy-dir", type=Path, metavar="FOLDER", help="folder that all nodes share, for the table")
+    made.add_argument(
+        "--shared",
+        type=Path,
+        metavar="FOLDER",
+        help="folder that all nodes share: the job decides once there, and tables lie there [NCCLT_SHARED]",
+    )
+    made.add_argument(
+        "--job",
+        metavar="NAME",
+        help="with --shared: name of the job where its launcher tells none; new for every start [NCCLT_JOB]",
+    )
+    made.add_argument(
+        "--wait",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="with --shared: where nothing can be had here, wait for another node's answer (default 10)",
+    )
+    made.add_argument("--no-plugin", action="store_true", help="set variables only")
+    made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
+    made.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="keep reports there and say afterwards whether it took effect"
+    )
+    made.add_argument("--dry-run", action="store_true", help="show what would be set, on stderr; start nothing")
+    made.add_argument("--debug", action="store_true", help="show the traceback of what failed")
+    return made
+
+
+def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace:
+    """Read the options; end with the code for wrong usage where they make no sense, by their words alone.
+
+    Raises:
+        SystemExit: they make no sense, or --help is among them.
+    """
+    made = parser()
+    arguments = made.parse_args(options)
+    try:
+        _check(arguments, command)
+    except UsageError as error:
+        made.exit(report(error))
+    return arguments
+
+
+def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
+    if not command:
+        raise UsageError("no command to run", hint="put it behind --: ncclt run --cluster C --model M -- torchrun ...")
+    if arguments.policy is None and not arguments.model:
+        raise UsageError("--model is needed", hint="or --policy FILE; the command stands behind --")
+    for name in ("nodes", "gpus_per_node"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    if not (0 < arguments.timeout < math.inf):
+        raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
+    if arguments.nccl_version:
+        NcclVersion.parse(arguments.nccl_version)  # a mistyped one is told now, and does not pass for an outage
+    if not 0 <= arguments.wait <= 600:
+        raise UsageError(f"--wait must be 0 to 600 seconds, not {arguments.wait:g}")
+    if arguments.server and arguments.storage:
+        raise UsageError("--server and --storage exclude each other", hint="give one of them")
+    if arguments.policy is not None and arguments.shared is not None:
+        raise UsageError("--policy is a decision already: --shared has nothing to decide", hint="leave one of them out")
+    if arguments.policy is not None and arguments.no_plugin:
+        raise UsageError("--policy is a table for the plugin", hint="leave --no-plugin out")
