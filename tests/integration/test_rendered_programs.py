@@ -21,6 +21,8 @@ _spec.loader.exec_module(samples)
 
 V = samples.V
 HOSTILE = replace(samples.TUNED, model=samples.HOSTILE, cluster="*" + samples.HOSTILE)
+# What no control character can be in.
+PROLOG = replace(HOSTILE, model="".join(filter(str.isprintable, samples.HOSTILE)))
 WANTED = {**samples.PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
 NASTY = [
     ("NCCL_A", "a 'b' \"c\" `d` $(e) $HOME \\ ! !! * ? [x] {a,b} ~ # ; & | < > =é"),
@@ -124,29 +126,37 @@ def prolog_lines(text, folder, shell, **environment):
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
-def test_the_task_prolog_speaks_to_a_step_of_the_measured_size_only(shell, tmp_path):
+def test_the_task_prolog_speaks_to_its_workload_on_the_measured_size_only(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
-    text = render(HOSTILE, format="slurm-taskprolog", version=V)
-    said = prolog_lines(text, tmp_path, shell, SLURM_STEP_NUM_NODES="2", SLURM_JOB_NUM_NODES="8")
+    text = render(PROLOG, format="slurm-taskprolog", version=V)
+    step = {"NCCLT_MODEL": PROLOG.model, "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NUM_NODES": "8"}
+    tasks = {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+    said = prolog_lines(text, tmp_path, shell, **step, **tasks)
 
     assert dict(line.removeprefix("export ").split("=", 1) for line in said) == WANTED
-    assert prolog_lines(text, tmp_path, shell, SLURM_JOB_NUM_NODES="2") == said
-    for other in ({}, {"SLURM_JOB_NUM_NODES": "3"}, {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_NUM_NODES": "2"}):
+    torchrun = {"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert prolog_lines(text, tmp_path, shell, **step, **torchrun) == said
+    for other in (
+        {}, tasks, step, torchrun, step | {"SLURM_STEP_TASKS_PER_NODE": "4,2"}, step | tasks | {"NCCLT_MODEL": "bert"},
+        step | tasks | {"SLURM_GPUS_ON_NODE": "8"}, step | tasks | {"SLURM_STEP_NUM_NODES": "1"},
+        step | tasks | {"NCCLT_LAUNCH": "1a2b-000001"},
+    ):  # fmt: skip
         assert prolog_lines(text, tmp_path, shell, **other) == []
 
 
 def test_a_real_slurm_gives_the_tasks_what_the_prolog_says(slurm_cluster, tmp_path):
-    """Both nodes of the step get all of it; a step of one node runs on without."""
+    """All tasks of the workload's step get all of it; another workload and another size run on without."""
     prolog = tmp_path / "prolog.sh"
-    prolog.write_text(render(HOSTILE, format="slurm-taskprolog", version=V))
+    prolog.write_text(render(PROLOG, format="slurm-taskprolog", version=V))
     prolog.chmod(0o755)
+    mine, other = {"NCCLT_MODEL": PROLOG.model}, {"NCCLT_MODEL": "gpt"}
     with slurm_cluster.allocation() as environment:
-        for nodes, wanted in ((2, WANTED), (1, {})):
+        clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
+        for nodes, job, wanted in ((2, mine, {**mine, **WANTED}), (1, mine, mine), (2, other, other), (2, {}, {})):
             done = subprocess.run(
-                ["srun", f"-N{nodes}", f"-n{nodes}", f"--task-prolog={prolog}", sys.executable, "-c", DUMP],
-                env={name: value for name, value in environment.items() if not name.startswith("NCCL")},
-                check=False, capture_output=True, text=True, timeout=120,
+                ["srun", f"-N{nodes}", "--ntasks-per-node=4", f"--task-prolog={prolog}", sys.executable, "-c", DUMP],
+                env=clean | job, check=False, capture_output=True, text=True, timeout=120,
             )  # fmt: skip
             assert done.returncode == 0, done
-            assert [json.loads(line) for line in done.stdout.splitlines()] == [wanted] * nodes
+            assert [json.loads(line) for line in done.stdout.splitlines()] == [wanted] * nodes * 4

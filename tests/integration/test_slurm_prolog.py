@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 _spec = importlib.util.spec_from_file_location("run_for_prolog", Path(__file__).with_name("test_run.py"))
 alone = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(alone)
-library, store = alone.library, alone.store
+library, store, serving = alone.library, alone.store, alone.serving
 
 # One rank of eight that plays NCCL's part with what its environment gives it.
 RANK = """
@@ -24,7 +26,11 @@ with plugin.communicator(api=5, ranks=8, nodes=2) as communicator:
     communicator.ask(4, 4096)
 print("ran", flush=True)
 """
-STEP = {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURMD_NODENAME": "n1"}
+MINE = {"NCCLT_MODEL": "bert", "SLURM_JOB_UID": str(os.getuid())}
+STEP = {
+    **MINE, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1", "SLURMD_NODENAME": "n1",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -34,6 +40,14 @@ def prolog(tmp_path, store, library):
     words = ["--policy-dir", str(tmp_path / "tables"), "--report", str(tmp_path / "re ports")]
     assert written(tmp_path, store, library, *words).returncode == 0
     return tmp_path / "prolog.sh"
+
+
+OTHER_JOBS = [
+    {"NCCLT_MODEL": ""}, {"NCCLT_MODEL": "gpt"}, {"SLURM_JOB_UID": "4711"}, {"SLURM_STEP_NUM_NODES": "1"},
+    {"SLURM_STEP_TASKS_PER_NODE": "4,2"}, {"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, {"SLURM_GPUS_ON_NODE": "8"},
+    {"NCCLT_LAUNCH": "1a2b-000001"},
+]  # fmt: skip
+"""Another workload or none, another user, another shape, and a trial of ncclt."""
 
 
 def written(tmp_path, store, library, *words):
@@ -68,8 +82,9 @@ def test_the_step_of_the_measured_size_gets_plugin_table_and_reports(prolog, lib
     assert (given["NCCL_TUNER_PLUGIN"], given["NCCLT_POLICY"]) == (str(library), str(table))
     assert given["NCCLT_PLUGIN_REPORT"] == f"{tmp_path}/re ports/7.1.0"
     assert given["NCCLT_RECOMMENDATION"] == "0c0ffee1"
-    assert said(prolog, shell, **STEP | {"SLURM_STEP_NUM_NODES": "1"}) == (0, [])
     assert said(prolog, shell, **STEP, NCCL_PROTO="LL") == (0, [])
+    for other in OTHER_JOBS:
+        assert said(prolog, shell, **STEP | other) == (0, []), other
     mine = said(prolog, shell, **STEP, NCCLT_PLUGIN_REPORT="/mine")[1]
     assert [line for line in lines if line not in mine] == [f"export NCCLT_PLUGIN_REPORT={tmp_path}/re ports/7.1.0"]
 
@@ -88,27 +103,94 @@ def test_what_cannot_be_handed_over_is_refused(tmp_path, store, library):
     assert (unbuilt.returncode, "ncclt plugin build" in unbuilt.stderr) == (2, True)
     alone_report = written(tmp_path, store, library, "--report", str(tmp_path))
     assert alone_report.returncode == 2
-    other = written(tmp_path, store, library, "--policy-dir", str(tmp_path), "--format", "export")
-    assert other.returncode == 2
+    for words in (("--policy-dir", str(tmp_path)), ("--all-users",)):
+        assert written(tmp_path, store, library, *words, "--format", "export").returncode == 2
     assert not (tmp_path / "prolog.sh").exists()
 
 
-def srun(environment, prolog, folder):
+@pytest.fixture
+def public(library):
+    """A folder that every user can get into, with a copy of the plugin."""
+    with tempfile.TemporaryDirectory(prefix="ncclt-public-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copy(library, folder / library.name)
+        for part in ("tables", "reports", "closed"):
+            (folder / part).mkdir()
+            (folder / part).chmod({"tables": 0o755, "reports": 0o1777, "closed": 0o700}[part])
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ("", ""),
+        ("plugin", "cannot read the plugin"),
+        ("way to the plugin", "cannot read the plugin"),
+        ("table", "cannot read the table"),
+        ("reports", "cannot write reports"),
+        ("script", "cannot read the script"),
+    ],
+)
+def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, store, public, closed, said):
+    plugin = public / "libnccl-tuner-ncclt.so"
+    if closed == "plugin":
+        plugin.chmod(0o700)
+    elif closed == "way to the plugin":
+        plugin = shutil.copy(plugin, public / "closed" / plugin.name)
+    tables = public / ("closed" if closed == "table" else "tables")
+    if closed == "reports":
+        (public / "reports").chmod(0o755)
+    script = (public / "closed" if closed == "script" else public) / "prolog.sh"
+    words = ["--all-users", "--policy-dir", tables, "--report", public / "reports", "--output", script]
+    done = written(tmp_path, store, plugin, *map(str, words))
+
+    assert (done.returncode, said in done.stderr, script.exists()) == (2 if closed else 0, True, not closed), done
+    if closed:
+        assert "hint: chmod" in done.stderr
+    else:
+        assert [line for line in script.read_text().splitlines() if "SLURM_JOB_UID" in line] == []
+
+
+def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, store, serving):
+    url, _stop = serving
+    script = tmp_path / "prolog.sh"
+    done = subprocess.run(
+        [
+            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", "--server", url, "--timeout", "60",
+            "--format", "slurm-taskprolog", "--output", str(script),
+        ],
+        env=alone.environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "NCCLT_MODEL=bert" in done.stderr
+    code, lines = said(script, **STEP)
+    assert (code, "export NCCLT_RECOMMENDATION=0c0ffee1" in lines) == (0, True), lines
+    assert any(line.startswith("export NCCL_ALGO=") for line in lines)
+    for other in OTHER_JOBS:
+        assert said(script, **STEP | other) == (0, []), other
+
+
+def srun(environment, prolog, folder, *, model="bert", code=RANK):
+    clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
     return subprocess.run(
-        ["srun", "-N2", "--ntasks-per-node=2", f"--task-prolog={prolog}", sys.executable, "-c", RANK],
-        env={name: value for name, value in environment.items() if not name.startswith("NCCL")}, cwd=folder,
+        ["srun", "-N2", "--ntasks-per-node=4", f"--task-prolog={prolog}", sys.executable, "-c", code],
+        env=clean | {"NCCLT_MODEL": model}, cwd=folder,
         check=False, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
 def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, prolog, tmp_path):
-    """Four tasks use the table and report; without it, or without the script, none of them starts."""
+    """Eight tasks use the table and report; another workload's get nothing; without table or script none starts."""
     with slurm_cluster.allocation() as environment:
+        show = "import os; print([name for name in os.environ if name.startswith('NCCL')], flush=True)"
+        other = srun(environment, prolog, tmp_path, model="gpt", code=show)
+        assert (other.returncode, other.stdout.splitlines()) == (0, ["['NCCLT_MODEL']"] * 8), other
         done = srun(environment, prolog, tmp_path)
-        assert (done.returncode, done.stdout.split()) == (0, ["ran"] * 4), done
+        assert (done.returncode, done.stdout.split()) == (0, ["ran"] * 8), done
         (reports,) = (tmp_path / "re ports").iterdir()
         heads = [json.loads(path.read_text().splitlines()[0]) for path in reports.iterdir()]
-        assert sorted(head["launch_rank"] for head in heads) == [0, 1, 2, 3]
+        assert sorted(head["launch_rank"] for head in heads) == list(range(8))
         assert {(head["table"], head["not_in_use"]) for head in heads} == {("0c0ffee1", "")}
         attested = subprocess.run(
             [*alone.NCCLT, "attest", *reports.iterdir(), "--storage", f"sqlite:///{tmp_path}/ncclt.db"],

@@ -14,7 +14,8 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Delivery
 from ncclt.core.render import FORMATS, check_form, remarks_left_out, render
 from ncclt.core.render_kubernetes import CONTENT_LABEL, render_configmap, render_env_list
-from ncclt.core.render_shell import assignments, option_words, task_prolog
+from ncclt.core.render_prolog import PrologJob, task_prolog
+from ncclt.core.render_shell import assignments, option_words
 from ncclt.core.version import NcclVersion
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 
@@ -78,8 +79,9 @@ def test_a_control_character_is_refused_by_shells_and_prologs(value):
     for shell in ("bash", "fish", "csh"):
         with pytest.raises(SettingError, match="control character"):
             assignments([("NCCL_A", value)], shell)
-    with pytest.raises(SettingError, match="control character"):
-        task_prolog([("NCCL_A", value)], [], nodes=2)
+    for variable, model in ((value, "bert"), ("ring", value)):
+        with pytest.raises(SettingError, match="control character"):
+            task_prolog([("NCCL_A", variable)], [], job=PrologJob(model=model, nodes=2, gpus_per_node=4))
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ncclt.core.render_prolog import table_prolog
+from ncclt.core.render_prolog import PrologJob, table_prolog
 from ncclt.errors import SettingError
 
 HOSTILE = ["it's", 'a "b"', "$(touch ran)", "`touch ran`", "a;touch ran", "a b", "%s%d\\n", "-n", "${HOME}", "*", "\\"]
@@ -14,8 +14,9 @@ HOSTILE = ["it's", 'a "b"', "$(touch ran)", "`touch ran`", "a;touch ran", "a b",
 def prolog(folder, name):
     path = f"{folder}/{name}"
     return table_prolog(
-        [("NCCLT_POLICY", path)], ["# ncclt"], nodes=2, rivals=["NCCL_ALGO"], needed=[path], report=path
-    )
+        [("NCCLT_POLICY", path)], ["# ncclt"], job=PrologJob(model=name, nodes=2, gpus_per_node=4),
+        rivals=["NCCL_ALGO"], needed=[path], report=path,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
@@ -24,12 +25,12 @@ def test_hostile_names_are_handed_on_as_they_are(tmp_path, shell, name):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
 
-    step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
     def said():
         done = subprocess.run(
             [shutil.which(shell), "-c", prolog(tmp_path, name)], cwd=tmp_path, timeout=240, check=False,
-            env=step, capture_output=True, text=True,
+            env={**step, "NCCLT_MODEL": name}, capture_output=True, text=True,
         )  # fmt: skip
         assert done.stderr == ""
         return done.returncode, done.stdout.splitlines()

@@ -64,6 +64,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--report", type=Path, metavar="FOLDER", help="slurm-taskprolog --policy-dir: keep the plugin's reports there"
     )
+    made.add_argument(
+        "--all-users",
+        action="store_true",
+        help="slurm-taskprolog: for the jobs of all users, as in slurm.conf; else for yours alone",
+    )
     made.add_argument("--output", type=Path, metavar="FILE", help="write the text there, whole or not at all")
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
@@ -105,12 +110,12 @@ def _text(arguments: argparse.Namespace) -> str:
     if not arguments.timeout > 0:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
-    if arguments.policy_dir is not None or arguments.report is not None:
-        if arguments.format != "slurm-taskprolog" or arguments.policy_dir is None:
-            raise UsageError("--policy-dir, and --report with it, go with --format slurm-taskprolog")
-        from ncclt.cli.env_prolog import prolog_with_table
+    if arguments.format == "slurm-taskprolog":
+        from ncclt.cli.env_prolog import prolog
 
-        return prolog_with_table(arguments, cluster, server, storage)
+        return prolog(arguments, cluster, server, storage)
+    if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
+        raise UsageError("--policy-dir, --report and --all-users go with --format slurm-taskprolog")
     return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
 
 

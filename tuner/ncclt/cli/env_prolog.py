@@ -1,40 +1,110 @@
-"""`ncclt env --format slurm-taskprolog --policy-dir`: the TaskProlog that hands a job the plugin and its table."""
+"""`ncclt env --format slurm-taskprolog`: the TaskProlog that hands jobs the variables, or the plugin and its table.
+
+Server and store are asked for `json` alone, and the script is written here from what was checked of it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shlex
+import stat
 from pathlib import Path
 
-from ncclt.cli.offer import offered
+from ncclt.cli.edge import say
+from ncclt.cli.offer import OfferTexts, offered
 from ncclt.core.attestation import Form
 from ncclt.core.effect import CHOICE_VARIABLES
-from ncclt.core.render_prolog import table_prolog
-from ncclt.delivery import plan_handover, table_path, write_table
+from ncclt.core.remark import comment_lines
+from ncclt.core.render import check_form
+from ncclt.core.render_prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
+from ncclt.delivery import Offer, plan_handover, table_path, write_table
 from ncclt.errors import NoRecommendationError, UsageError
 from ncclt.plugin import find
 
 
-def prolog_with_table(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
-    """Write the table where every node reads it, and return the script.
+def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
+    """Return the script; with --policy-dir also write the table where every node reads it.
 
     Raises:
-        UsageError: the plugin is not here, or the folder is not one that a table can be written to.
-        NoRecommendationError: nothing fitting was published, or it has no table.
+        UsageError: an option does not fit, the plugin is not here, a folder is not one that a table can be written to,
+            or not one that all users can read where the script is for all.
+        NoRecommendationError: nothing fitting was published, it is undecided, or it has no table.
     """
+    check_form(arguments.format, shell=arguments.shell, unset=arguments.unset, channels=arguments.channels)
+    if arguments.report is not None and arguments.policy_dir is None:
+        raise UsageError("--report goes with --policy-dir", hint="the reports are the plugin's")
+    if arguments.all_users and arguments.output is not None:
+        _check_reachable(arguments.output.absolute().parent, "the script")
+    plugin = None if arguments.policy_dir is None else _plugin(arguments)
+    texts = offered(arguments, cluster, server, storage, with_table=plugin is not None)
+    offer = texts.offer()
+    job = PrologJob(
+        model=arguments.model,
+        nodes=offer.nodes,
+        gpus_per_node=offer.ranks // offer.nodes,
+        uid=None if arguments.all_users else os.getuid(),
+    )
+    text = _with_variables(texts, offer, job) if plugin is None else _with_table(arguments, offer, job, plugin)
+    say(f"ncclt: the script does nothing but in jobs that export {MODEL_VARIABLE}={shlex.quote(job.model)}")
+    return text
+
+
+def _plugin(arguments: argparse.Namespace) -> Path:
     plugin = find()
     if plugin is None:
         raise UsageError("a table needs the tuner plugin", hint="build it with `ncclt plugin build`")
+    if not arguments.policy_dir.is_dir():
+        raise UsageError(
+            f"there is no folder {arguments.policy_dir}", hint="make it once, on a file system that all nodes share"
+        )
+    if arguments.all_users:
+        _check_reachable(plugin, "the plugin", hint="; or copy it beside the tables, and name the copy by NCCLT_PLUGIN")
+        _check_reachable(arguments.policy_dir.absolute(), "the table")
+    return plugin
+
+
+def _check_reachable(path: Path, what: str, *, hint: str = "") -> None:
+    """Refuse a file that others than its owner and group cannot read, or a folder that they cannot get into.
+
+    Raises:
+        UsageError: one of both.
+    """
+    # By either name of it: that of a link, and that of where it leads.
+    for place in dict.fromkeys(way for end in (path, path.resolve()) for way in (*reversed(end.parents), end)):
+        word, bit = ("x", stat.S_IXOTH) if place.is_dir() else ("r", stat.S_IROTH)
+        if not place.stat().st_mode & bit:
+            raise UsageError(
+                f"other users cannot read {what}: {place} is not open to them", hint=f"chmod o+{word} {place}{hint}"
+            )
+
+
+def _with_variables(texts: OfferTexts, offer: Offer, job: PrologJob) -> str:
+    document = json.loads(texts.env)
+    if document.get("decision") == "undecided":
+        raise NoRecommendationError(
+            f"what variables can say for {job.model} is undecided",
+            hint="--policy-dir hands over the table where that is proven",
+        )
+    variables = [*offer.variables, ("NCCLT_RECOMMENDATION", offer.recommendation)]
+    said = [f"ncclt: recommendation {offer.recommendation}, NCCL {offer.nccl_version}"]
+    if offer.simulated:
+        variables.append(("NCCLT_SIMULATED", "1"))
+        said.append(f"SIMULATED: {offer.model} was tuned on a model of {offer.cluster}, nothing was measured")
+    said += [f"lost: {sentence}" for sentence in document.get("lost", ())]
+    return task_prolog(variables, comment_lines(said), job=job)
+
+
+def _with_table(arguments: argparse.Namespace, offer: Offer, job: PrologJob, plugin: Path) -> str:
     folder: Path = arguments.policy_dir
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", hint="make it once, on a file system that all nodes share")
-    offer = offered(arguments, cluster, server, storage, with_table=True).offer()
     path = table_path(folder, offer.table)
     handover = plan_handover(
         offer, environ={}, argv=["srun"], plugin=plugin, table_file=path, shared=True, override=False
     )
     if handover.form is not Form.TABLE:
         raise NoRecommendationError(
-            f"there is no table for {arguments.model} on {cluster}: {'; '.join(handover.notes)}",
+            f"there is no table for {arguments.model}: {'; '.join(handover.notes)}",
             hint="without --policy-dir the script sets the variables that are proven",
         )
     try:
@@ -45,11 +115,16 @@ def prolog_with_table(arguments: argparse.Namespace, cluster: str, server: str |
         raise UsageError(
             f"{error.filename} cannot be written: {error.strerror}", hint="name other folders that all nodes share"
         ) from error
-    comments = [f"# ncclt: {note}" for note in handover.notes if note.isprintable()]
+    if arguments.all_users and arguments.report is not None:
+        _check_reachable(arguments.report.absolute(), "the reports")
+        if arguments.report.stat().st_mode & 0o003 != 0o003:
+            raise UsageError(
+                f"other users cannot write reports to {arguments.report}", hint=f"chmod 1777 {arguments.report}"
+            )
     return table_prolog(
         handover.set_env,
-        [f"# ncclt: recommendation {offer.recommendation}, table {path.name}", *comments],
-        nodes=offer.nodes,
+        comment_lines([f"ncclt: recommendation {offer.recommendation}, table {path.name}", *handover.notes]),
+        job=job,
         rivals=[
             *CHOICE_VARIABLES,
             "NCCL_TUNER_PLUGIN",

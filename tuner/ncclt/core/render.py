@@ -11,6 +11,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 from ncclt.core.remark import comment_lines, remarks, token
 from ncclt.core.render_foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
+from ncclt.core.render_prolog import PrologJob, task_prolog
 from ncclt.core.render_shell import (
     Variables,
     assignments,
@@ -18,7 +19,6 @@ from ncclt.core.render_shell import (
     option_words,
     pyxis_lines,
     removals,
-    task_prolog,
 )
 from ncclt.core.render_table import TABLE_FORMAT, render_table
 from ncclt.core.version import NcclVersion
@@ -93,7 +93,9 @@ def render(
         case "nccl-conf":
             return _render_nccl_conf(compiled, comments)
         case "slurm-taskprolog":
-            return task_prolog(variables, comments, nodes=recommendation.fingerprint.nodes)
+            valid = recommendation.fingerprint
+            job = PrologJob(model=recommendation.model, nodes=valid.nodes, gpus_per_node=valid.gpus_per_node)
+            return task_prolog(variables, comments, job=job)
         case "pyxis":
             return _text([*pyxis_lines(variables), *comments])
         case "mpirun-x" | "docker-env":

@@ -98,33 +98,3 @@ def pyxis_lines(variables: Variables) -> list[str]:
     """
     names = ",".join(name for name, _ in variables)
     return assignments([*variables, (PYXIS_VARIABLE, f"--container-env={names}")], "bash")
-
-
-def task_prolog(variables: Variables, comments: Iterable[str], *, nodes: int) -> str:
-    """Return a script for Slurm's TaskProlog, whose lines `export NAME=value` reach the task verbatim.
-
-    A task whose prolog fails is cancelled, and a prolog that waits holds up the job. So it starts no program, opens no
-    connection and always ends with 0: there is nothing that would need a time limit. It does not ask a server either:
-    each task would ask for itself, and NCCL hangs where ranks were told different things. A step with another number
-    of nodes gets nothing, and so does one that does not say its number.
-
-    Raises:
-        SettingError: a value holds a control character.
-    """
-    assignments(variables, "bash")  # the same refusal as for a shell
-    lines = [shlex.quote(f"export {name}={value}") for name, value in variables]
-    head = [
-        "#!/bin/sh",
-        *comments,
-        "# TaskProlog of Slurm: srun --task-prolog=FILE, or TaskProlog=FILE in slurm.conf.",
-        "# It starts no program, waits for nothing and always ends with 0.",
-    ]
-    body = [
-        f'if [ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ]; then',
-        "  printf '%s\\n' \\",
-        *(f"    {line} \\" for line in lines[:-1]),
-        *(f"    {line}" for line in lines[-1:]),
-        "fi",
-        "exit 0",
-    ]
-    return "".join(f"{line}\n" for line in [*head, *body])
