@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint format bench fuzz clean
+.PHONY: help demo serve plugin test lint format bench fuzz mutants clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -68,6 +68,10 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 fuzz: .venv/dev ## Fuzz every reader of traces for ten minutes (installs atheris).
 	$(INSTALL) '.[dev]' atheris
 	$(BIN)/python tests/fuzz/fuzz_readers.py --seconds 600
+
+mutants: .venv/dev ## Change random lines of the code and print what no test notices (an hour; installs cosmic-ray).
+	$(INSTALL) '.[dev,mutants]'
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 clean: ## Remove the virtual environment and all caches.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

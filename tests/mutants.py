@@ -1,0 +1,240 @@
+"""Mutation testing with cosmic-ray: `make mutants`, some minutes to an hour, not part of the test suite.
+
+    python tests/mutants.py [--mutants 100] [--seed 0] [--jobs 2] [--limit 900] [PACKAGE ...]
+
+Draws points of the code at random, each point equally likely, changes one at a time and runs the tests of its package:
+those of the same module first, and only if all of them pass the ones further away. A mutant that no test fails is
+printed with file, line and diff. Each job works in a copy of the tree in a temporary folder, so that this tree never
+holds a mutant, however the run ends.
+
+Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), `==`
+turned into `is` (whether equal values are one object is an accident of the interpreter), and what does not compile.
+"""
+
+import argparse
+import ast
+import itertools
+import multiprocessing
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import site
+import sys
+import tempfile
+import time
+import venv
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkResult
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = Path("tuner/ncclt")
+# The tests of a package, near ones first.
+TESTS = {
+    "core": ["unit/core", "unit/test_decision.py", "unit/test_check.py", "unit/test_verify.py", "unit/test_delivery.py",
+             "unit/test_attestation.py", "unit/test_tune.py", "unit/simulate", "unit/measure"],
+    "search": ["unit/search", "unit/test_tune.py", "unit/test_decision.py"],
+    "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/test_tune.py", "unit/cli"],
+    "launch": ["unit/launch", "contract/test_launchers.py", "unit/launched", "unit/test_grounds.py",
+               "integration/test_launchers.py", "integration/test_kubernetes.py", "integration/test_ssh.py"],
+    "client.py": ["unit/test_client.py", "unit/test_client_hostile.py", "integration/test_run.py"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file: module relative to the root, operator of cosmic-ray and which of its occurrences."""
+
+    module: Path
+    operator: str
+    occurrence: int
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.start[0]} {self.operator.partition('/')[2]}"
+
+
+def package_of(module: Path) -> str:
+    """Return the key of TESTS that a module belongs to."""
+    return module.relative_to(CODE).parts[0]
+
+
+def test_files(module: Path) -> tuple[list[str], list[str]]:
+    """Return the files of tests for a change of one module: those that import it, its own first, and the others."""
+    found: list[Path] = []
+    for place in TESTS[package_of(module)]:
+        path = ROOT / "tests" / place
+        if not path.exists():
+            sys.exit(f"{Path(__file__).name}: tests/{place} is gone: name its successor in TESTS")
+        found += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    # Tests of the scripts in bench/ start many programs and look at what those print.
+    found = [path for path in found if not path.stem.startswith("test_bench")]
+    dotted = ".".join(module.relative_to("tuner").with_suffix("").parts)
+    near = [path for path in found if re.search(rf"\b{re.escape(dotted)}\b", path.read_text(encoding="utf-8"))]
+    near.sort(key=lambda path: not path.stem.startswith(f"test_{module.stem}"))  # a stable sort
+    far = [path for path in found if path not in near]
+    return [str(path.relative_to(ROOT)) for path in near], [str(path.relative_to(ROOT)) for path in far]
+
+
+def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the spans, as (line, column) of start and end, of annotations and of the options of @dataclass."""
+    nodes: list[ast.AST | None] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.arg() | ast.AnnAssign():
+                nodes.append(node.annotation)
+            case ast.FunctionDef():
+                nodes.append(node.returns)
+            case ast.ClassDef():
+                nodes += [d for d in node.decorator_list if isinstance(d, ast.Call) and "dataclass" in ast.dump(d.func)]
+    return [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes if n is not None]
+
+
+def mutants_of(module: Path) -> Iterator[Mutant]:
+    """Yield every mutant of one module that is worth drawing."""
+    source = (ROOT / module).read_text(encoding="utf-8")
+    nodes = list(ast_nodes(get_ast(source)))
+    excluded = without_behaviour(source)
+    for name in operator_names():
+        operator = get_operator(name)
+        if operator.arguments() or ("Comparison" in name and name.endswith(("_Is", "_IsNot")) and "_Is_" not in name):
+            continue
+        spots = itertools.chain.from_iterable(operator().mutation_positions(node) for node in nodes)
+        for occurrence, (start, end) in enumerate(spots):
+            if not any(first <= start and end <= last for first, last in excluded):
+                yield Mutant(module, name, occurrence, start, end)
+
+
+def applies(mutant: Mutant) -> bool:
+    """Tell whether cosmic-ray can make the change (8.7 cannot replace `except a.B`) and Python accepts the module."""
+    source = (ROOT / mutant.module).read_text(encoding="utf-8")
+    try:
+        compile(mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence), mutant.module, "exec")
+    except (AttributeError, SyntaxError):
+        return False
+    return True
+
+
+def draw(packages: list[str], count: int, seed: int) -> list[Mutant]:
+    """Draw points without replacement, and for each one of the changes that are possible there."""
+    points: dict[tuple[object, ...], list[Mutant]] = defaultdict(list)
+    for package in packages:
+        path = ROOT / CODE / package
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            for mutant in mutants_of(file.relative_to(ROOT)):
+                points[mutant.module, mutant.start, mutant.end].append(mutant)
+    chance = random.Random(seed)
+    order = chance.sample(sorted(points, key=str), len(points))
+    drawn = (mutant for point in order for mutant in [chance.choice(points[point])] if applies(mutant))
+    return list(itertools.islice(drawn, count))
+
+
+def copy_tree(copy: Path) -> None:
+    """Copy the tree, with an environment of its own that has our packages and imports ncclt from the copy."""
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"), symlinks=True)
+    venv.create(copy / ".venv", with_pip=False, symlinks=True)
+    packages = copy / ".venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    ours = [p for p in sys.path if "site-packages" in p] or site.getsitepackages()
+    (packages / "tree.pth").write_text("\n".join([str(copy / "tuner"), str(copy / "api"), *ours]) + "\n")
+
+
+def prepare(copies: "multiprocessing.Queue[Path]") -> None:
+    """Enter a copy of the tree; runs once in each worker."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # the main process ends the workers; to be ignored is inherited
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir(copies.get())
+
+
+def run_tests(module: Path, changes: list[MutationSpec], limit_s: float) -> WorkResult:
+    """Run the tests of one module with these changes, in the copy that this worker is in."""
+    # cosmic-ray starts the tests in a session of their own: setpriv, as they must not outlive an interrupted run. It
+    # also forbids compiled files, lest a change within the same second goes unnoticed; starting pytest takes longer.
+    alone = ["setpriv", "--pdeathsig", "KILL"]
+    pytest = [*alone, "env", "-u", "PYTHONDONTWRITEBYTECODE", ".venv/bin/python", "-m", "pytest", "-x", "-q"]
+    pytest += ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    steps = " && ".join(shlex.join([*pytest, *files]) for files in test_files(module) if files)
+    return mutate_and_test(changes, shlex.join([*alone, "sh", "-c", steps]), limit_s)
+
+
+def run_unchanged(task: tuple[str, float]) -> tuple[str, WorkResult]:
+    """Run the tests of one package as they are."""
+    package, limit_s = task
+    return package, run_tests(CODE / package, [], limit_s)
+
+
+def run_mutant(task: tuple[Mutant, float]) -> tuple[Mutant, WorkResult, float]:
+    """Test one mutant; return what cosmic-ray says and how many seconds it took."""
+    mutant, limit_s = task
+    started = time.monotonic()
+    change = MutationSpec(mutant.module, mutant.operator, mutant.occurrence, mutant.start, mutant.end)
+    result = run_tests(mutant.module, [change], limit_s)
+    return mutant, result, time.monotonic() - started
+
+
+def report(number: int, mutant: Mutant, result: WorkResult, took_s: float) -> str:
+    """Print the fate of one mutant and return it in a word."""
+    if result.test_outcome is TestOutcome.SURVIVED:
+        fate = "survived"
+    elif result.test_outcome is TestOutcome.KILLED:
+        fate = "out of time" if result.output == "timeout" else "found"
+    else:
+        sys.exit(f"{mutant}: cosmic-ray failed: {result.output}")
+    print(f"{number:4} {fate:11} {took_s:4.0f} s  {mutant}", flush=True)
+    if fate == "survived":
+        print("\n".join(line for line in result.diff.splitlines() if line[:2] not in ("--", "++")), flush=True)
+    return fate
+
+
+def main() -> int:
+    """Draw, test and print; fails if the score is below --at-least."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}; all of them if none is named"
+    )
+    parser.add_argument("--mutants", type=int, default=100, help="how many to draw")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for the tests of one mutant")
+    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this score, in per cent")
+    parser.add_argument("--list", action="store_true", help="print what would be tested, and stop")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.packages) - set(TESTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TESTS)}")
+    mutants = draw(arguments.packages or list(TESTS), arguments.mutants, arguments.seed)
+    if arguments.list:
+        print(*mutants, sep="\n")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers and the copies go, as with Ctrl-C
+    with tempfile.TemporaryDirectory(prefix="ncclt-mutants-", ignore_cleanup_errors=True) as scratch:
+        copies: multiprocessing.Queue[Path] = multiprocessing.Queue()
+        for number in range(arguments.jobs):
+            copy_tree(Path(scratch) / str(number))
+            copies.put(Path(scratch) / str(number))
+        fates: Counter[str] = Counter()
+        with multiprocessing.Pool(arguments.jobs, prepare, [copies]) as pool:
+            packages = sorted({package_of(mutant.module) for mutant in mutants})
+            for package, result in pool.imap_unordered(run_unchanged, [(p, arguments.limit) for p in packages]):
+                if result.test_outcome is not TestOutcome.SURVIVED:
+                    sys.exit(f"the tests of {package} fail without any change:\n{result.output}")
+            results = pool.imap_unordered(run_mutant, [(mutant, arguments.limit) for mutant in mutants])
+            for number, done in enumerate(results, 1):
+                fates[report(number, *done)] += 1
+    found = fates["found"] + fates["out of time"]
+    score = 100 * found / max(1, fates.total())
+    print(f"{score:.0f} % of {fates.total()} found, {fates['out of time']} of them by running out of time; "
+          f"{fates['survived']} survived; seed {arguments.seed}")  # fmt: skip
+    return 0 if score >= arguments.at_least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
