@@ -47,6 +47,8 @@ def calls_from_metadata(events: Iterable[Event], job: Job, *, source: str) -> Ca
     for event in events:
         if is_sized_collective(event):
             _add(book, event, job)
+        elif (operation := classify(str(event.args.get("Collective name", "wait")))) is not None:
+            book.left_out[f"{operation.word} without a size"] += 1
     return book
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Set
 from dataclasses import dataclass
 
 from ncclt.core.message import Collective, parse_dtype
 from ncclt.errors import InputError
 from ncclt.profiling.kineto_calls import CallBook
-from ncclt.profiling.kineto_names import classify
+from ncclt.profiling.kineto_names import Operation, classify
 from ncclt.profiling.kineto_trace import Event, RankTrace
 
 
@@ -55,7 +56,24 @@ def calls_from_shapes(trace: RankTrace) -> CallBook:
         _count_operator(book, event, trace, pool, elsewhere)
     for event in pool.rest():
         _count_annotation(book, event, trace)
+    _note_unseen(book, trace, {operation.collective for e in (*nccl, *others) if (operation := classify(e.name))})
     return book
+
+
+def _note_unseen(book: CallBook, trace: RankTrace, annotated: Set[Collective | None]) -> None:
+    """Count the operators without shapes of their own that no annotation shows either."""
+    if Collective.ALL_REDUCE in annotated:
+        annotated = annotated | {Collective.REDUCE_SCATTER}  # as gloo emulates it
+    for event in trace.operators:
+        operation = classify(event.name)
+        if operation is None or operation.collective in annotated or trace.in_barrier(event):
+            continue
+        if operation.word not in _PLAIN_OPERATORS or len(recorded_tensors(event)) != 2:
+            book.left_out[_without_shapes(operation)] += 1
+
+
+def _without_shapes(operation: Operation) -> str:
+    return f"{operation.word} without shapes (record with record_shapes=True)"
 
 
 class _Pool:
@@ -116,7 +134,7 @@ def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
     operation, tensors = classify(event.name), recorded_tensors(event)
     assert operation is not None, "the pool holds no waiting or barriers"
     if not tensors:
-        book.left_out[f"{operation.word} without shapes (record with record_shapes=True)"] += 1
+        book.left_out[_without_shapes(operation)] += 1
         return
     size = _assumed_size(book, trace)
     if operation.collective is Collective.ALL_TO_ALL:

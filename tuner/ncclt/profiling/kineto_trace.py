@@ -19,7 +19,8 @@ from ncclt.profiling.kineto_names import is_barrier
 from ncclt.profiling.kineto_stream import ESCAPED_ASCII, stream_trace
 from ncclt.profiling.kineto_stream_kernels import KERNEL_CATEGORIES, note_kernels
 
-_ANNOTATION = re.compile(r"(nccl|gloo|mpi|ucc|xccl):")
+# Each backend of c10d names its annotations after itself: nccl, hccl (Ascend, Gaudi), xccl (Intel), cncl, gloo, ...
+_ANNOTATION = re.compile(r"(?:[a-z]{0,7}ccl|cncl|gloo|mpi|ucc):")
 _KERNEL = re.compile(r"nccl(?i:\w*kernel|sym)")
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 # CPU-side events; torch before 1.11 wrote operators and annotations alike as "Operator".
@@ -30,7 +31,9 @@ _LAUNCH_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 # The same in the bytes of the file: every event that `take` keeps has one of these names.
 _COLON = rb"[ \t\n\r]*+:[ \t\n\r]*+"
 _OF_INTEREST = re.compile(
-    rb'"name"' + _COLON + rb'"(?:record_param_comms"|c10d::|nccl|gloo:|mpi:|ucc:|xccl:|ProfilerStep#[0-9])'
+    rb'"name"'
+    + _COLON
+    + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]{0,7}ccl:|cncl:|gloo:|mpi:|ucc:|ProfilerStep#[0-9])'
 )
 _CORRELATION = re.compile(rb'"correlation"' + _COLON + rb'"?[ \t\n\r]*+(-?[0-9]{1,18})')
 _TIME = re.compile(rb'"ts"')
