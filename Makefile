@@ -48,6 +48,7 @@ lint: .venv/dev ## Check style, types, layers and generated files.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python profiles/generate_workloads.py --check
+	$(BIN)/python tuner/generate_answer_values.py --check
 
 format: .venv/dev ## Format the code.
 	$(BIN)/ruff check --fix .

@@ -2,24 +2,30 @@
 
 import ast
 import json
-import shlex
+import re
+import runpy
 import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ncclt.client
 from ncclt.client import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_recommendation, post_attestation
+from ncclt.core.render import FORMATS
 
-GOOD = "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n# ncclt r-1: bert\n"
+FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "hostile_server.py")))
+SENT = json.dumps(FAKE.document(variables={"NCCL_ALGO": "allreduce:tree;allgather:ring"}))
+GOOD = (
+    "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n"
+    "# ncclt r-1: bert on leonardo 2x4, NCCL 2.28.9: tuned: 1.08x, 95 % 1.06-1.10\n"
+)
 PROBLEM = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "nothing\nfits", "hint": "run tune"}
 
 
@@ -54,7 +60,7 @@ def serving(answer):
         server.server_close()
 
 
-def reply(status=200, body=GOOD, kind="text/plain; charset=utf-8", **headers):
+def reply(status=200, body=SENT, kind="application/json", **headers):
     """Return an answer of fixed status, body and headers."""
 
     def answer(handler):
@@ -79,7 +85,7 @@ def test_a_good_answer_is_returned_as_it_is():
 
     assert (fetched.text, fetched.source, fetched.warning) == (GOOD, "server", "")
     assert server.seen[0].path == (
-        "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.28.9&format=export"
+        "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.28.9&format=json"
     )
     assert server.seen[0].headers["Authorization"] == "Bearer k-1"
 
@@ -88,7 +94,7 @@ def test_names_are_quoted_and_what_was_not_said_is_not_asked():
     with serving(reply()) as server:
         fetch(server.url + "/tuner", cluster="a/../b?c", model="x&format=json#é")
 
-    assert server.seen[0].path == "/tuner/v1/clusters/a%2F..%2Fb%3Fc/env?model=x%26format%3Djson%23%C3%A9&format=export"
+    assert server.seen[0].path == "/tuner/v1/clusters/a%2F..%2Fb%3Fc/env?model=x%26format%3Djson%23%C3%A9&format=json"
 
 
 def test_a_problem_is_told_in_the_words_of_the_server():
@@ -110,9 +116,9 @@ def test_a_problem_is_told_in_the_words_of_the_server():
         (reply(404, '{"deta', "application/problem+json"), "answered 404, and not as ncclt does"),
         (reply(200, "<html>Welcome to the hotel</html>\n", "text/html"), "not with an environment of format export"),
         (reply(200, ""), "not with an environment of format export"),
-        (reply(200, GOOD.rstrip("\n")), "not with an environment of format export"),
+        (reply(200, SENT[:-2]), "not with an environment of format export"),
         (reply(200, b"\xff\xfe"), "something that is no text"),
-        (reply(200, GOOD, Content_Length=len(GOOD) + 10), "broke off"),
+        (reply(200, SENT, Content_Length=len(SENT) + 10), "broke off"),
         (reply(200, "#" * (MAX_ANSWER_BYTES + 1)), "more than 1048576 bytes"),
         (lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached"),
         (lambda handler: None, "cannot be reached"),
@@ -154,7 +160,7 @@ def test_a_server_that_drips_is_cut_off():
 
     with serving(drip) as server:
         try:
-            with pytest.raises(ClientError, match="did not finish its answer in time"):
+            with pytest.raises(ClientError, match=r"did not answer within 0\.3 s"):
                 fetch(server.url, timeout_s=0.3)
         finally:
             released.set()
@@ -245,11 +251,11 @@ def test_a_damaged_cache_counts_as_none(tmp_path, damage):
         fetch(server.url, cache_dir=tmp_path)
         (path,) = tmp_path.iterdir()
         kept = json.loads(path.read_text())
-        path.write_text(json.dumps({**kept, "text": "rm -rf ~\n"}) if damage is None else damage)
+        path.write_text(json.dumps({**kept, "text": "rm -rf ~\n", "etag": 7}) if damage is None else damage)
 
         assert fetch(server.url, cache_dir=tmp_path).text == GOOD
     assert "If-None-Match" not in server.seen[1].headers
-    assert json.loads(path.read_text())["text"] == GOOD
+    assert json.loads(path.read_text())["text"] == SENT
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path):
@@ -275,42 +281,6 @@ def test_an_unknown_fallback_is_refused():
         fetch("http://127.0.0.1:9", fallback="yes")
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["rm -rf ~", "export LD_PRELOAD=x", "export NCCL_A=$(id)", "export NCCL_A=`id`", "export NCCL_A=1; id",
-     "export NCCL_A='a'$(id)'b'", 'export NCCL_A="$(id)"', "export NCCL_A=*", "# \r", "export NCCL_A='a\x01'"],
-)  # fmt: skip
-def test_a_server_gone_bad_cannot_run_a_command(line):
-    with serving(reply(body=f"{GOOD}{line}\n")) as server, pytest.raises(ClientError, match="format export"):
-        fetch(server.url)
-
-
-@given(st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="'")))
-def test_every_value_as_ncclt_quotes_it_passes(value):
-    """The rule for lines must not refuse what the renderer writes: shlex.quote of printable text."""
-    line = f"export NCCL_A={shlex.quote(value)}"
-
-    assert ncclt.client._LINES["export"].fullmatch(line)
-    assert shlex.split(line) == ["export", f"NCCL_A={value}"]
-
-
-@pytest.mark.parametrize(
-    ("format", "good", "bad"),
-    [
-        ("dotenv", "# c\nNCCL_ALGO=allreduce:tree\nNCCLT_SIMULATED=1\n", "PATH=/tmp\n"),
-        ("nccl-conf", "# c\nNCCL_ALGO=allreduce:tree\n", "export NCCL_ALGO=tree\n"),
-        ("tuner-csv", "# c\nallreduce,0,65536,tree,ll,-1,2,8\n", "allreduce,0,65536\n"),
-        ("json", '{"schema": 1}', "[1]"),
-        ("configmap", "kind: ConfigMap\n", "<html>\n"),
-    ],
-)
-def test_each_format_is_known_by_its_lines(format, good, bad):
-    with serving(reply(body=good)) as server:
-        assert fetch(server.url, format=format).text == good
-    with serving(reply(body=bad)) as server, pytest.raises(ClientError, match=f"format {format}"):
-        fetch(server.url, format=format)
-
-
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "env"
 FORMS = {
     "export-fish": ("export", {"shell": "fish"}),
@@ -321,42 +291,67 @@ FORMS = {
 }
 
 
+def _without_marks(text):
+    """Return a text whose remarks hold none of the marks that mean something to a shell, and none beside a number."""
+    return re.sub(r"(?m)^# .*$", lambda line: re.sub(r"[;<>():,\s]+", " ", line[0]).rstrip(), text)
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
-def test_every_text_that_ncclt_renders_passes_and_no_line_more(path):
-    """The rules for lines are this file's own; a line of a command in the midst of a good answer is refused."""
-    form = path.name.partition(".")[2]
+def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
+    """Both write the same formats; only in remarks the client is stricter."""
+    case, _, form = path.name.partition(".")
     format, options = FORMS.get(form, (form, {}))
-    with serving(reply(body=path.read_text())) as server:
-        assert fetch(server.url, format=format, **options).text == path.read_text()
-    if form == "json":
-        return
-    for line in ("rm -rf ~", "export NCCL_A=$(id)", "setenv NCCL_A `id`;", "set -gx NCCL_A (id);", "- name: $(id)"):
-        body = "".join(f"{kept}\n" for kept in [line, *path.read_text().splitlines()])
-        with serving(reply(body=body)) as server, pytest.raises(ClientError, match="not with an environment"):
-            fetch(server.url, format=format, **options)
+    sent = path if format in ncclt.answer.TABLES else GOLDEN / f"{case}.json"
+    with serving(reply(body=sent.read_text())) as server:
+        text = fetch(server.url, format=format, **options).text
+
+    if format == "json":
+        assert json.loads(text) == json.loads(path.read_text())
+    else:
+        assert _without_marks(text) == _without_marks(path.read_text())
+        remarks = [line for line in text.splitlines() if line.startswith("# ")]
+        assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
 
 
-def test_what_a_format_leaves_open_is_asked_for():
-    with serving(reply(body="set -q NCCL_A; and set -e NCCL_A;\n")) as server:
-        fetch(server.url, shell="fish", unset=True)
-    with serving(reply(body="# c\n")) as other:
-        fetch(other.url, format="nvidia-csv", channels=8)
-
-    assert server.seen[0].path.endswith("model=bert&format=export&shell=fish&unset=true")
-    assert other.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
+def test_every_format_of_the_renderer_is_one_of_the_client():
+    assert {form.partition(" ")[0] for form in ncclt.answer.FORMS} == set(FORMATS)
 
 
-def test_the_client_is_one_file_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
-    source = Path(ncclt.client.__file__).read_text()
+def test_an_undecided_answer_is_no_environment():
+    undecided = reply(body=json.dumps(FAKE.document(decision="undecided", reason="too noisy", variables={})))
+    with serving(undecided) as server:
+        with pytest.raises(ClientError, match="undecided: too noisy") as caught:
+            fetch(server.url)
+        assert json.loads(fetch(server.url, format="json").text)["decision"] == "undecided"
+    assert not caught.value.is_outage
 
-    tree = ast.parse(source, feature_version=(3, 8))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    (tmp_path / "copied.py").write_text(source)
-    alone = subprocess.run([sys.executable, "-I", "-S", tmp_path / "copied.py"], capture_output=True, check=False)
 
-    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
-    assert (alone.returncode, alone.stderr) == (0, b"")
+def test_what_a_table_leaves_open_is_asked_for():
+    with serving(reply(body="# c\n")) as server:
+        fetch(server.url, format="nvidia-csv", channels=8)
+
+    assert server.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
+
+
+@pytest.mark.parametrize("options", [{"format": "yaml"}, {"shell": "zsh"}, {"format": "json", "unset": True}])
+def test_an_unknown_format_is_refused_before_anything_is_sent(options):
+    with serving(reply()) as server, pytest.raises(ClientError, match="unknown format"):
+        fetch(server.url, **options)
+    assert not server.seen
+
+
+def test_client_and_answer_are_two_files_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
+    for module in (ncclt.client, ncclt.answer):
+        source = Path(module.__file__).read_text()
+        tree = ast.parse(source, feature_version=(3, 8))
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names | {"ncclt", "answer"}
+        (tmp_path / Path(module.__file__).name).write_text(source)
+
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import client; print(client.fetch_env.__module__)"
+    alone = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (alone.stdout, alone.stderr) == ("client\n", "")
 
 
 @pytest.mark.parametrize(
@@ -368,7 +363,7 @@ def test_the_age_of_a_cached_answer_is_shown(tmp_path, seconds, said):
         fetch(server.url, cache_dir=tmp_path)
     (path,) = tmp_path.iterdir()
     kept = json.loads(path.read_text())
-    path.write_text(json.dumps({**kept, "saved": ncclt.client.time.time() - seconds - 0.2}))
+    path.write_text(json.dumps({**kept, "saved": time.time() - seconds - 0.2}))
     assert said in fetch(server.url, cache_dir=tmp_path, fallback="cached").warning
 
 

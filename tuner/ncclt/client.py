@@ -1,82 +1,51 @@
 """Fetch a job's environment from an ncclt server and tell it what took effect; keep the last good answer for when the
 server is away.
 
-The standard library alone and nothing of ncclt, in the syntax of Python 3.8: this one file can be copied into any
-training image. What it returns is meant for `eval`, so an answer is passed on only if every line has the form that
-ncclt writes: an HTML page of a proxy, or a server gone bad, cannot run a command in a job's shell.
+The standard library and answer.py alone, in the syntax of Python 3.8: the two files can be copied, side by side, into
+any training image. Three promises hold whatever a server, a proxy or a cache says:
+
+- A job gets checked values in a text that answer.py wrote, never the server's own text.
+- Nothing but ClientError is raised: `_client_errors_only`.
+- Nothing takes longer than `timeout_s`: another thread asks, and is not waited for any longer, in `_get`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import signal
 import ssl
+import stat
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+try:
+    from ncclt.answer import FORMS, TABLES, AnswerError, one_line, written
+except ImportError:  # copied into an image without ncclt
+    from answer import FORMS, TABLES, AnswerError, one_line, written  # type: ignore[import-not-found,no-redef]
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
 
-_CACHE_SCHEMA = 1
-_NAME = r"NCCLT?_[A-Z0-9_]+"
-_REMARK = r"#[^\x00-\x1f\x7f]*"
-_QUOTED = r"\"(?:[ !#-\[\]-~]|\\[ -~])*\""
-_VERBATIM = re.compile(r"(?:" + _REMARK + r"|" + _NAME + r"=[!-~]*)?")
-_TABLE = re.compile(r"(?:" + _REMARK + r"|[a-z_]+(?:,[a-z0-9_-]+){7,9})?")
-# A value is a bare word or one single-quoted string: nothing that a shell would expand.
-_EXPORT = re.compile(r"(?:" + _REMARK + r"|export " + _NAME + r"=(?:[A-Za-z0-9_@%+=:,./-]*|'[ -&(-~]*'))?")
+MAX_AGE_S = 30 * 86400.0
+"""How old an answer from the cache may be, unless told otherwise."""
 
-
-def _words(option: str) -> re.Pattern[str]:
-    pair = option + " " + _NAME + r"=[A-Za-z0-9_@%+=:,./;-]*"
-    return re.compile(pair + r"(?: " + pair + r")*")
-
-
-_LINES = {
-    "export": _EXPORT,
-    "export fish": re.compile(r"(?:" + _REMARK + r"|set -gx " + _NAME + r" '(?:[ -&(-\[\]-~]|\\\\|\\')*';)?"),
-    "export csh": re.compile(r"setenv " + _NAME + r" '[ \"-&(-~]*';"),
-    "export unset": re.compile(r"unset " + _NAME),
-    "export fish unset": re.compile(r"set -q (" + _NAME + r"); and set -e \1;"),
-    "export csh unset": re.compile(r"unsetenv " + _NAME + r";"),
-    "pyxis": _EXPORT,
-    "slurm-taskprolog": re.compile(
-        _REMARK
-        + r"|if \[ \"\$\{SLURM_STEP_NUM_NODES:-\$\{SLURM_JOB_NUM_NODES:-\}\}\" = [0-9]+ \]; then"
-        + r"|  printf '%s\\n' \\|    'export "
-        + _NAME
-        + r"=[ -&(-~]*'(?: \\)?|fi|exit 0"
-    ),
-    "mpirun-x": _words("-x"),
-    "docker-env": _words("--env"),
-    "configmap": re.compile(
-        _REMARK
-        + r"|apiVersion: v1|kind: ConfigMap|metadata:|data:|  name: [a-z0-9.-]+|  labels:|    [a-z./-]+: [a-z]+"
-        + r"|    [a-z./-]+: \"[A-Za-z0-9._-]*\"|  "
-        + _NAME
-        + r": "
-        + _QUOTED
-    ),
-    "trainjob-env": re.compile(_REMARK + r"|- name: " + _NAME + r"|  value: " + _QUOTED),
-    "dotenv": _VERBATIM,
-    "nccl-conf": _VERBATIM,
-    "tuner-csv": _TABLE,
-    "nvidia-csv": _TABLE,
-    "rccl-csv": _TABLE,
-    "ncclx": re.compile(r"(?:" + _REMARK + r"|[a-z]+,\[[0-9]+,[0-9]*[\])],[a-z_]+,[a-z0-9]+,-?[0-9]+,[0-9]+,[0-9]+)?"),
-}
+_CACHE_SCHEMA = 2
+_CLOCKS_DIFFER_S = 300.0
+_WRONG_SERVER = "is this the address of an ncclt server?"
 
 
 class ClientError(Exception):
@@ -116,6 +85,30 @@ class _Kept:
     saved: float
 
 
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+
+def _client_errors_only(function: _Function) -> _Function:
+    """Make a ClientError of whatever else a function raises.
+
+    What the libraries raise depends on what a server sends (UnicodeError for a host, AttributeError for a scheme), so
+    that no list of it is complete; and none of it may stop a training.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except ClientError:
+            raise
+        except Exception as error:
+            said = f"no usable answer: {type(error).__name__}: {one_line(error)[:200]}"
+            raise ClientError(said, hint=_WRONG_SERVER) from error
+
+    return cast("_Function", guarded)
+
+
+@_client_errors_only
 def fetch_env(
     server: str,
     *,
@@ -132,53 +125,60 @@ def fetch_env(
     shell: str = "bash",
     unset: bool = False,
     channels: int | None = None,
+    max_age_s: float = MAX_AGE_S,
 ) -> Fetched:
     """Return the environment that a server recommends for a job.
 
     Args:
         server: `http://host:port` or `https://...`, with a path where a proxy needs one.
         cluster, model: names as in `ncclt tune`.
-        nodes, gpus_per_node, nccl_version: the job; what is left out is not checked by the server.
-        format: one of the server's formats.
+        nodes, gpus_per_node, nccl_version: the job; what is left out is not checked by the server. One list for all
+            collectives, as NCCL before 2.24 takes it, passes only with its `nccl_version`.
+        format, shell, unset, channels: as for `ncclt env`.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
-        cache_dir: where good answers are kept, one file per request; None = nowhere. Only its owner may be able to
-            write there, as the shell will run what it holds.
+        cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
         fallback: `cached` = when the server is away or broken, return the last good answer with a warning; a server
             that says "nothing fits" is believed. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
-        shell, unset, channels: as for `ncclt env`.
+        max_age_s: an older answer is not taken from the cache.
 
     Raises:
         ClientError: no usable answer, with the server's own words where it gave them.
     """
     if fallback not in ("none", "cached"):
         raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
-    query = {
-        "model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version, "format": format,
-        "shell": None if shell == "bash" else shell, "unset": "true" if unset else None, "channels": channels,
-    }  # fmt: skip
     form = " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
+    if form not in FORMS:
+        raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
+    query = {
+        "model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version,
+        "format": format if format in TABLES else "json", "channels": channels,
+    }  # fmt: skip
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{_base(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
-    kept = _read_cache(path, url, form)
+    kept = _read_cache(path, url)
     try:
         answer = _get(url, kept, api_key=api_key, timeout_s=timeout_s)
-        _check_text(answer.text, form, url)
+        text = _for_job(answer.text, form, nccl_version, _host(url))
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:
             raise
-        if kept is None:
-            hint = f"{error.hint}; nothing is cached for this request".lstrip("; ")
-            raise ClientError(error.message, hint=hint, status=error.status) from error
+        age_s = time.time() - kept.saved if kept else math.inf
+        if kept is None or age_s > max_age_s:
+            lacking = f"the cached answer is {_age(age_s)} old" if kept else "nothing is cached for this request"
+            raise ClientError(
+                error.message, hint=f"{error.hint}; {lacking}".lstrip("; "), status=error.status
+            ) from error
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
-        said = f"using the answer of {saved} from the cache, {_age(time.time() - kept.saved)} old"
-        return Fetched(kept.text, "cache", f"{error.message}; {said}")
-    return Fetched(answer.text, "server", "" if answer is kept else _write_cache(path, url, answer))
+        said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
+        return Fetched(_for_job(kept.text, form, nccl_version, "the cache"), "cache", said)
+    return Fetched(text, "server", _write_cache(path, url, answer))
 
 
+@_client_errors_only
 def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_key: str | None = None) -> dict[str, Any]:
-    """Return a published revision as the server's JSON object.
+    """Return a published revision as the server's JSON object: to compare a job with, never to set.
 
     Raises:
         ClientError: no usable answer, with the server's own words where it gave them.
@@ -187,6 +187,7 @@ def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_ke
     return _json_object(_get(url, None, api_key=api_key, timeout_s=timeout_s).text, url)
 
 
+@_client_errors_only
 def post_attestation(
     server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
 ) -> None:
@@ -200,7 +201,19 @@ def post_attestation(
     answer = _json_object(_get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text, url)
     # A redirect turns a POST into a GET, whose answer is another object.
     if answer.get("id") != document["id"]:
-        raise ClientError(f"{urllib.parse.urlsplit(url).netloc} did not keep the attestation", hint=_WRONG_SERVER)
+        raise ClientError(f"{_host(url)} did not keep the attestation", hint=_WRONG_SERVER)
+
+
+def _for_job(text: str, form: str, nccl_version: str | None, source: str) -> str:
+    try:
+        return written(text, form, nccl_version)
+    except AnswerError as error:
+        status = 404 if error.undecided else None
+        said = str(error) if error.undecided else f"{source} gave a bad answer: {error}"
+        raise ClientError(said, hint="" if error.undecided else _WRONG_SERVER, status=status) from error
+    except Exception as error:  # whatever JSON may hold
+        said = f"{source} answered, but not with an environment of format {form}"
+        raise ClientError(said, hint=_WRONG_SERVER) from error
 
 
 def _json_object(text: str, url: str) -> dict[str, Any]:
@@ -209,8 +222,12 @@ def _json_object(text: str, url: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ClientError(f"{urllib.parse.urlsplit(url).netloc} answered, but not as ncclt does", hint=_WRONG_SERVER)
+        raise ClientError(f"{_host(url)} answered, but not as ncclt does", hint=_WRONG_SERVER)
     return found
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).netloc
 
 
 def _age(seconds: float) -> str:
@@ -232,33 +249,36 @@ def _base(server: str) -> str:
     return server.rstrip("/")
 
 
+@_client_errors_only
 def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
-    """Return the answer, which is `kept` itself when the server says that it still holds; with a body, POST it."""
-    # A socket's time limit begins anew with every byte: another thread asks, which is not waited for any longer.
+    """Return the answer; `kept`, as saved now, when the server says that it still holds. With a body, POST it."""
+    # A socket's time limit begins anew with every byte, and looking up a name has none: another thread does it all.
     came: list[_Kept | BaseException] = []
 
     def ask() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
         try:
             came.append(_ask(url, kept, api_key=api_key, timeout_s=timeout_s, body=body))
-        except BaseException as error:  # noqa: BLE001 -- raised below, by the one who waits
+        except BaseException as error:  # noqa: BLE001 -- raised below, by the one who waits; or the end from there
             came.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(timeout_s + 1.0)  # where the socket or the reading notices, they say so themselves
-    if not came:
-        raise _outage(TimeoutError(), urllib.parse.urlsplit(url).netloc, timeout_s)
-    if isinstance(came[0], BaseException):
-        raise came[0]
-    return came[0]
+    asking.join(timeout_s)
+    outcome = came[0] if came else TimeoutError()
+    if asking.is_alive():  # a server whose answer never ends must not keep a thread busy beside the training
+        import ctypes
+
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(asking.ident or 0), ctypes.py_object(SystemExit))
+    if isinstance(outcome, _Kept):
+        return outcome
+    raise outcome if isinstance(outcome, ClientError) else _outage(outcome, _host(url), timeout_s) from outcome
 
 
 def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None) -> _Kept:
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
-    deadline = time.monotonic() + timeout_s
-    where = urllib.parse.urlsplit(url).netloc
+    where = _host(url)
     headers = {"Accept": "*/*", **({} if body is None else {"Content-Type": "application/json"})}
     request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base lets http and https pass
     if kept and kept.etag:
@@ -267,73 +287,60 @@ def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
         with _opener().open(request, timeout=timeout_s) as response:
-            answer = _read(response, deadline, where)
-            return _Kept(text=answer.decode("utf-8"), etag=response.headers.get("ETag") or "", saved=time.time())
+            answer = _read(response, where)
+            return _Kept(text=answer.decode("utf-8"), etag=_etag(response.headers.get("ETag")), saved=time.time())
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 304 and kept:
-                return kept
-            raise _refusal(error, deadline, where) from error
+                return replace(kept, saved=time.time())
+            raise _refusal(error, where) from error
     except UnicodeDecodeError as error:
         raise ClientError(f"{where} answered with something that is no text", hint=_WRONG_SERVER) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _outage(error, where, timeout_s) from error
 
 
 def _opener() -> urllib.request.OpenerDirector:
     """Return an opener for http and https with proxies and redirects, and without file: and ftp:."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(), urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.ProxyHandler(), urllib.request.UnknownHandler(), urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(), urllib.request.HTTPRedirectHandler(), urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):  # fmt: skip
         opener.add_handler(handler)
     return opener
 
 
-_WRONG_SERVER = "is this the address of an ncclt server?"
+def _etag(text: object) -> str:
+    """Return an ETag if it can be sent back, else none."""
+    return text if isinstance(text, str) and re.fullmatch(r"[!-~]{1,200}", text) else ""
 
 
-def _read(response: http.client.HTTPResponse, deadline: float, where: str) -> bytes:
-    """Return a body that arrived whole, in time, and is not too long."""
-    body = b""
-    while True:
-        piece = response.read1(65536)
-        body += piece
-        if not piece:
-            break
-        if len(body) > MAX_ANSWER_BYTES:
-            raise ClientError(f"{where} answered with more than {MAX_ANSWER_BYTES} bytes", hint=_WRONG_SERVER)
-        if time.monotonic() > deadline:
-            raise ClientError(f"{where} did not finish its answer in time", hint="try again, or allow more time")
-    if response.length:  # read1 ends quietly where the connection broke
+def _read(response: http.client.HTTPResponse, where: str) -> bytes:
+    """Return a body that arrived whole and is not too long."""
+    body = response.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ClientError(f"{where} answered with more than {MAX_ANSWER_BYTES} bytes", hint=_WRONG_SERVER)
+    if response.length:  # reading ends quietly where the connection broke
         raise ClientError(f"the answer of {where} broke off", hint="try again")
     return body
 
 
-def _refusal(error: urllib.error.HTTPError, deadline: float, where: str) -> ClientError:
+def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
     """Return the server's own words from problem+json (RFC 9457), or say that these are none."""
     problem = None
-    is_problem = error.headers.get_content_type() == "application/problem+json"
-    if is_problem and isinstance(error.fp, http.client.HTTPResponse):
+    if error.headers.get_content_type() == "application/problem+json":
         try:
-            problem = json.loads(_read(error.fp, deadline, where))
-        except (ValueError, RecursionError, OSError, http.client.HTTPException, ClientError):
-            problem = None  # cut off or no JSON: reported below as what it is, by its status
+            problem = json.loads(_read(cast("http.client.HTTPResponse", error.fp), where))
+        except Exception:  # noqa: BLE001 -- cut off or no JSON: reported below as what it is, by its status
+            problem = None
     if not isinstance(problem, dict):
         said = f"{where} answered {error.code}, and not as ncclt does"
         return ClientError(said, hint=_WRONG_SERVER, status=error.code)
     message = problem.get("detail") or problem.get("title") or f"{where} answered {error.code}"
-    return ClientError(_one_line(message), hint=_one_line(problem.get("hint") or ""), status=error.code)
+    return ClientError(one_line(message), hint=one_line(problem.get("hint") or ""), status=error.code)
 
 
-def _one_line(text: object) -> str:
-    """Return printable text without line breaks: it goes to a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())[:1000]
-
-
-def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
+def _outage(error: BaseException, where: str, timeout_s: float) -> ClientError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError) or "timed out" in str(reason):
         said = f"{where} did not answer within {timeout_s:g} s"
@@ -342,37 +349,32 @@ def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
         return ClientError(f"nothing listens at {where}", hint="is `ncclt serve` running there?")
     if isinstance(reason, ssl.SSLError):
         return ClientError(f"no trusted connection to {where}: {reason}", hint="check the certificate or use http://")
-    return ClientError(f"{where} cannot be reached: {_one_line(reason) or type(error).__name__}", hint=_WRONG_SERVER)
+    return ClientError(f"{where} cannot be reached: {one_line(reason) or type(error).__name__}", hint=_WRONG_SERVER)
 
 
-def _check_text(text: str, format: str, where: str) -> None:
-    """Refuse whatever does not look like ncclt's own text of this format."""
-    host = urllib.parse.urlsplit(where).netloc
-    pattern = _LINES.get(format)
-    if pattern:
-        good = text.endswith("\n") and all(pattern.fullmatch(line) for line in text[:-1].split("\n"))
-    elif format == "json":
-        try:
-            good = isinstance(json.loads(text), dict)
-        except (ValueError, RecursionError):
-            good = False
-    else:
-        good = bool(text) and not text.lstrip().startswith("<")
-    if not good:
-        raise ClientError(f"{host} answered, but not with an environment of format {format}", hint=_WRONG_SERVER)
+def _is_ours(found: os.stat_result) -> bool:
+    """Tell whether this user alone can have written it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _read_cache(path: Path | None, url: str, format: str) -> _Kept | None:
+def _read_cache(path: Path | None, url: str) -> _Kept | None:
     """Return the last good answer; a missing, broken or foreign file is as good as none."""
     if path is None:
         return None
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["schema"] != _CACHE_SCHEMA or kept["url"] != url:
+        # A link may lead anywhere, and opening a FIFO would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not (stat.S_ISREG(found.st_mode) and _is_ours(found) and _is_ours(path.parent.stat())):
+                return None
+            kept = json.loads(file.read(2 * MAX_ANSWER_BYTES))
+        saved, text = kept["saved"], kept["text"]
+        if kept["schema"] != _CACHE_SCHEMA or kept["url"] != url or not isinstance(text, str):
             return None
-        _check_text(kept["text"], format, url)
-        return _Kept(text=kept["text"], etag=str(kept["etag"]), saved=float(kept["saved"]))
-    except (OSError, ValueError, RecursionError, OverflowError, KeyError, TypeError, AttributeError, ClientError):
+        if not 0 <= saved <= time.time() + _CLOCKS_DIFFER_S:  # nor NaN
+            return None
+        return _Kept(text=text, etag=_etag(kept["etag"]), saved=saved)
+    except Exception:  # noqa: BLE001 -- whatever is wrong with the file, the server is asked all the same
         return None
 
 
@@ -380,10 +382,11 @@ def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
     """Keep an answer, whole or not at all; return a warning if it could not be kept: the job goes on without."""
     if path is None:
         return ""
-    facts = {"etag": answer.etag, "text": answer.text, "saved": answer.saved}
-    document = {"schema": _CACHE_SCHEMA, "url": url, **facts}
+    document = {"schema": _CACHE_SCHEMA, "url": url, "etag": answer.etag, "text": answer.text, "saved": answer.saved}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(path.parent.stat()):
+            return f"the answer is not kept: {path.parent} is not this user's alone to write"
         descriptor, name = tempfile.mkstemp(dir=str(path.parent), suffix=".new")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:

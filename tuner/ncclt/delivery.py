@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
+from ncclt.answer import checked, checked_document
 from ncclt.core.attestation import Delivered, Form
 from ncclt.core.effect import CHOICE_VARIABLES, policy_of_variables
-from ncclt.core.parameters import SET_BY_RULES, parameter
 from ncclt.core.policy import Policy, policy_from_document
 from ncclt.core.version import NcclVersion
 from ncclt.errors import InputError, NccltError, UsageError, reason
@@ -27,8 +27,7 @@ from ncclt.plugin import LIBRARY_NAME
 
 _READABLE = 0o644
 
-_VALUE = re.compile(r"[!-~]{1,1023}")
-_NEEDED = re.compile(r"# needs (NCCL_[A-Z0-9_]+)=([!-~]+) in the environment", re.ASCII)
+_NEEDED = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 _ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
 """As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
 
@@ -36,8 +35,8 @@ _HYDRA_OPTIONS = ("-genv", "-env")
 """MPICH and Intel MPI take name and value as two words."""
 
 _TABLE_HEAD = re.compile(
-    r"# ncclt-table \d+ id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9.]+) nodes=(?P<nodes>\d{1,9}) "
-    r"ranks=(?P<ranks>\d{1,9}) rows=(?P<rows>\d{1,9}) fnv1a=[0-9a-f]{16}"
+    r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
+    r"nodes=(?P<nodes>[0-9]{1,6}) ranks=(?P<ranks>[0-9]{1,9}) rows=(?P<rows>[0-9]{1,6}) fnv1a=[0-9a-f]{16}\n"
 )
 
 
@@ -93,25 +92,24 @@ def offer_from_documents(env: str) -> Offer:
     """
     try:
         document = json.loads(env)
+        document = checked_document(document, document["nccl_version"])
         rules = policy_from_document({"rules": document["table"], "parameters": document["table_parameters"]})
-        table_variables = {f"NCCL_{name}": str(value) for name, value in document["table_parameters"].items()}
-        variables = {str(name): str(value) for name, value in document["variables"].items()}
-        return Offer(
-            recommendation=str(document["recommendation"]),
-            cluster=str(document["cluster"]),
-            model=str(document["model"]),
-            nccl_version=str(document["nccl_version"]),
-            nodes=int(document["nodes"]),
-            ranks=int(document["nodes"]) * int(document["gpus_per_node"]),
-            simulated=bool(document["simulated"]),
-            variables=_vetted(variables),
-            rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
-            table_variables=_vetted(table_variables),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
         raise InputError(
             f"this is no environment of ncclt: {error}", hint="update ncclt here or on the server"
         ) from error
+    return Offer(
+        recommendation=document["recommendation"],
+        cluster=document["cluster"],
+        model=document["model"],
+        nccl_version=document["nccl_version"],
+        nodes=document["nodes"],
+        ranks=document["nodes"] * document["gpus_per_node"],
+        simulated=document["simulated"],
+        variables=tuple(sorted(document["variables"].items())),
+        rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
+        table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
+    )
 
 
 def with_table_text(offer: Offer, text: str) -> Offer:
@@ -145,30 +143,18 @@ def offer_from_table(path: Path) -> Offer:
             f"{path} does not begin like a table of ncclt",
             hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
         )
+    try:
+        needed = checked(dict(_NEEDED.findall(text)), head["nccl"])
+    except ValueError as error:
+        raise InputError(f"the table {path} cannot be used: {error}", hint="write it anew with `ncclt env`") from error
     return Offer(
         recommendation=head["id"],
         nccl_version=head["nccl"],
         nodes=int(head["nodes"]),
         ranks=int(head["ranks"]),
         table=text if int(head["rows"]) else "",
-        table_variables=_vetted(dict(_NEEDED.findall(text))),
+        table_variables=tuple(sorted(needed.items())),
     )
-
-
-def _vetted(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Let pass what ncclt itself would set: a server gone bad must not load a library into every job.
-
-    Raises:
-        InputError: another variable is among them, or a value that no variable of NCCL has.
-    """
-    for name, value in variables.items():
-        try:
-            known = name.startswith("NCCL_") and parameter(name)
-        except NccltError:
-            known = False
-        if not known or not (known.safe or known.name in SET_BY_RULES) or not _VALUE.fullmatch(value):
-            raise InputError(f"{name!r} is nothing that ncclt sets", hint="is this the address of an ncclt server?")
-    return tuple(sorted(variables.items()))
 
 
 def plan_handover(

@@ -273,7 +273,7 @@ def searchable(version: NcclVersion) -> tuple[Parameter, ...]:
     )
 
 
-_MOST_SOCKETS = 64
+MOST_SOCKETS = 64
 """NCCL's MAX_SOCKETS: threads times sockets per thread (net_socket.cc)."""
 
 
@@ -284,6 +284,6 @@ def go_together(values: Mapping[str, int]) -> bool:
     only be split over queue pairs where there are several.
     """
     threads, sockets = values.get("SOCKET_NTHREADS", 0), values.get("NSOCKS_PERTHREAD", 0)
-    if threads * sockets > _MOST_SOCKETS or (sockets and not threads):
+    if threads * sockets > MOST_SOCKETS or (sockets and not threads):
         return False
     return "IB_SPLIT_DATA_ON_QPS" not in values or values.get("IB_QPS_PER_CONNECTION", 1) > 1
