@@ -25,6 +25,7 @@ from ncclt.diagnosis.matrix import parse_matrix
 from ncclt.errors import InputError
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.local import LocalLauncher
+from ncclt.launched.secrets import without_secrets
 from ncclt.measure.benchmark import Benchmark
 
 NVIDIA_SMI = "nvidia-smi"
@@ -156,11 +157,12 @@ def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tup
 
 def _launch_problems(launcher: Launcher, result: LaunchResult) -> list[str]:
     if result.failure:
-        return [f"the all_reduce by {launcher.name} could not be started: {result.failure}"]
+        return [f"the all_reduce by {launcher.name} could not be started: {without_secrets(result.failure)}"]
     if result.timed_out:
         return [f"the all_reduce by {launcher.name} was not done after {result.wall_s:.0f} s and was ended"]
     if result.exit_code != 0:
-        lines = [line.strip() for line in f"{result.stdout}\n{result.stderr}".splitlines() if line.strip()]
+        printed = without_secrets(f"{result.stdout}\n{result.stderr}")
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
         last = "; ".join(lines[-_LAST_LINES:])[:_MOST_CHARACTERS]
         return [f"the all_reduce by {launcher.name} ended with exit code {result.exit_code}: {last}"]
     return []
@@ -192,7 +194,7 @@ def _smi(
         why = result.failure or (
             "it hangs: is the driver well?" if result.timed_out else f"exit code {result.exit_code}"
         )
-        missing.append(f"`{shown}` failed: {'; '.join([why, *said])}")
+        missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *said]))}")
         return None
     try:
         return parse(result.stdout)

@@ -20,14 +20,30 @@ A failed trial is not here: it is an `Outcome`, a value. Only the edge (cli, api
 
 from __future__ import annotations
 
+import re
+
+_PASSWORDS = re.compile(
+    # A port is none. A password that nobody has escaped may hold anything, `@` and `/` among it.
+    r"(://[^\s:/@\[]*:)(?!\d{1,5}(?:[/\s?]|$))(?:(?!://)[^\n'\"])*(?=@)"
+    r"|([?&](?:ssl)?password=)[^&\s'\"]*"
+)
+
+
+def hide_passwords(text: str) -> str:
+    """Return a text with the passwords of all URLs in it replaced by `***`: store and server are named by URLs."""
+    return _PASSWORDS.sub(lambda found: f"{found[1] or found[2]}***", text)
+
 
 class NccltError(Exception):
-    """The root: one readable sentence, and a hint that says what to do about it."""
+    """The root: one readable sentence, and a hint that says what to do about it.
+
+    Passwords in URLs are hidden here, and so on every way that an error takes: terminal, log, problem document, page.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = hide_passwords(message)
+        self.hint = hide_passwords(hint)
+        super().__init__(self.message)
 
 
 class UsageError(NccltError):

@@ -18,6 +18,7 @@ from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.core.version import NcclVersion
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
+from ncclt.launched.secrets import without_secrets, words_without_secrets
 from ncclt.recording.launchers import forwarded
 from ncclt.recording.plan import Method, RecordPlan, plan_recording
 from ncclt.recording.session import make_folder
@@ -166,7 +167,7 @@ def verify(
         cluster=request.cluster,
         model=request.model,
         recommendation=request.recommendation,
-        argv=request.argv,
+        argv=words_without_secrets(request.argv),
         base_env=request.base_env,
         tuned_env=request.tuned_env,
         removed_env=request.removed_env,
@@ -221,7 +222,7 @@ def _plan(
 def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> str:
     """Say what went wrong with a launch, with its last lines of output; empty when nothing did."""
     if result.failure:
-        return result.failure
+        return without_secrets(result.failure)
     if result.survivors:
         reason = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
     elif result.timed_out:
@@ -229,10 +230,10 @@ def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> 
     elif result.exit_code != 0:
         reason = f"exit code {result.exit_code}"
     elif times.failure:
-        reason = f"no step times: {times.failure}"
+        reason = f"no step times: {without_secrets(times.failure)}"
     else:
         return ""
-    lines = (result.stderr.strip() or result.stdout.strip()).splitlines()[-_TAIL_LINES:]
+    lines = without_secrets(result.stderr.strip() or result.stdout.strip()).splitlines()[-_TAIL_LINES:]
     return "\n".join([reason, *lines])[-_TAIL_CHARACTERS:] if lines else reason
 
 

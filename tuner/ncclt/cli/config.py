@@ -8,6 +8,7 @@ import typer
 
 from ncclt.cli.configuration import KEYS, PROJECT_FILE, origins, user_file
 from ncclt.cli.edge import print_json
+from ncclt.errors import hide_passwords
 
 app = typer.Typer(help="Show the configuration and where each value comes from.", no_args_is_help=True)
 
@@ -19,15 +20,19 @@ def config() -> None:
 
 @app.command("show")
 def show(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """Show every value that holds when no flag says otherwise, with its origin."""
+    """Show every value that holds when no flag says otherwise, with its origin; passwords are not shown."""
     found = origins()
     if as_json:
-        print_json({"schema": 1, "values": {o.key: {"value": o.value, "origin": o.origin} for o in found}})
+        print_json({"schema": 1, "values": {o.key: {"value": _shown(o.value), "origin": o.origin} for o in found}})
         return
     from ncclt.cli.tables import print_table
 
     print_table(
         ("key", "value", "origin", "meaning"),
-        [(o.key, o.value or "-", o.origin, KEYS[o.key]) for o in found],
+        [(o.key, _shown(o.value) or "-", o.origin, KEYS[o.key]) for o in found],
         caption=f"flag > NCCLT_* > ./{PROJECT_FILE} > {user_file()} > default",
     )
+
+
+def _shown(value: str | None) -> str | None:
+    return None if value is None else hide_passwords(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.edge import say
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, hide_passwords
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -69,8 +69,11 @@ def submit_study(
                 hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
             )
         say(f"ncclt: note: {why}")
+    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    if store.path is None:
+        words = _storage_by_environment(words)
     request = BatchRequest(
-        command=(sys.executable, "-m", "ncclt", *(word for word in sys.argv[1:] if word != "--dry-run")),
+        command=(sys.executable, "-m", "ncclt", *words),
         shape=JobShape(nodes=cluster.nodes * parallel, processes_per_node=cluster.gpus_per_node),
         gpus_per_node=cluster.gpus_per_node if on_gpus and not _asks_for_gpus(sbatch_args) else None,
         time_limit=time_limit,
@@ -83,6 +86,22 @@ def submit_study(
         print(f"# {' '.join(plan.argv)}\n{plan.script}", end="")
         return 0
     return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
+
+
+def _storage_by_environment(words: list[str]) -> list[str]:
+    """Leave out --storage where its URL holds a password, and hand it on as a variable.
+
+    Slurm shows the script of a job, and every user the command lines of a node; the job gets our environment.
+    """
+    left = []
+    following = iter(words)
+    for word in following:
+        name, equals, url = word.partition("=")
+        if name != "--storage" or hide_passwords(url := url if equals else next(following, "")) == url:
+            left += [word] if equals or name != "--storage" else [word, url]
+        else:
+            os.environ["NCCLT_STORAGE"] = url
+    return left
 
 
 def _asks_for_gpus(sbatch_args: tuple[str, ...]) -> bool:

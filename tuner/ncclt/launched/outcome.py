@@ -129,6 +129,11 @@ def _lasting(text: str) -> str:
     return text
 
 
+def _end(text: str) -> str:
+    """Return the end of an output, of long lines only what may be shown and a word more."""
+    return "\n".join(line[: 4 * _LINE_CHARACTERS] for line in text[-_SEARCHED_CHARACTERS:].splitlines())
+
+
 def _failed(
     outcome: Outcome, head: list[str], launch: LaunchResult, measurements: tuple[Measurement, ...] = ()
 ) -> TrialResult:
@@ -138,8 +143,9 @@ def _failed(
     head += [f"perhaps still running elsewhere: {left}" for left in launch.left_elsewhere]
     if launch.dropped_bytes:
         head.append(f"{launch.dropped_bytes} bytes of earlier output were dropped")
-    last = f"{launch.stdout[-_SEARCHED_CHARACTERS:]}\n{launch.stderr[-_SEARCHED_CHARACTERS:]}"
+    # Before lines are cut to what is shown: half a key is recognised by nothing.
+    last = "\n".join(without_secrets(_end(text)) for text in (launch.stdout, launch.stderr))
     said = [line.rstrip() for line in last.splitlines() if line.strip()]
+    head = without_secrets("\n".join(head)).splitlines()
     lines = [line[:_LINE_CHARACTERS] for line in [*head, *said[-(DETAIL_LINES - len(head)) :]]]
-    detail = without_secrets("\n".join(lines))
-    return TrialResult(outcome=outcome, measurements=measurements, detail=detail, wall_s=launch.wall_s)
+    return TrialResult(outcome=outcome, measurements=measurements, detail="\n".join(lines), wall_s=launch.wall_s)

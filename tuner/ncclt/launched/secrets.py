@@ -1,28 +1,174 @@
-"""Takes secrets out of the output that a failed trial keeps: it ends up in a store, on pages and in tickets."""
+"""Takes secrets out of what a command printed, before anything of it is kept: stores, pages and tickets are shared.
+
+Every door by which output of a command reaches them goes through `without_secrets`. Three things are removed: values of
+this process's own variables that are named like secrets, what detect-secrets (Yelp) knows by its form, and what it does
+not know: values behind names, options and headers, forms of newer services, and words that only a generator writes.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
-_REMOVED = "[removed]"
+REMOVED = "[removed]"
 
-_NAMED = re.compile(
-    r"(?i)(\b[\w-]*(?:token|secret|passw|passphrase|api_?key|access_?key|private_?key|credential)[\w-]*[\"']?\s*[=:]\s*"
-    r"|--[\w-]*(?:token|secret|password)[\w-]*\s+)(\"[^\"]*\"|'[^']*'|[^\s,;\"']+)"
+MOST_CHARACTERS = 64 * 1024
+"""What is searched of one output, its end: reading all of a long one would take seconds, and nobody keeps it."""
+
+# As it stands in a name: HF_TOKEN, db_password, GITHUB_PAT, and not tokenizer, max_tokens or NCCL_ALGO_PAT.
+_NAME = (
+    r"(?:token(?!i[sz]|s\b)|secret|passw|passphrase|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key"
+    r"|signing[_-]?key|encryption[_-]?key|auth[_-]?key|license[_-]?key|credential|webhook|bearer|_pat\b|_pwd\b)"
 )
-_AUTHORIZATION = re.compile(r"(?i)(\bauthorization\s*[=:]\s*(?:\w+\s+)?)\S+")
-_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@:]+:[^\s/@]+(?=@)")
+_VALUE = r"(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"']+)"
+_PLAIN = r"(?!(?:-?[\d.]+|true|false|none|null|yes|no)?[\"']?[,;)}\]]*(?:\s|$))"
 
-# Forms that give themselves away: Hugging Face, GitHub, GitLab, Slack, AWS, W&B-like and OpenAI-like keys, JWTs.
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(f"(?i){pattern}"), replacement)
+    for pattern, replacement in (
+        # Keys in PEM, to their end or that of the text.
+        (r"-----BEGIN [A-Z0-9 ]{0,60}-----[\s\S]*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", REMOVED),
+        # Headers, to the end of the line: schemes and cookies hold blanks.
+        (r"(\b(?:proxy-)?authorization[\"']?\s*[=:]\s*)\S.*", rf"\1{REMOVED}"),
+        (r"(\b(?:set-)?cookie[\"']?\s*:\s*)\S.*", rf"\1{REMOVED}"),
+        (r"(\bx-[a-z-]{0,30}(?:key|token|auth|secret)[\"']?\s*:\s*)\S.*", rf"\1{REMOVED}"),
+        # NAME=value, "name": "value", and options and configuration lines with a blank.
+        (
+            rf"((?<![\w-])(?!NCCL_)[\w.-]{{0,60}}?{_NAME}[\w.-]{{0,60}}[\"']?\]?\s{{0,3}}(?:=>|:=|[=:])\s{{0,3}})"
+            rf"{_PLAIN}{_VALUE}",
+            rf"\1{REMOVED}",
+        ),
+        (
+            rf"((?<![\w-])--[\w-]{{0,40}}(?:{_NAME}|auth\b|-key\b|pat\b)[\w-]{{0,40}}\s{{1,3}}){_PLAIN}(?!-){_VALUE}",
+            rf"\1{REMOVED}",
+        ),
+        (
+            rf"(\b\w{{0,40}}_(?:key|secret|token|password|pat)\s{{1,3}}){_PLAIN}(?=\S*[\dA-Z+/])[^\s=:]{{8,}}",
+            rf"\1{REMOVED}",
+        ),
+        (r"(\blogin\s{1,3}\S{1,200}\s{1,3}password\s{1,3})\S+", rf"\1{REMOVED}"),
+        (r"(\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]?\s{0,3})\S+", rf"\1{REMOVED}"),
+        (r"(\s(?:-u|--user)[\s=]\s{0,3})(?!\d{1,10}:\d{1,10}\b)[^\s:/]{1,100}:[^\s:/]\S*", rf"\1{REMOVED}"),
+        (r"(\bsshpass\s{1,3}-p\s{0,3})\S+", rf"\1{REMOVED}"),
+        # Addresses: user and password or a token before the host, signed queries, and web-hooks, whose path is the key.
+        (
+            r"(?<=://)(?!\[)[^\s/:@\"']{0,200}+:(?!\d{1,5}(?:[/\s]|$))(?:[^\s\"'@]{0,200}+@)+",
+            rf"{REMOVED}@",
+        ),
+        (r"(?<=https://)[^\s/:@\"']{8,400}+@", rf"{REMOVED}@"),
+        (
+            r"([?&](?:sig|signature|sas|key|code|auth|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s\"']+",
+            rf"\1{REMOVED}",
+        ),
+        (
+            r"(\bhttps://[^\s/\"']{0,200}+/)(?=[^\s\"']{0,200}?(?:hook|workflows/|(?<=/)bot\d))[^\s\"']+",
+            rf"\1{REMOVED}",
+        ),
+        (r"(\bhttps://hooks?\.[^\s/\"']{0,200}+/)[^\s\"']+", rf"\1{REMOVED}"),
+        # A long word of letters and digits on a line that speaks of keys.
+        (
+            r"((?:\bapi\b|\bwandb\b|\bkeys?\b|\btoken\b|\bsecret\b|\blogin\b|\bpasswords?\b|\bcredentials?\b)[^\n]{0,80}?)"
+            r"(?<![\w/.-])(?=[a-z_-]{0,60}\d)(?=[\d_-]{0,60}[a-z])[\w+/-]{20,}={0,2}(?![\w/.-])",
+            rf"\1{REMOVED}",
+        ),
+    )
+)
+
+# Forms that give themselves away and that detect-secrets does not know, or knows in one length only.
 _SHAPED = re.compile(
-    r"\b(?:hf_\w{8,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{12,}"
-    r"|sk-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"(?<![A-Za-z0-9])(?:hf_\w{8,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|gl(?:pat|dt|rt|cbt|soat|ptt|agent)-[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|A(?:KIA|SIA|BIA|CCA)[0-9A-Z]{12,}|[srp]k[-_][\w-]{16,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.?[\w-]*|AIza[\w-]{20,}|ya29\.[\w.-]{10,}|pypi-[\w-]{16,}|npm_[A-Za-z0-9]{20,}"
+    r"|dop_v1_\w{20,}|dapi[0-9a-f]{30,}|nvapi-[\w-]{16,}|gsk_\w{20,}|xai-\w{20,}|r8_\w{20,}|pplx-\w{20,}|glsa_\w{20,}"
+    r"|hv[sbr]\.[\w-]{20,}|shp(?:at|ss|ca|pa)_\w{20,}|lin_api_\w{20,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|AGE-SECRET-KEY-\w{20,}|wandb_v\d_\w{20,}|whsec_\w{16,}|tskey-[\w-]{16,})"
 )
 
+# What is left of a key whose begin was cut off, or with a rank in front of each line.
+_BASE64_LINES = re.compile(
+    r"(?m)(?:^[^\n]{0,60}?(?<![\w+/])[A-Za-z0-9+/]{60,76}={0,2}\s*\n){2,}[^\n]{0,60}?(?<![\w+/])[A-Za-z0-9+/=]*$"
+)
+# Not hashes and UUIDs, with a prefix as GPUs have it.
+_WORD = re.compile(
+    r"(?<![\w+/=.-])(?!(?:[A-Z]{3}-)?[0-9a-f-]+(?![\w+/-]))[A-Za-z0-9][A-Za-z0-9+/_-]{23,}={0,2}(?![\w+/-])"
+)
 
-def without_secrets(text: str) -> str:
-    """Return a text with everything that looks like a password, key or token replaced."""
-    text = _NAMED.sub(rf"\1{_REMOVED}", text)
-    text = _AUTHORIZATION.sub(rf"\1{_REMOVED}", text)
-    text = _IN_ADDRESS.sub(_REMOVED, text)
-    return _SHAPED.sub(_REMOVED, text)
+_SECRET_VARIABLE = re.compile(rf"(?i)(?!NCCL_).*{_NAME}")
+_PASSWORD_IN_URL = re.compile(r"://[^\s/:@]*:(\S+)@")
+_SHORTEST_VALUE = 6
+
+_UNWANTED = frozenset({
+    "IPPublicDetector", "KeywordDetector", "Base64HighEntropyString", "HexHighEntropyString",
+    "PrivateKeyDetector", "BasicAuthDetector", "ArtifactoryDetector", "NpmDetector",
+})  # fmt: skip
+"""Of detect-secrets: addresses, hashes and file names of every log look like these, a rule here removes more, or (npm)
+the time grows with the square of a line's length."""
+
+
+def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> str:
+    """Return the end of a text with everything that looks like a password, key or token replaced.
+
+    Args:
+        text: that a command printed, of which `MOST_CHARACTERS` are looked at and returned.
+        environ: whose secret-looking values are removed wherever they stand; None = of this process.
+    """
+    if len(text) > MOST_CHARACTERS:
+        text = text[-MOST_CHARACTERS:]
+        text = text[re.search(r"\s|$", text).start() :]  # type: ignore[union-attr]  # half a word is recognised by nothing
+    for value in _own_values(os.environ if environ is None else environ):
+        text = text.replace(value, REMOVED)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _SHAPED.sub(REMOVED, text)
+    for pattern in _library_patterns():
+        text = pattern.sub(REMOVED, text)
+    text = _BASE64_LINES.sub(REMOVED, text)
+    return _WORD.sub(lambda word: REMOVED if _is_generated(word[0]) else word[0], text)
+
+
+def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command line, with those of secrets replaced."""
+    lines = [" ".join(word.split("\n")) for word in words]
+    return tuple(without_secrets("\n".join(lines)).split("\n"))
+
+
+def _own_values(environ: Mapping[str, str]) -> list[str]:
+    """Return what this process's variables keep secret, the longest first."""
+    found = {value for name, value in environ.items() if _SECRET_VARIABLE.match(name) and not value.startswith("/")}
+    found |= {match[1] for value in environ.values() for match in _PASSWORD_IN_URL.finditer(value)}
+    plain = re.compile(r"[\d.]+|true|false", re.IGNORECASE)
+    long = (value for value in found if len(value) >= _SHORTEST_VALUE and not plain.fullmatch(value))
+    return sorted(long, key=len, reverse=True)
+
+
+def _is_generated(word: str) -> bool:
+    """Tell whether upper case, lower case and digits change as often in a word as only a generator makes them.
+
+    In a random word of letters and digits 62 % of neighbours are of two kinds; in CamelCase names, kernels' names and
+    paths less than 40 %. Hashes have one case and stay: commit ids, digests and ids of communicators are wanted.
+    """
+    if word.startswith("_Z"):  # a mangled name of C++
+        return False
+    kinds = ["u" if c.isupper() else "l" if c.islower() else "d" for c in word if c.isalnum()]
+    changes = sum(a != b for a, b in itertools.pairwise(kinds))
+    return len(set(kinds)) == 3 and changes >= 0.45 * (len(kinds) - 1)
+
+
+@cache
+def _library_patterns() -> tuple[re.Pattern[str], ...]:
+    """Return what detect-secrets knows; imported here, for it takes most of a second and only a failure needs it."""
+    try:
+        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+    except ImportError:
+        return ()  # an installation without the extra `tune`: the rules above are enough for the best known services
+    return tuple(_denied(get_mapping_from_secret_type_to_class().values()))
+
+
+def _denied(detectors: object) -> Iterator[re.Pattern[str]]:
+    assert isinstance(detectors, type({}.values()))
+    for detector in detectors:
+        if detector.__name__ not in _UNWANTED:
+            yield from detector().denylist

@@ -1,0 +1,95 @@
+"""Passwords and keys stay where they are: not on a terminal, not in a store, not in a script of Slurm."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
+PASSWORD = "hunt@r2/x"
+URL = f"postgresql://ncclt:{PASSWORD}@127.0.0.1:9/ncclt"
+QUERY = "postgresql://ncclt@127.0.0.1:9/ncclt?connect_timeout=2&password=hunt@r2/x"
+
+
+@pytest.mark.parametrize("url", [URL, QUERY], ids=["user", "query"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("config", "show"),
+        ("config", "show", "--json"),
+        ("studies", "list"),
+        ("store", "migrate"),
+        ("tune", "--model", "bert", "--nodes", "2", "--trials", "3", "--json"),
+        ("tune", "--model", "bert", "--nodes", "2", "--dry-run"),
+        ("env", "--model", "bert", "--cluster", "leonardo"),
+        ("run", "--model", "bert", "--cluster", "leonardo", "--", "true"),
+        ("serve", "--port", "0"),
+        ("preflight", "--cluster", "leonardo", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+def test_the_password_of_the_store_is_never_shown(ncclt, words, url):
+    ncclt.variables["NCCLT_STORAGE"] = url
+
+    done = ncclt(*words, rc=None)
+
+    said = done.stdout + done.stderr
+    assert "hunt" not in said
+    assert "Traceback" not in said
+    if words[0] == "config":
+        assert "ncclt:***@127.0.0.1" in said or "password=***" in said
+
+
+def test_a_url_that_cannot_be_read_is_shown_without_its_password(ncclt):
+    for url in (f"mysql://u:{PASSWORD}@db/x", f"postgresql://u:{PASSWORD}@db:port/x", f"sqlite://u:{PASSWORD}@x"):
+        assert "hunt" not in ncclt("studies", "list", "--storage", url, rc=None).stderr
+
+
+def test_a_file_of_the_user_is_shown_without_its_passwords(ncclt):
+    (ncclt.folder / "ncclt.toml").write_text(f"storage = '{URL}'\nserver = 'https://me:{PASSWORD}@ncclt.example'\n")
+
+    values = json.loads(ncclt("config", "show", "--json").stdout)["values"]
+
+    assert values["storage"]["value"] == "postgresql://ncclt:***@127.0.0.1:9/ncclt"
+    assert values["server"]["value"] == "https://me:***@ncclt.example"
+
+
+PEM = "-----BEGIN PRIVATE KEY-----\nMIIEvSbody1\nQbody2\n-----END PRIVATE KEY-----"
+PRINTED = f"""
+Traceback (most recent call last):
+OSError: wandb: 401 with key 0123456789abcdef0123456789abcdef01234567 at node17:/opt/train.py
+aws_secret_access_key wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY
+Cookie: session=verysecret; id=verysecret
++ curl -u ci:verysecret https://artifacts.example/x
+ncclt-exporter --api-key verysecret --nodes 2
+{PEM}
+https://hooks.slack.com/services/T0000/B0000/verysecret
+value of ours: quitePlainWord
+"""
+
+
+def test_output_of_a_failed_trial_is_kept_without_its_secrets(ncclt):
+    """Whatever it printed: neither the terminal nor the file of the store has them."""
+    folder = ncclt.folder / "nccl-tests"
+    folder.mkdir()
+    runpy.run_path(str(FAKES / "nccl_tests_stand_in.py"))["install"](folder)
+    (ncclt.folder / "printed").write_text(PRINTED)
+    for program in list(folder.glob("*_perf")):
+        real = program.rename(program.with_suffix(".real"))
+        program.write_text(f'#!/bin/sh\ncat {ncclt.folder}/printed >&2\nexec {real} "$@"\n')
+        program.chmod(0o755)
+    ncclt.variables |= {"STAND_IN": "partial", "MY_SERVICE_TOKEN": "quitePlainWord"}
+
+    done = ncclt(
+        "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
+        "--launcher", "local", "--nccl-tests", folder, "--trials", "3", "--storage", "sqlite:///ncclt.db", rc=1,
+    )  # fmt: skip
+
+    assert "node17:/opt/train.py" in done.stderr, "what people need stays"
+    kept = b"".join(path.read_bytes() for path in ncclt.folder.glob("ncclt*.db*"))
+    assert b"node17:/opt/train.py" in kept
+    hidden = ("verysecret", "wJalrXUtnFEMI", "0123456789abcdef0123456789", "MIIEvSbody1", "Qbody2", "quitePlainWord")
+    for secret in hidden:
+        assert secret not in done.stdout + done.stderr
+        assert secret.encode() not in kept
