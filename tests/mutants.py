@@ -5,7 +5,7 @@
 Draws points of the code at random, each point equally likely, changes one at a time and runs the tests of its package:
 those of the same module first, and only if all of them pass the ones further away. A mutant that no test fails is
 printed with file, line and diff. Each job works in a copy of the tree in a temporary folder, so that this tree never
-holds a mutant, however the run ends.
+holds a mutant, however the run ends. Ctrl-C ends it early and prints the score so far.
 
 Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), `==`
 turned into `is` (whether equal values are one object is an accident of the interpreter), and what does not compile.
@@ -195,17 +195,29 @@ def report(number: int, mutant: Mutant, result: WorkResult, took_s: float) -> st
     return fate
 
 
-def main() -> int:
-    """Draw, test and print; fails if the score is below --at-least."""
+def run_all(mutants: list[Mutant], jobs: int, limit_s: float) -> Iterator[tuple[Mutant, WorkResult, float]]:
+    """Yield the result of each mutant as it comes, after a run without any; leave nothing behind, even if cut short."""
+    with tempfile.TemporaryDirectory(prefix="ncclt-mutants-", ignore_cleanup_errors=True) as scratch:
+        copies: multiprocessing.Queue[Path] = multiprocessing.Queue()
+        for number in range(jobs):
+            copy_tree(Path(scratch) / str(number))
+            copies.put(Path(scratch) / str(number))
+        with multiprocessing.Pool(jobs, prepare, [copies]) as pool:
+            packages = sorted({package_of(mutant.module) for mutant in mutants})
+            for package, result in pool.imap_unordered(run_unchanged, [(name, limit_s) for name in packages]):
+                if result.test_outcome is not TestOutcome.SURVIVED:
+                    sys.exit(f"the tests of {package} fail without any change:\n{result.output}")
+            yield from pool.imap_unordered(run_mutant, [(mutant, limit_s) for mutant in mutants])
+
+
+def main() -> None:
+    """Draw, test and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}; all of them if none is named"
-    )
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}; left out: all of them")
     parser.add_argument("--mutants", type=int, default=100, help="how many to draw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for the tests of one mutant")
-    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this score, in per cent")
     parser.add_argument("--list", action="store_true", help="print what would be tested, and stop")
     arguments = parser.parse_args()
     if unknown := set(arguments.packages) - set(TESTS):
@@ -213,28 +225,19 @@ def main() -> int:
     mutants = draw(arguments.packages or list(TESTS), arguments.mutants, arguments.seed)
     if arguments.list:
         print(*mutants, sep="\n")
-        return 0
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers and the copies go, as with Ctrl-C
-    with tempfile.TemporaryDirectory(prefix="ncclt-mutants-", ignore_cleanup_errors=True) as scratch:
-        copies: multiprocessing.Queue[Path] = multiprocessing.Queue()
-        for number in range(arguments.jobs):
-            copy_tree(Path(scratch) / str(number))
-            copies.put(Path(scratch) / str(number))
-        fates: Counter[str] = Counter()
-        with multiprocessing.Pool(arguments.jobs, prepare, [copies]) as pool:
-            packages = sorted({package_of(mutant.module) for mutant in mutants})
-            for package, result in pool.imap_unordered(run_unchanged, [(p, arguments.limit) for p in packages]):
-                if result.test_outcome is not TestOutcome.SURVIVED:
-                    sys.exit(f"the tests of {package} fail without any change:\n{result.output}")
-            results = pool.imap_unordered(run_mutant, [(mutant, arguments.limit) for mutant in mutants])
-            for number, done in enumerate(results, 1):
-                fates[report(number, *done)] += 1
-    found = fates["found"] + fates["out of time"]
-    score = 100 * found / max(1, fates.total())
-    print(f"{score:.0f} % of {fates.total()} found, {fates['out of time']} of them by running out of time; "
-          f"{fates['survived']} survived; seed {arguments.seed}")  # fmt: skip
-    return 0 if score >= arguments.at_least else 1
+    fates: Counter[str] = Counter()
+    try:
+        for number, done in enumerate(run_all(mutants, arguments.jobs, arguments.limit), 1):
+            fates[report(number, *done)] += 1
+    except KeyboardInterrupt:
+        print("interrupted; what was tested until now is a smaller sample of the same kind")
+    tested, found = fates.total(), fates["found"] + fates["out of time"]
+    if tested:
+        late = f" ({fates['out of time']} by running out of time)" if fates["out of time"] else ""
+        print(f"{found} of {tested} found{late}, {100 * found / tested:.0f} %; seed {arguments.seed}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,6 +6,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
 
 import ncclt.store
 from ncclt.errors import StoreError
@@ -33,6 +34,11 @@ def test_the_migrations_make_the_tables_that_the_code_uses(database):
     with database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
         assert compare_metadata(context, metadata) == []
+        keys = {table.name: inspect(connection).get_pk_constraint(table.name) for table in metadata.sorted_tables}
+    # alembic compares no primary keys
+    assert {name: key["constrained_columns"] for name, key in keys.items()} == {
+        table.name: [column.name for column in table.primary_key] for table in metadata.sorted_tables
+    }
 
 
 def test_a_migration_that_fails_leaves_nothing(database, monkeypatch):

@@ -1,0 +1,121 @@
+"""A workload, and what becomes of it on other nodes: which groups there are, and which of them cross the network."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload, workload_from_document
+from ncclt.errors import InputError, UsageError
+
+
+def _placed(*groups, nodes, gpus_per_node, world_size=0):
+    """Return (group size, spans nodes, calls) of messages recorded as (group size, spans nodes), one call each."""
+    recorded = Workload(
+        name="w",
+        provenance=Provenance(source="kineto", world_size=world_size),
+        messages=tuple(
+            MessageCalls(
+                message=Message(
+                    collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=64, group_size=size, spans_nodes=spans
+                ),
+                calls_per_step=1.0,
+            )
+            for size, spans in groups
+        ),
+    )  # fmt: skip
+    placed = recorded.placed(nodes=nodes, gpus_per_node=gpus_per_node)
+    return {(c.message.group_size, c.message.spans_nodes, c.calls_per_step) for c in placed.messages}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "nodes", "expected"),
+    [
+        ((8, False), 2, (8, False, 1.0)),  # TP=8 on nodes of 8 GPUs stays on NVLink
+        ((9, False), 2, (9, True, 1.0)),
+        ((7, False), 2, (7, False, 1.0)),
+        ((2, True), 2, (2, True, 1.0)),  # one rank of each node, as in pipelines
+        ((2, True), 1, (2, False, 1.0)),
+        ((8, True), 2, (8, True, 1.0)),
+        ((0, False), 1, (8, False, 1.0)),  # the whole job fills one node
+        ((0, True), 1, (8, False, 1.0)),
+        ((0, False), 2, (16, True, 1.0)),
+        ((32, True), 1, (8, False, 1.0)),  # the recorded world
+        ((32, True), 4, (32, True, 1.0)),
+    ],
+)
+def test_a_group_spans_nodes_where_it_is_larger_than_one_or_was_recorded_across(recorded, nodes, expected):
+    assert _placed(recorded, nodes=nodes, gpus_per_node=8, world_size=32) == {expected}
+
+
+def test_groups_that_become_one_are_added_up():
+    groups = ((0, False), (32, True), (4, False))
+    assert _placed(*groups, nodes=2, gpus_per_node=8, world_size=32) == {(16, True, 2.0), (4, False, 1.0)}
+
+
+def test_a_group_larger_than_the_job_is_refused_and_one_as_large_is_not():
+    assert _placed((16, True), nodes=2, gpus_per_node=8) == {(16, True, 1.0)}
+    with pytest.raises(UsageError, match="a group of 17 ranks, but 2 x 8 GPUs are 16") as caught:
+        _placed((17, True), nodes=2, gpus_per_node=8)
+    assert "--nodes" in caught.value.hint
+
+
+def _calls(size, calls=1.0, **more):
+    message = Message(
+        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=4, spans_nodes=True
+    )
+    return MessageCalls(message=message, calls_per_step=calls, **more)
+
+
+def _workload(*messages, **more):
+    return Workload(name="w", messages=messages, provenance=Provenance(source="kineto"), **more)
+
+
+def test_the_most_bytes_go_first_and_of_equal_ones_the_smaller_message():
+    sizes = [
+        calls.message.size_bytes for calls in _workload(_calls(8), _calls(4, 8.0), _calls(64), _calls(32)).messages
+    ]
+    assert sizes == [64, 4, 32, 8]
+
+
+@pytest.mark.parametrize("calls", [0.0, -1.0, float("nan")])
+def test_what_is_never_sent_is_refused(calls):
+    with pytest.raises(InputError, match="no calls per step"):
+        _workload(_calls(8), _calls(16, calls))
+    with pytest.raises(InputError, match="has no messages"):
+        _workload()
+
+
+def test_a_digest_tells_what_is_sent_and_stays_the_same_in_every_release():
+    """Stores hold it, and compare it with that of the workload at hand."""
+    workload = _workload(_calls(1 << 20), _calls(8, 2.5))
+    named = replace(workload, name="other", provenance=Provenance(source="model"), step_time_us=1.0)
+    assert workload.digest() == named.digest() == "e403a8190589"
+    for other in (_workload(_calls(1 << 20)), _workload(_calls(1 << 20), _calls(8, 2.5000001))):
+        assert other.digest() != workload.digest()
+
+
+def test_a_workload_comes_back_from_its_document():
+    whole = _workload(_calls(8, recorded_us=1.5), _calls(64), step_time_us=9.0, exposed_us=0.0)
+    origin = Provenance(
+        source="kineto", created="2026-01-01", detail={"gpu": "A100"}, world_size=4, ranks_read=(0, 3), steps=7,
+        notes=("a note",),
+    )  # fmt: skip
+    whole = replace(whole, provenance=origin)
+    assert workload_from_document(json.loads(json.dumps(whole.to_document()))) == whole
+    bare = _workload(_calls(8))
+    assert "step_time_us" not in bare.to_document()
+    assert workload_from_document(bare.to_document()).step_time_us is None
+
+
+def test_what_a_document_leaves_out_is_not_known():
+    row = {"collective": "all_reduce", "dtype": "int8", "size_bytes": 8, "calls_per_step": 1}
+    document = {"schema": 1, "name": "w", "provenance": {"source": "model"}, "messages": [row]}
+    read = workload_from_document(document)
+    assert (read.provenance.world_size, read.provenance.steps) == (0, 0)
+    assert read.messages[0].message == Message(collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=8)
+    for broken in ({"schema": 2}, {"messages": [{**row, "collective": "gossip"}]}, {"messages": 1}, {"provenance": []}):
+        with pytest.raises(InputError) as caught:
+            workload_from_document(document | broken)
+        assert caught.value.hint
