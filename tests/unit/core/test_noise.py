@@ -1,5 +1,6 @@
 """What some launches of one setting say together."""
 
+import math
 import random
 
 import pytest
@@ -32,3 +33,10 @@ def test_noise_is_estimated_from_repeats_in_spite_of_outliers(sigma):
 
 def test_without_repeats_the_usual_noise_is_assumed():
     assert launch_sigma([]) == launch_sigma([[10.0]]) == USUAL_SIGMA
+
+
+def test_a_few_repeats_correct_the_usual_noise_a_little():
+    """One pair of launches that differ by 10 % weighs as much as an eighth of what is usual."""
+    seen = math.log(1.1) ** 2 / 2 / 0.455
+
+    assert launch_sigma([[10.0, 11.0], [7.0]]) == pytest.approx(math.sqrt((8 * USUAL_SIGMA**2 + seen) / 9))

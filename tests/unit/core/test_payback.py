@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.payback import payback
+from ncclt.core.payback import cost_words, payback
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.testing.store_contract import sample_study, sample_trial
 
 VERDICT = Verdict(
     decision=Decision.TUNED, reason="", speedup=1.25, interval=(1.0, 2.0), blocks=4, default_us=10_000, policy_us=8_000
@@ -49,3 +50,15 @@ def test_only_what_is_exposed_can_be_saved():
 def test_nothing_to_pay_back(verdict, gpu_s):
     """Without a gain, or where nothing was launched, there is no such number."""
     assert payback(verdict, WORKLOAD, gpu_s=gpu_s, gpus=8) is None
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "amount"), [(14.99, "360 GPU seconds"), (15.0, "0.10 GPU hours"), (1500.0, "10.00 GPU hours")]
+)
+def test_what_launches_cost_is_said_in_seconds_below_a_tenth_of_an_hour(wall_s, amount):
+    """24 GPUs; what a simulated study would have cost is no cost."""
+    study = replace(sample_study(), cluster=sample_study().cluster.sized(nodes=6))
+    trial = sample_trial(0)
+    trials = [replace(trial, result=replace(trial.result, wall_s=wall_s))]
+    assert cost_words(study, trials, None) == f"SIMULATED, about {amount} on a real cluster"
+    assert cost_words(replace(study, simulated=False), trials, VERDICT).startswith(f"{amount}; it pays back after ")
