@@ -232,7 +232,7 @@ def main() -> None:
         for number, done in enumerate(run_all(mutants, arguments.jobs, arguments.limit), 1):
             fates[report(number, *done)] += 1
     except KeyboardInterrupt:
-        print("interrupted; what was tested until now is a smaller sample of the same kind")
+        print(f"interrupted: {len(mutants) - fates.total()} of {len(mutants)} were not tested")
     tested, found = fates.total(), fates["found"] + fates["out of time"]
     if tested:
         late = f" ({fates['out of time']} by running out of time)" if fates["out of time"] else ""
