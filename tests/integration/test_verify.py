@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,13 @@ from ncclt.testing.store_contract import RING, sample_recommendation
 PATIENT_S = 240.0
 TRAINING = Path(__file__).parent / "training" / "paced.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
+# Without torchrun's own seconds, for the test that needs sixteen launches.
+TWO_RANKS = """
+export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$1; shift
+for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
+for pid in $pids; do wait $pid || code=$?; done
+exit $code
+"""
 CLI = """
 from ncclt.cli import application
 application.COMMANDS["verify"] = "ncclt.cli.verify"
@@ -110,28 +118,41 @@ def _publish(tmp_path, decision):
         store.publish(replace(published, variables=Delivery(policy=policy, verdict=verdict), simulated=False))
 
 
-def test_true_negative_nccl_variables_cannot_change_a_gloo_job(tmp_path):
-    """The recommended variables reach the ranks of torchrun, where nothing reads them."""
-    pytest.importorskip("torch.distributed")
+def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_them(tmp_path, job):
+    """The recommended variables reach the job, where nothing reads them."""
     _publish(tmp_path, Decision.TUNED)
-    done = _verify(tmp_path, ["--model", "toy", "--cluster", "pair", "--json"], [*TORCHRUN, "100000"], timeout=400)
+    done = _verify(tmp_path, ["--model", "toy", "--cluster", "pair", "--json"], [*job, "100000"], SLOW="1")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["verdict"]["decision"] != "tuned", document["verdict"]
     assert document["tuned_env"]["NCCL_ALGO"]
     assert document["base_env"] == {}
-    assert (document["ranks"], document["hosts"]) == (2, 1)
     assert [launch["side"] for launch in document["launches"]] == ["base", "tuned", "tuned", "base"] * 4
     (stored,) = _stored(tmp_path, cluster="pair", model="toy", recommendation="rec1")
     assert stored.to_document() == document
-    assert all(19_000 < time_us < 200_000 for launch in stored.launches for time_us in launch.step_us)
+
+
+def test_the_ranks_of_torchrun_are_timed_and_ended_after_the_window(tmp_path):
+    """The second side fails at once, so that two launches do."""
+    pytest.importorskip("torch.distributed")
+    done = _verify(tmp_path, ["--env", "FAIL=1", "--json"], [*TORCHRUN, "100000"])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["ranks"], document["hosts"]) == (2, 1)
+    timed, failed = _stored(tmp_path)[0].launches
+    assert len(timed.step_us) == 8
+    assert all(19_000 < time_us < 2_000_000 for time_us in timed.step_us)
+    assert failed.failure
 
 
 def test_true_positive_an_environment_that_slows_the_training(tmp_path):
     pytest.importorskip("torch.distributed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = ["sh", "-c", TWO_RANKS, "sh", port, sys.executable, str(TRAINING), "100000"]
     # On a busy machine four blocks may not suffice.
-    options = ["--base", "SLOW=1", "--blocks", "12"]
-    done = _verify(tmp_path, options, [*TORCHRUN, "100000"], timeout=600)
+    done = _verify(tmp_path, ["--base", "SLOW=1", "--blocks", "12"], command, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "verdict: tuned: training steps are faster by" in done.stdout
     (stored,) = _stored(tmp_path)

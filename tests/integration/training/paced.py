@@ -8,6 +8,9 @@ import os
 import sys
 import time
 
+if os.environ.get("FAIL"):
+    sys.exit("no such network")
+
 import torch
 import torch.distributed as dist
 

@@ -21,9 +21,9 @@ def service(samples, empty_store):
 
 
 @pytest.fixture
-def document(samples, service, empty_store):
+def document(samples, filled_store):
     """A new attestation, as `ncclt attest --json` prints it."""
-    return samples.attestation(empty_store.recommendation(KNOWN)).to_document()
+    return samples.attestation(filled_store.recommendation(KNOWN)).to_document()
 
 
 def test_what_is_told_is_kept_once_and_listed(service, document):
@@ -57,34 +57,34 @@ def test_what_is_told_is_kept_once_and_listed(service, document):
         ({"rows": [{}]}, 422, "rows"),
     ],
 )
-def test_what_is_wrong_is_refused_as_a_problem(service, document, change, status, said):
-    answer = service.post(URL, json=document | change)
+def test_what_is_wrong_is_refused_as_a_problem(client, document, change, status, said):
+    answer = client.post(URL, json=document | change)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert said in answer.json()["detail"]
-    assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+    assert client.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
 
 
-def test_a_row_may_not_bring_anything_of_its_own(service, document):
+def test_a_row_may_not_bring_anything_of_its_own(client, document):
     changed = copy.deepcopy(document)
     changed["rows"][0]["script"] = "x"
-    assert service.post(URL, json=changed).status_code == 422
+    assert client.post(URL, json=changed).status_code == 422
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_request_that_is_too_long_is_not_read(service, announced):
+def test_a_request_that_is_too_long_is_not_read(client, announced):
     """Whether its length stands in the head or not."""
     piece = b" " * 65536
     body = piece * (MOST_BODY_BYTES // len(piece) + 1)
     content = body if announced else (piece for _ in range(MOST_BODY_BYTES // len(piece) + 1))
-    answer = service.post(URL, content=content, headers={"Content-Type": "application/json"})
+    answer = client.post(URL, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
     assert answer.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
-def test_what_is_no_object_is_refused(service, body):
-    assert service.post(URL, content=body, headers={"Content-Type": "application/json"}).status_code in (400, 422)
+def test_what_is_no_object_is_refused(client, body):
+    assert client.post(URL, content=body, headers={"Content-Type": "application/json"}).status_code in (400, 422)
 
 
 def test_an_unknown_recommendation_is_an_error_and_no_empty_list(client):
