@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint format bench fuzz mutants clean
+.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files format bench fuzz mutants clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -42,11 +42,19 @@ plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
 test: .venv/dev ## Run the whole test suite, on all cores; WORKERS=0: in one process.
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
-lint: .venv/dev ## Check style, types, layers and generated files.
+lint: lint-types lint-layers lint-style lint-files ## Check style, types, layers and generated files; side by side with -j.
+
+lint-types: .venv/dev
+	$(BIN)/mypy
+
+lint-layers: .venv/dev
+	$(BIN)/lint-imports
+
+lint-style: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+lint-files: .venv/dev
 	$(BIN)/python profiles/generate_workloads.py --check
 	$(BIN)/python tuner/generate_answer_values.py --check
 

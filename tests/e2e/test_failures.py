@@ -8,12 +8,20 @@ import time
 
 import pytest
 
+from ncclt.errors import NotFoundError
+from ncclt.store import open_store
+
 STORE = ("--storage", "sqlite:///ncclt.db")
 TUNE = ("tune", "--model", "bert", "--nodes", "2", "--patience", "0", "--trials", "30", "--blocks", "4", *STORE)
 
 
 def study_count(ncclt):
-    return len(json.loads(ncclt("studies", "list", *STORE, "--json").stdout)["studies"])
+    """Studies in the store, if there is one, read here: a process would take seconds."""
+    path = ncclt.folder / "ncclt.db"
+    if not path.exists():
+        return 0
+    with open_store(f"sqlite:///{path}") as store:
+        return len(store.studies().items)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +85,8 @@ def test_a_trace_that_is_none_is_refused_and_stores_nothing(ncclt, broken, file,
 
     assert said in done.stderr
     assert "hint:" in done.stderr
-    names = {w["name"] for w in json.loads(ncclt("profile", "list", *STORE, "--json").stdout)["workloads"]}
-    assert "mine" not in names
+    with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store, pytest.raises(NotFoundError):
+        store.workload("mine")
 
 
 def test_a_landscape_without_its_columns_names_them(ncclt, broken):
