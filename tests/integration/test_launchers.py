@@ -36,7 +36,7 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=["torchrun", "mpirun", "ssh"])
+@pytest.fixture(scope="module", params=["torchrun", "mpirun", "ssh"])
 def ways(request):
     """A launcher's name, its hosts and the options of its `create`; each starts two ranks."""
     name = request.param
