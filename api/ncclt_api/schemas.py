@@ -108,6 +108,9 @@ class ProvenanceDocument(BaseModel):
     ranks_read: list[int]
     steps: int
     notes: list[str]
+    whole_file: bool = Field(
+        default=False, description="the calls are all that the source holds, and not those of one step"
+    )
 
 
 class WorkloadDocument(BaseModel):
@@ -280,7 +283,8 @@ class StudyDetail(StudyDocument):
     workload: WorkloadDocument
     gpu_hours: float = Field(description="what all launches of the study cost")
     payback_steps: float | None = Field(
-        description="training steps after which the newest recommendation has won that back; null = nothing is gained"
+        description="training steps after which the newest recommendation has won that back; null = nothing is gained, "
+        "or the workload is a whole file"
     )
     recommendations: list[ProvenRecommendation]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError, UsageError
 from ncclt.recording.plan import Method, plan_recording
 from ncclt.recording.plugin import FOLDER, plugin_variables, read_plugin_reports
@@ -120,7 +121,7 @@ def test_calls_are_divided_by_the_steps_that_are_known(folder, ranks, steps, exp
 
     assert (workload.messages[0].calls_per_step, workload.provenance.steps) == expected
     notes = " | ".join(workload.provenance.notes)
-    assert ("whole job counts as one step" in notes) == (expected[1] == 0)
+    assert (WHOLE_FILE in notes) == (expected[1] == 0)
     assert ("other ranks made 16 and more" in notes) == (expected[1] == 20)
     assert "send_recv, all_to_all, symmetric-memory" in notes
 

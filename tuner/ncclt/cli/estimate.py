@@ -49,12 +49,20 @@ def estimate(
         recorded = store.workload(profile)
         measured = measured_curves(store, where)
     workload = recorded.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
-    compute_s, source = _compute(recorded, where, tflops, params, tokens_per_step, compute_ms)
+    if recorded.provenance.whole_file:
+        if any(value is not None for value in (tflops, params, tokens_per_step, compute_ms)):
+            raise UsageError(
+                f"the computation of a step cannot be compared: how many steps {profile} holds is not known",
+                hint="import it again with `ncclt profile import --steps N`",
+            )
+        compute_s, source = None, "how many steps the profile holds is not known"
+    else:
+        compute_s, source = _compute(recorded, where, tflops, params, tokens_per_step, compute_ms)
     found = estimated(workload, where, compute_s=compute_s, measured=measured.curves)
     if as_json:
-        print_json(_document(profile, where, found, source, measured))
+        print_json(_document(recorded, where, found, source, measured))
     else:
-        _print(profile, where, found, source, measured)
+        _print(recorded, where, found, source, measured)
 
 
 def _compute(
@@ -92,11 +100,14 @@ def _compute(
     return None, "not known"
 
 
-def _document(profile: str, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves) -> dict[str, Any]:
+def _document(
+    profile: Workload, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves
+) -> dict[str, Any]:
     bound = found.is_network_bound
     return {
         "schema": 1,
-        "profile": profile,
+        "profile": profile.name,
+        "whole_file": profile.provenance.whole_file,
         "cluster": cluster.name,
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
@@ -126,12 +137,13 @@ def _document(profile: str, cluster: Cluster, found: Estimate, source: str, meas
     }
 
 
-def _print(profile: str, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves) -> None:
+def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves) -> None:
     from ncclt.cli.tables import print_table
     from ncclt.core.message import format_bytes
 
-    print(f"{profile} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
-    header = ("collective", "size", "group", "calls/step", "time/call", "time/step", "from", "links")
+    print(f"{profile.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
+    calls, time = f"calls/{profile.unit}", f"time/{profile.unit}"
+    header = ("collective", "size", "group", calls, "time/call", time, "from", "links")
     rows = [
         (
             row.message.collective.value,
@@ -145,17 +157,20 @@ def _print(profile: str, cluster: Cluster, found: Estimate, source: str, measure
         )
         for row in found.messages[:_ROWS]
     ]
-    print_table(header, rows, numbers=("size", "group", "calls/step", "time/call", "time/step", "links"))
+    print_table(header, rows, numbers=("size", "group", calls, "time/call", time, "links"))
     if len(found.messages) > _ROWS:
         print(f"... and {len(found.messages) - _ROWS} more messages")
     print(measured.sentence)
+    unit = "for the whole file" if profile.provenance.whole_file else "a step"
     print(
-        f"communication: {_seconds(found.communication_s)} a step, bus bandwidth {found.bus_gbps:.1f} GB/s on average"
+        f"communication: {_seconds(found.communication_s)} {unit}, "
+        f"bus bandwidth {found.bus_gbps:.1f} GB/s on average"
     )
     if found.communication_s != found.links_s:
         print(f"  rings at the nominal bandwidth of the links would take {_seconds(found.links_s)}")
     if found.compute_s is None:
-        print("compute: not known; give --compute-ms, or --tflops, --params and --tokens-per-step")
+        ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
+        print(f"compute: {f'not known; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
         return
     print(f"compute: {_seconds(found.compute_s)} a step ({source})")
     longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s

@@ -39,6 +39,7 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
                 "source": e.item.provenance.source,
                 "messages": len(e.item.messages),
                 "bytes_per_step": e.item.bytes_per_step,
+                "whole_file": e.item.provenance.whole_file,
             }
             for e in entries
         ]
@@ -53,7 +54,7 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
                 w.name,
                 w.provenance.source,
                 str(len(w.messages)),
-                format_bytes(round(w.bytes_per_step)),
+                format_bytes(round(w.bytes_per_step)) + (" in all" if w.provenance.whole_file else ""),
                 ", ".join(sorted(w.collectives)),
                 "shipped" if e.shipped else "imported",
             )
@@ -105,6 +106,10 @@ def import_files(
     source: Annotated[
         str | None, typer.Option(help="Kind of source, for example kineto; left out: seen from the content.")
     ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Training steps that the files hold, where they mark none: the calls are divided by it."),
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
     dry_run: DryRun = False,
     storage: Storage = None,
@@ -117,6 +122,8 @@ def import_files(
     if not name.strip():
         raise UsageError("--name needs a name")
     workload = read_workload(files, name=name, source=source)
+    if steps is not None:
+        workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
     if not dry_run:
         with open_store(storage) as store:
             store.add_workload(workload, replace=replace)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json
+from ncclt.cli.edge import print_json, say
 from ncclt.cli.options import AsJson, Storage
 
 if TYPE_CHECKING:
@@ -25,21 +25,33 @@ def diff(
     from ncclt.store import open_store
 
     with open_store(storage) as store:
-        found = difference(store.workload(before), store.workload(after))
+        first, second = store.workload(before), store.workload(after)
+    found = difference(first, second)
+    if first.unit != second.unit:
+        say(f"ncclt: calls cannot be compared: {before} counts those of a {first.unit}, {after} of a {second.unit}")
     if as_json:
         print_json({"schema": 1, "before": before, "after": after, **found.to_document()})
         return
-    print_difference(found, before, after)
+    print_difference(found, before, after, units=(first.unit, second.unit))
 
 
-def print_difference(found: Difference, before: str, after: str) -> None:
+def print_difference(found: Difference, before: str, after: str, *, units: tuple[str, str] = ("step", "step")) -> None:
     """Print a difference for people: `+` only in B, `-` only in A, `~` in both with other calls."""
     from ncclt.cli.tables import print_table
 
     if found.is_empty:
         print(f"{before} and {after} send the same {found.unchanged} messages")
     else:
-        header = ("", "collective", "dtype", "bytes", "size", "group", f"calls/step {before}", f"calls/step {after}")
+        header = (
+            "",
+            "collective",
+            "dtype",
+            "bytes",
+            "size",
+            "group",
+            f"calls/{units[0]} {before}",
+            f"calls/{units[1]} {after}",
+        )
         rows = [
             *(_row("-", c.message, c.calls_per_step, 0.0) for c in found.removed),
             *(_row("+", c.message, 0.0, c.calls_per_step) for c in found.added),
@@ -47,11 +59,13 @@ def print_difference(found: Difference, before: str, after: str) -> None:
         ]
         print_table(header, rows, numbers=header[3:])
         print(
-            f"{len(found.added)} added, {len(found.removed)} removed, {len(found.changed)} with other calls per step, "
-            f"{found.unchanged} unchanged"
+            f"{len(found.added)} added, {len(found.removed)} removed, "
+            f"{len(found.changed)} with other calls per {units[0]}, {found.unchanged} unchanged"
         )
     print_table(
-        ("per step", before, after, "change"), _totals(found.before, found.after), numbers=(before, after, "change")
+        (f"per {units[0]}", before, after, "change"),
+        _totals(found.before, found.after),
+        numbers=(before, after, "change"),
     )
 
 

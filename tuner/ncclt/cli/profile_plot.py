@@ -69,11 +69,12 @@ def figure(workload: Workload) -> Figure:
     drawn = Figure(figsize=(9, 5), layout="constrained")
     above, below = drawn.subplots(2, 1, sharex=True)
     # A name is shown as it is: matplotlib would read a formula between two dollars.
-    drawn.suptitle(f"{workload.name}: messages of one training step by size", parse_math=False)
+    held = "a whole file" if workload.provenance.whole_file else "one training step"
+    drawn.suptitle(f"{workload.name}: messages of {held} by size", parse_math=False)
     above.bar(exponents, [one.calls for one in bins], color="#4477aa")
-    above.set_ylabel("calls per step")
+    above.set_ylabel(f"calls per {workload.unit}")
     below.bar(exponents, [one.bytes_per_step / _MIB for one in bins], color="#228833")
-    below.set_ylabel("MiB per step")
+    below.set_ylabel(f"MiB per {workload.unit}")
     below.set_xlabel("message size (powers of two)")
     below.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: format_bytes(2 ** max(0, round(value)))))

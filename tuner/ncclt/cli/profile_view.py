@@ -59,6 +59,8 @@ def print_profile(workload: Workload, *, limit: int) -> None:
     origin = workload.provenance
     detail = ", ".join(f"{key} {value}" for key, value in (origin.detail or {}).items())
     print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
+    if origin.whole_file:
+        print("calls and bytes are those of the whole file, number of steps unknown")
     _print_times(workload)
     _print_messages(workload, limit)
     _print_bytes(workload)
@@ -74,8 +76,7 @@ def _print_times(workload: Workload) -> None:
         steps = f", mean of {origin.steps} recorded steps" if origin.steps else ""
         print(f"step time {workload.step_time_us / 1e3:.2f} ms{steps}")
     if communication_us:
-        unit = "per step" if origin.steps else "in the recording"
-        print(f"communication {communication_us / 1e3:.2f} ms {unit}, the calls one after the other")
+        print(f"communication {communication_us / 1e3:.2f} ms {workload.per}, the calls one after the other")
     bound = gain_bound(workload)
     if bound is not None:
         print(
@@ -99,7 +100,8 @@ def _print_messages(workload: Workload, limit: int) -> None:
     marked = {calls.message for calls in dominant}
     ranked = sorted(zip(weights, workload.messages, strict=True), key=lambda pair: -pair[0])
     shown = ranked[: limit or None]
-    header = ["", "collective", "dtype", "bytes", "size", "group", "calls/step", "bytes/step", "share of bytes"]
+    header = ["", "collective", "dtype", "bytes", "size", "group", f"calls/{workload.unit}", f"bytes/{workload.unit}"]
+    header.append("share of bytes")
     header += ["time/call", "share of time"] if by_time else []
     print_table(
         header, [_row(calls, workload, by_time, calls.message in marked) for _, calls in shown], numbers=header[3:]
@@ -110,7 +112,10 @@ def _print_messages(workload: Workload, limit: int) -> None:
         more = len(ranked) - len(shown)
         print(f"... and {more} more messages with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
     covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
-    print(f"* dominant: {len(dominant)} of {len(ranked)} messages carry {covered * 100:.1f} % of the {unit} of a step")
+    print(
+        f"* dominant: {len(dominant)} of {len(ranked)} messages carry {covered * 100:.1f} % of the {unit} "
+        f"of a {workload.unit}"
+    )
 
 
 def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -> list[str]:
@@ -134,7 +139,7 @@ def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -
 
 
 def _print_bytes(workload: Workload) -> None:
-    text = f"bytes per step: each rank hands over {format_bytes(round(workload.bytes_per_step))}"
+    text = f"bytes {workload.per}: each rank hands over {format_bytes(round(workload.bytes_per_step))}"
     sent = traffic(workload)
     if sent is None:
         print(f"{text}; what is on the wire depends on the size of the job")

@@ -123,7 +123,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
     origin = workload.provenance
     say(
         f"ncclt: recorded {origin.steps or 'an unknown number of'} steps of {len(origin.ranks_read)} ranks: "
-        f"{len(workload.messages)} messages, {format_bytes(round(workload.bytes_per_step))} per step"
+        f"{len(workload.messages)} messages, {format_bytes(round(workload.bytes_per_step))} {workload.per}"
     )
     cost = recording.overhead
     if cost is None and method is Method.PLUGIN:

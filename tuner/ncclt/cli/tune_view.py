@@ -138,21 +138,21 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
         return
     _print_messages(result.messages, found.simulated)
     mark = "SIMULATED: " if found.simulated else ""
-    print(f"\n{mark}{verdict_words(found)}")
+    print(f"\n{mark}{verdict_words(found, per=result.study.workload.per)}")
     if ground.recorded is not None:
         print("The times were replayed from recorded measurements, not taken on this machine.")
     print(f"stored: study {result.study.name} ({len(result.trials)} trials) in {store.shown}")
     print(use_lines(found, storage_option))
 
 
-def verdict_words(found: Recommendation) -> str:
-    """Return the verdict as a sentence."""
+def verdict_words(found: Recommendation, *, per: str) -> str:
+    """Return the verdict as a sentence; `per` is that of the workload."""
     verdict = found.table.verdict
     if verdict.decision is Decision.TUNED:
         return (
             f"tuned: {found.model} on {found.cluster} communicates {verdict.speedup:.3f}x as fast as with NCCL's own "
             f"choice (95 % interval {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}, {verdict.blocks} A B B A "
-            f"blocks): {verdict.default_us / 1e3:.3f} -> {verdict.policy_us / 1e3:.3f} ms per step"
+            f"blocks): {verdict.default_us / 1e3:.3f} -> {verdict.policy_us / 1e3:.3f} ms {per}"
         )
     return f"{verdict.decision}: NCCL's own choice stays for {found.model} on {found.cluster}: {verdict.reason}"
 

@@ -39,7 +39,7 @@ class Payback:
 
 
 def payback(verdict: Verdict, workload: Workload, *, gpu_s: float, gpus: int) -> Payback | None:
-    """Return when a study has paid for itself; None where nothing is gained, or nothing was paid.
+    """Return when a study has paid for itself; None where nothing is gained, nothing was paid, or no step is known.
 
     Args:
         verdict: of what is delivered.
@@ -47,7 +47,7 @@ def payback(verdict: Verdict, workload: Workload, *, gpu_s: float, gpus: int) ->
         gpu_s: what all launches of the study cost, GPU seconds.
         gpus: of the job.
     """
-    if verdict.decision is not Decision.TUNED or gpu_s <= 0:
+    if verdict.decision is not Decision.TUNED or gpu_s <= 0 or workload.provenance.whole_file:
         return None
     total_us = verdict.default_us
     exposed = None if workload.exposed_us is None else min(1.0, workload.exposed_us / total_us)
@@ -82,4 +82,8 @@ def cost_words(study: Study, trials: Sequence[Trial], verdict: Verdict | None) -
     amount = f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
     words = f"SIMULATED, about {amount} on a real cluster" if study.simulated else amount
     won = payback_of(study, trials, verdict)
+    if won is None and verdict and verdict.decision is Decision.TUNED and study.workload.provenance.whole_file:
+        return (
+            f"{words}; when it pays back is not known: {study.workload.name} is a whole file, number of steps unknown"
+        )
     return f"{words}; it {won.words}" if won else words

@@ -14,6 +14,9 @@ from ncclt.errors import InputError, UsageError
 WORKLOAD_SCHEMA = 1
 """Version of the workload document (profiles/workload.schema.json)."""
 
+WHOLE_FILE = "no training step is marked: whole file, number of steps unknown"
+"""Note of a workload whose calls are those of everything that was recorded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageCalls:
@@ -21,7 +24,7 @@ class MessageCalls:
 
     Attributes:
         message: what is sent.
-        calls_per_step: mean calls per training step, above 0.
+        calls_per_step: mean calls per training step, above 0; calls in all where the provenance says `whole_file`.
         recorded_us: mean duration of a call in the recording, µs, where the source has it.
     """
 
@@ -47,6 +50,7 @@ class Provenance:
         ranks_read: ranks whose files were read, in order.
         steps: complete training steps seen, 0 where not known.
         notes: what the source lacks or what was assumed, one sentence each.
+        whole_file: the calls are all that the source holds, and not those of one training step.
     """
 
     source: str
@@ -56,11 +60,12 @@ class Provenance:
     ranks_read: tuple[int, ...] = ()
     steps: int = 0
     notes: tuple[str, ...] = ()
+    whole_file: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The messages of one training step, with their provenance.
+    """The messages of one training step, with their provenance; those of a whole file where it marks no step.
 
     Attributes:
         name: short name, as in `--model NAME`.
@@ -127,6 +132,44 @@ class Workload:
             covered += weight
         return tuple(chosen)
 
+    @property
+    def unit(self) -> str:
+        """Return what the calls are those of: `step`, or `file` where nothing tells how many steps that holds."""
+        return "file" if self.provenance.whole_file else "step"
+
+    @property
+    def per(self) -> str:
+        """Return what a sum over the calls is per, for a sentence."""
+        return "for the whole file" if self.provenance.whole_file else "per step"
+
+    def over_steps(self, steps: int, note: str) -> Workload:
+        """Return a workload of a whole file with calls per training step.
+
+        Args:
+            steps: that the file holds, at least 1.
+            note: says so, in place of `WHOLE_FILE`.
+
+        Raises:
+            UsageError: the calls are those of a step already, or the source has no steps at all.
+        """
+        origin = self.provenance
+        if WHOLE_FILE not in origin.notes:
+            known = f"{self.name} counts {origin.steps} steps" if origin.steps else "the calls are per step"
+            reason = f"{origin.source} has no steps" if origin.whole_file else known
+            raise UsageError(f"the number of steps cannot be given: {reason}", hint="leave it out")
+        if steps < 1:
+            raise UsageError(f"a file holds at least 1 step, not {steps}")
+        return replace(
+            self,
+            messages=tuple(replace(calls, calls_per_step=calls.calls_per_step / steps) for calls in self.messages),
+            provenance=replace(
+                origin,
+                steps=steps,
+                notes=tuple(note if one == WHOLE_FILE else one for one in origin.notes),
+                whole_file=False,
+            ),
+        )
+
     def placed(self, *, nodes: int, gpus_per_node: int) -> Workload:
         """Return the workload as it runs on `nodes` x `gpus_per_node`, with every group size known.
 
@@ -181,6 +224,8 @@ class Workload:
             },
             "messages": [_message_row(m) for m in self.messages],
         }
+        if origin.whole_file:
+            document["provenance"]["whole_file"] = True
         if self.step_time_us is not None:
             document["step_time_us"] = self.step_time_us
         if self.exposed_us is not None:
@@ -221,6 +266,7 @@ def workload_from_document(document: Mapping[str, Any]) -> Workload:
             ranks_read=tuple(int(r) for r in origin.get("ranks_read", ())),
             steps=int(origin.get("steps", 0)),
             notes=tuple(str(n) for n in origin.get("notes", ())),
+            whole_file=bool(origin.get("whole_file", False)),
         )
         messages = tuple(_calls_from_row(row) for row in document["messages"])
         return Workload(

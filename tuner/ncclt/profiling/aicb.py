@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Message
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.aicb_rows import NO_DTYPE, AicbFile, aicb_file, is_header, world_of
 from ncclt.profiling.documents import documents, heads
@@ -84,6 +84,7 @@ def _workload(file: AicbFile, workload_name: str) -> Workload:
             world_size=file.world_size,
             steps=file.steps,
             notes=tuple(_notes(file)),
+            whole_file=not file.steps,
         ),
     )
 
@@ -91,7 +92,7 @@ def _workload(file: AicbFile, workload_name: str) -> Workload:
 def _notes(file: AicbFile) -> list[str]:
     notes = [f"no dtype is given: taken as {NO_DTYPE}, bytes of no known type"]
     if not file.steps:
-        notes.append("no end of an iteration is marked: the whole file counts as one step")
+        notes.append(WHOLE_FILE)
     unknown = sorted({call.group for call in file.calls if call.message.group_size == 0})
     if unknown:
         notes.append(f"the size of {', '.join(unknown)} is not given: taken as the whole job")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.deepspeed_rows import CommsLog, Row, read_dictionary, read_text
 from ncclt.profiling.documents import Document, documents, heads, load_json
@@ -164,12 +164,13 @@ def _provenance(logs: Sequence[CommsLog], world: int, left_out: Counter[str]) ->
         world_size=world,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(logs, world, left_out),
+        whole_file=True,
     )
 
 
 def _notes(logs: Sequence[CommsLog], world: int, left_out: Counter[str]) -> tuple[str, ...]:
     notes = [
-        "the comms logger marks no training step: the whole log counts as one step",
+        WHOLE_FILE,
         f"it tells no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
         "it tells no group: every message is taken to be of the whole job",
         "it makes every call wait for the GPU: the times are of calls that run alone",

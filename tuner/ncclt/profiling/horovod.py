@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.horovod_events import CALLS, TensorCall, Timeline, read_timeline
@@ -165,6 +165,7 @@ def _workload(timeline: Timeline, groups: Sequence[FusionGroup], *, label: str, 
             ranks_read=(0,),
             steps=steps,
             notes=(how, *_notes(timeline, groups, counts)),
+            whole_file=not steps,
         ),
     )
 
@@ -175,7 +176,7 @@ def _steps(calls: Sequence[TensorCall]) -> tuple[int, str]:
     steps, tensors = max(times.items(), key=lambda item: (item[1], item[0]))
     everything = times.total()
     if 2 * tensors < everything:
-        return 0, "steps are not marked, and tensors were sent unequally often: the whole file counts as one step"
+        return 0, WHOLE_FILE  # tensors were sent unequally often
     return steps, f"steps are not marked: {tensors} of {everything} tensors were sent {steps} x, so {steps} steps"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.inspector_counts import Tally, mean_times, rank_views
@@ -88,13 +88,14 @@ def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
         world_size=tally.world_size,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(tally),
+        whole_file=True,
     )
 
 
 def _notes(tally: Tally) -> tuple[str, ...]:
     """Return what the records cannot tell, and what these lack."""
     notes = [
-        "Inspector marks no training step: the whole recording counts as one step",
+        WHOLE_FILE,
         f"Inspector tells no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
     ]
     every = list(tally.series.values())

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ncclt.core.message import Message
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import Document, documents, heads
 from ncclt.profiling.kineto_calls import CallBook
@@ -144,7 +144,8 @@ def _order(rank: _RankReading) -> tuple[bool, int, str]:
 
 
 def _workload(ranks: Sequence[_RankReading], workload_name: str) -> Workload:
-    per_step = merge_ranks(rank.messages for rank in ranks)
+    # Calls of a step and calls of a whole file cannot be compared.
+    per_step = merge_ranks(rank.messages for rank in _counted(ranks))
     step_times = [time_us for rank in ranks for time_us in rank.steps.step_times_us]
     return Workload(
         name=workload_name,
@@ -156,6 +157,11 @@ def _workload(ranks: Sequence[_RankReading], workload_name: str) -> Workload:
         step_time_us=sum(step_times) / len(step_times) if step_times else None,
         exposed_us=least_exposed(rank.exposure for rank in ranks)[0],
     )
+
+
+def _counted(ranks: Sequence[_RankReading]) -> Sequence[_RankReading]:
+    """Return the ranks whose calls count: those that mark steps, or all where none does."""
+    return [rank for rank in ranks if rank.steps.marked] or ranks
 
 
 def _recorded_us(ranks: Iterable[_RankReading], message: Message) -> float | None:
@@ -177,8 +183,9 @@ def _provenance(ranks: Sequence[_RankReading]) -> Provenance:
         detail={key: value for key, value in facts.items() if value},
         world_size=max(rank.job.world_size for rank in ranks),
         ranks_read=tuple(rank.job.rank for rank in ranks if rank.job.rank is not None),
-        steps=min(rank.steps.count if rank.steps.marked else 0 for rank in ranks),
+        steps=min(rank.steps.count if rank.steps.marked else 0 for rank in _counted(ranks)),
         notes=_notes(ranks),
+        whole_file=not any(rank.steps.marked for rank in ranks),
     )
 
 
@@ -193,6 +200,11 @@ def _notes(ranks: Sequence[_RankReading]) -> tuple[str, ...]:
         for note in filter(None, (*rank.notes, rank.exposure.note)):
             holders.setdefault(note, []).append("?" if rank.job.rank is None else str(rank.job.rank))
     notes = [n if len(who) == len(ranks) else f"{n} (rank {', '.join(who)})" for n, who in holders.items()]
+    marking = sum(rank.steps.marked for rank in ranks)
+    if not marking:
+        notes.append(WHOLE_FILE)
+    elif marking < len(ranks):
+        notes.append(f"{len(ranks) - marking} of {len(ranks)} traces mark no training step: their calls do not count")
     total = sum(rank.times.total for rank in ranks)
     bare = sum(rank.times.without_metadata for rank in ranks)
     unmatched = sum(rank.times.unmatched for rank in ranks)

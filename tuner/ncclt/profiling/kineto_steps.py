@@ -17,7 +17,7 @@ class Steps:
 
     Attributes:
         calls: the calls inside them; all calls where no step is marked.
-        count: complete steps, 1 where none is marked.
+        count: complete steps, 1 where none is marked: the calls are then those of the whole file.
         marked: whether the trace marks steps at all.
         step_times_us: their durations, µs; empty where none is marked.
         ranges: their numbers, begins and ends on the trace's clock, µs; empty where none is marked.
@@ -43,16 +43,10 @@ def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu:
     everything = tuple(calls)
     complete = _complete(everything, marks, on_gpu=on_gpu)
     if not complete:
-        return Steps(
-            calls=everything,
-            count=1,
-            marked=False,
-            notes=("no training step is marked: the whole file counts as one step",),
-        )
+        return Steps(calls=everything, count=1, marked=False)
     inside = everything if on_gpu else tuple(c for c in everything if _is_inside(c.event, complete))
     if not inside:
-        note = "no collective lies inside the marked steps: the whole file counts as one step"
-        return Steps(calls=everything, count=1, marked=False, notes=(note,))
+        return Steps(calls=everything, count=1, marked=False, notes=("no collective lies inside the marked steps",))
     notes = []
     if len(inside) < len(everything):
         notes.append(f"left out: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Collective
-from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.nccl_log_book import LogBook, check_own_process, read_log
@@ -88,13 +88,14 @@ def _provenance(books: Sequence[LogBook], comms: Communicators, found: Findings,
         world_size=comms.world_size,
         ranks_read=comms.global_ranks(),
         notes=_notes(books, comms, found, read_from),
+        whole_file=True,
     )
 
 
 def _notes(books: Sequence[LogBook], comms: Communicators, found: Findings, read_from: str) -> tuple[str, ...]:
     """Return what a log cannot tell, and what this one lacks."""
     messages = {message for calls in found.calls.values() for _, message in calls}
-    notes = ["NCCL marks no training step: the whole log counts as one step"]
+    notes = [WHOLE_FILE]
     notes.append(
         "the log mentions CUDA graphs: their calls are logged once, when captured, and not when replayed"
         if any(book.graphs for book in books)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.nsys_calls import Process, Recording, recording_of
 from ncclt.profiling.nsys_file import is_export, opened
@@ -92,12 +92,13 @@ def _workload(recordings: Sequence[Recording], sizing: Sizing, workload_name: st
             world_size=world,
             ranks_read=tuple(sorted(ranks)),
             notes=tuple(_notes(recordings, sizing, read=len(ranks), world=world)),
+            whole_file=True,
         ),
     )
 
 
 def _notes(recordings: Sequence[Recording], sizing: Sizing, *, read: int, world: int) -> list[str]:
-    notes = ["steps are not marked: the whole recording counts as one step", *sizing.assumed]
+    notes = [WHOLE_FILE, *sizing.assumed]
     notes += [f"left out: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
     bare = sum(
         count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS

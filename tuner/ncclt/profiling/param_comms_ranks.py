@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ncclt.core.message import Message
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import Document, documents
 from ncclt.profiling.param_comms_calls import SentCall
@@ -90,7 +90,7 @@ def merged_workload(readings: Sequence[RankReading], *, source: str, name: str) 
         RankMessages(
             rank=r.rank, calls=dict(Counter((call.group, call.message) for call in r.calls)), steps=r.steps or 1
         )
-        for r in ranks
+        for r in _counted(ranks)
     )
     if not per_step:
         raise _no_collectives(ranks)
@@ -108,6 +108,11 @@ def merged_workload(readings: Sequence[RankReading], *, source: str, name: str) 
         ),
         provenance=_provenance(ranks, source),
     )
+
+
+def _counted(ranks: Sequence[RankReading]) -> Sequence[RankReading]:
+    """Return the ranks whose calls count: those that mark steps, or all where none does."""
+    return [r for r in ranks if r.steps] or ranks
 
 
 def _ours(path: Path, starts: tuple[bytes, ...]) -> Iterator[Document]:
@@ -143,8 +148,9 @@ def _provenance(ranks: Sequence[RankReading], source: str) -> Provenance:
         detail={key: ", ".join(dict.fromkeys(v for v in values if v)) for key, values in facts.items() if any(values)},
         world_size=max(r.world_size for r in ranks),
         ranks_read=tuple(r.rank for r in ranks if r.rank is not None),
-        steps=min(r.steps for r in ranks),
+        steps=min(r.steps for r in _counted(ranks)),
         notes=_notes(ranks),
+        whole_file=not any(r.steps for r in ranks),
     )
 
 
@@ -155,8 +161,11 @@ def _notes(ranks: Sequence[RankReading]) -> tuple[str, ...]:
         for note in r.notes:
             holders.setdefault(note, []).append("?" if r.rank is None else str(r.rank))
     notes = [n if len(who) == len(ranks) else f"{n} (rank {', '.join(who)})" for n, who in holders.items()]
-    if any(not r.steps for r in ranks):
-        notes.append("no training step is marked: the whole file counts as one step")
+    marking = sum(r.steps > 0 for r in ranks)
+    if not marking:
+        notes.append(WHOLE_FILE)
+    elif marking < len(ranks):
+        notes.append(f"{len(ranks) - marking} of {len(ranks)} files mark no training step: their calls do not count")
     world = max(r.world_size for r in ranks)
     if len(ranks) < world:
         notes.append(f"{len(ranks)} of {world} ranks read; the busiest of them stands for all")

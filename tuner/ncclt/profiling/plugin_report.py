@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.inspector_records import whole
@@ -30,8 +30,6 @@ _FORMAT = 1
 _TUNABLE = {collective.value: collective for collective in Collective if collective.is_tunable}
 _NO_COMMUNICATOR = "0" * 16
 """Before tuner API v5 NCCL told a plugin no id."""
-
-_NO_STEPS = "the plugin sees no training step: the whole job counts as one step"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,17 +104,10 @@ def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
         steps: training steps that the job made, at least 1.
         said_by: who knows their number, for the note.
     """
-    origin = workload.provenance
-    told = (
+    return workload.over_steps(
+        steps,
         f"the whole job counts, divided by its {steps} steps ({said_by}): calls before the first step and between "
-        "others, such as those of set-up, evaluation and checkpoints, are in it"
-    )
-    return replace(
-        workload,
-        messages=tuple(replace(calls, calls_per_step=calls.calls_per_step / steps) for calls in workload.messages),
-        provenance=replace(
-            origin, steps=steps, notes=tuple(told if note == _NO_STEPS else note for note in origin.notes)
-        ),
+        "others, such as those of set-up, evaluation and checkpoints, are in it",
     )
 
 
@@ -248,6 +239,7 @@ def _provenance(
         world_size=world,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(reports, views, world, left_out),
+        whole_file=True,
     )
 
 
@@ -261,7 +253,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return what a report cannot tell, and what these lack."""
     notes = [
-        _NO_STEPS,
+        WHOLE_FILE,
         f"NCCL tells a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
         "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
         "calls replayed by a CUDA graph count once, when captured",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import documents, heads
 from ncclt.profiling.table_columns import Columns, Entry, columns_of, entry_of, has_required_columns
@@ -87,9 +87,13 @@ def _workload(columns: Columns, entries: Sequence[Entry], *, label: str, name: s
             for message, per_step in calls.items()
         ),
         provenance=Provenance(
-            source="csv", detail={"files": label}, steps=count, notes=tuple(_notes(columns, entries, count))
+            source="csv",
+            detail={"files": label},
+            steps=count,
+            notes=tuple(_notes(columns, entries, count)),
+            whole_file=not count and not columns.calls_are_per_step,
         ),
-    )  # fmt: skip
+    )
 
 
 def _mean_us(weighted: Sequence[tuple[float, float]]) -> float | None:
@@ -102,7 +106,7 @@ def _notes(columns: Columns, entries: Sequence[Entry], steps: int) -> list[str]:
     if columns.ignored:
         notes.append(f"columns without a meaning here: {', '.join(cell[:40] for cell in columns.ignored)}")
     if not steps and not columns.calls_are_per_step:
-        notes.append("no number of steps is given: the calls are taken as those of one step")
+        notes.append(WHOLE_FILE)
     bare = sum(not entry.has_dtype for entry in entries)
     if bare:
         notes.append(f"no dtype in {bare} of {len(entries)} rows: taken as uint8, bytes of no known type")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.core.message import Message
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profiling.documents import Document, documents, heads
 from ncclt.profiling.table_rows import DocumentLines, cells_by_name, first_row, rows
@@ -108,6 +108,7 @@ def _workload(reports: Sequence[_Report], workload_name: str) -> Workload:
             world_size=world,
             ranks_read=ranks,
             notes=tuple(_notes(by_rank, ranks, world)),
+            whole_file=True,
         ),
     )
 
@@ -141,7 +142,7 @@ def _times_us(ranks: Iterable[Sequence[ReportRow]]) -> dict[Message, float]:
 
 
 def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[int], world: int) -> list[str]:
-    notes = ["steps are not marked: the whole table counts as one step"]
+    notes = [WHOLE_FILE]
     left_out: dict[str, int] = {}
     for mine in by_rank.values():
         counted: Counter[str] = Counter()
