@@ -54,7 +54,7 @@ def test_what_is_left_out_is_said():
     assert one(workload).message == Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=4097)
     assert one(workload).calls_per_step == 3
     assert [note.split(":")[0] for note in workload.provenance.notes] == [
-        "no number of steps is given",
+        "no training step is marked",
         "no dtype in 1 of 1 rows",
         "a group without a size is the whole job",
     ]

@@ -163,8 +163,7 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
     print(measured.sentence)
     unit = "for the whole file" if profile.provenance.whole_file else "a step"
     print(
-        f"communication: {_seconds(found.communication_s)} {unit}, "
-        f"bus bandwidth {found.bus_gbps:.1f} GB/s on average"
+        f"communication: {_seconds(found.communication_s)} {unit}, bus bandwidth {found.bus_gbps:.1f} GB/s on average"
     )
     if found.communication_s != found.links_s:
         print(f"  rings at the nominal bandwidth of the links would take {_seconds(found.links_s)}")

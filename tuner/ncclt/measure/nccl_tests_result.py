@@ -32,7 +32,7 @@ class NcclTestRow:
         size_bytes: the `size` column; 0 where alignment left nothing to send.
         count: elements; per rank for all_gather, reduce_scatter and alltoall.
         dtype: in the spelling of nccl-tests, `float`.
-        redop, root: None where the table has no such column.
+        redop, root: None where the table has no such column; redop is empty where it is there and blank.
         out_of_place, in_place: None where that half was left out.
     """
 
@@ -51,6 +51,7 @@ class NcclTest:
 
     Attributes:
         program: `all_reduce_perf` where the output names it.
+        command: the same, as the last command line before the output says it; None = there is none.
         version: of nccl-tests, where the output names it.
         ranks: of the group whose times are printed: the first one, where the job was split into groups.
         rows: in order; repeated where the sweep was.
@@ -66,3 +67,4 @@ class NcclTest:
     avg_busbw_gbps: float | None
     out_of_bounds: int | None
     unreadable_lines: int = 0
+    command: str | None = None

@@ -2,8 +2,8 @@
 
 Source: nccl-tests src/util.cu (writeResultHeader, writeBenchmarkLine*, writeResultFooter) of 2.19.6 and the outputs of
 older releases. The column names are taken from the header of each table, for they differ: releases before 2.10 leave
-out `redop` and `root` where they mean nothing (11 to 13 columns), `-I 1` adds four columns to each half, a bitwise
-check one, `-S 1` a time stamp of two words, and `-C 1` calls the time `cputime`.
+out `redop` and `root` where they mean nothing (11 to 13 columns), or leave them blank below their name, `-I 1` adds
+four columns to each half, a bitwise check one, `-S 1` a time stamp of two words, and `-C 1` calls the time `cputime`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ncclt.measure.nccl_tests_result import NcclTest, NcclTestRow, NcclTestTimin
 _PREFIX = re.compile(r"(?:\[[^\]\s]{1,200}\]<std\w{2,5}>:\s?|\s*\d{1,7}:\s|\[\d{1,7}\]\s)")
 _VERSION = re.compile(r"#\s*nccl-tests version\s+(\S+)")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
+_COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
 _HEADER = re.compile(r"#\s+size\s+count\s+type\s")
@@ -64,6 +65,7 @@ class _OpenTest:
     """A test whose end has not been read yet."""
 
     program: str | None = None
+    command: str | None = None
     version: str | None = None
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
@@ -77,6 +79,7 @@ class _OpenTest:
     def close(self) -> NcclTest:
         return NcclTest(
             program=self.program,
+            command=self.command,
             version=self.version,
             ranks=self.groups.count(self.groups[0]) if self.groups else 0,
             rows=tuple(self.rows),
@@ -92,6 +95,7 @@ class _Tests:
     def __init__(self) -> None:
         self._closed: list[NcclTest] = []
         self._open = _OpenTest()
+        self._command: str | None = None  # of the last line that looks like one
 
     def read_line(self, line: str) -> None:
         stripped = line.strip()
@@ -103,6 +107,8 @@ class _Tests:
                 self._open.unreadable += 1
             else:
                 self._open.rows.append(row)
+        elif match := _COMMAND.search(stripped):
+            self._command = match[1]
 
     def finish(self) -> tuple[NcclTest, ...]:
         self._next_test()
@@ -126,6 +132,7 @@ class _Tests:
             if self._open.set_up:
                 self._next_test()
             self._open.set_up = True
+            self._open.command, self._command = self._command, None
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
         elif _HEADER.match(line):
@@ -144,6 +151,7 @@ def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:
     if columns and columns[-1] == "timestamp":
         columns, words = columns[:-1], words[:-2]
     time_name = "cputime" if "cputime" in columns else "time"
+    columns, blank = _without_blanks(columns, words)
     if len(words) != len(columns) or columns.count(time_name) != 2:
         return None
     first = columns.index(time_name)
@@ -154,13 +162,28 @@ def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:
             size_bytes=_count(head["size"]),
             count=_count(head["count"]),
             dtype=head["type"],
-            redop=head.get("redop"),
+            redop=head.get("redop", "" if "redop" in blank else None),
             root=int(head["root"]) if "root" in head else None,
             out_of_place=_timing(dict(zip(columns[first:second], words[first:second], strict=True)), time_name),
             in_place=_timing(dict(zip(columns[second:], words[second:], strict=True)), time_name),
         )
     except (ValueError, OverflowError, KeyError):  # a number that is none, or a header without one of the names
         return None
+
+
+def _without_blanks(columns: list[str], words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the columns that a row fills, and those that it leaves blank.
+
+    Releases before 2.10 print no word for the operation of an alltoall below `redop`, and so do forks for `root`. What
+    follows the type is then a number; in a row that has lost one of its words to another line it is `sum`.
+    """
+    optional: list[str] = [name for name in ("redop", "root") if name in columns]
+    lacking = len(columns) - len(words)
+    number = len(words) > 3 and _float(words[3]) is not None
+    if not (number and 0 < lacking <= len(optional)):
+        return columns, []
+    blank = optional[:lacking]
+    return [name for name in columns if name not in blank], blank
 
 
 def _timing(half: Mapping[str, str], time_name: str) -> NcclTestTiming:

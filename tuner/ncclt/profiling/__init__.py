@@ -23,6 +23,7 @@ READERS: dict[str, str] = {
     "plugin_report": "ncclt.profiling.plugin_report",
     "deepspeed": "ncclt.profiling.deepspeed",
     "megatron_log": "ncclt.profiling.megatron_log",
+    "nccl_tests": "ncclt.profiling.nccl_tests",
     "nccl_log": "ncclt.profiling.nccl_log",
     "nsys": "ncclt.profiling.nsys",
     "horovod": "ncclt.profiling.horovod",
