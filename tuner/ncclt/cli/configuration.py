@@ -25,6 +25,8 @@ PROJECT_FILE = "ncclt.toml"
 _MAX_BYTES = 1024 * 1024
 """Of a file; more is no configuration."""
 
+_IRREGULAR = "it is no regular file"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
@@ -50,7 +52,7 @@ def _read(path: Path) -> tuple[dict[str, str], str]:
         if not path.exists():
             return {}, ""
         if not path.is_file():
-            return {}, "it is no regular file"
+            return {}, _IRREGULAR
     except PermissionError:
         # HOME of somebody else, as under `sudo -u`: no file of this user's can be in there.
         return {}, ""
@@ -89,9 +91,11 @@ def _read_project() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _refused(key: str, why: str) -> UsageError:
+    path = Path(PROJECT_FILE).absolute()
+    if why == _IRREGULAR:
+        return UsageError(f"{path} is not read: {why}", hint="remove it")
     return UsageError(
-        f"{key} is not taken from {Path(PROJECT_FILE).absolute()}: {why}",
-        hint=f"chmod go-w {PROJECT_FILE} where it is yours, or set NCCLT_{key.upper()}",
+        f"{key} is not taken from {path}: {why}", hint=f"chmod go-w {path} where it is yours, or set {_variable(key)}"
     )
 
 

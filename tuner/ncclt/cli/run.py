@@ -74,9 +74,12 @@ def main(argv: Sequence[str]) -> int:
     options, command = words[:cut], words[cut + 1 :]
     unchanged = Start(argv=command, environ=dict(os.environ))
     try:
-        from ncclt.cli.run_prepare import prepared
+        with all_or_none() if _is_decided_for_all(options) else contextlib.nullcontext():
+            from ncclt.cli.run_options import parsed
+            from ncclt.cli.run_prepare import prepared
 
-        start = prepared(options, command)
+            arguments = parsed(options, command)
+        start = prepared(arguments, command)
     except MustNotStart as refusal:
         _show_traceback(options)
         return report(refusal.reason)
@@ -114,6 +117,12 @@ def _show_traceback(options: Sequence[str]) -> None:
             import traceback
 
             traceback.print_exc()
+
+
+def _is_decided_for_all(options: Sequence[str]) -> bool:
+    """Tell whether other processes may be given something by a file, where this one cannot even find out."""
+    named = any(word.partition("=")[0] in ("--shared", "--policy") for word in options)
+    return named or bool(os.environ.get("NCCLT_SHARED"))
 
 
 def _must_succeed(options: Sequence[str]) -> bool:

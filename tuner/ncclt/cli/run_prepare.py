@@ -13,7 +13,6 @@ from ncclt.cli.edge import say
 from ncclt.cli.env import source
 from ncclt.cli.offer import OfferTexts, cache_folder, offered
 from ncclt.cli.run import MustNotStart, Start, all_or_none
-from ncclt.cli.run_options import parsed
 from ncclt.core.attestation import Form
 from ncclt.delivery import (
     Handover,
@@ -34,20 +33,25 @@ _OTHERS = (
     "--shared FOLDER, --fallback fail, or --policy FILE on a shared file system, is the same for all"
 )
 
+_warn = cache(say)
+"""Says a line once: several values may be looked up in one file."""
+
 Where = Callable[[], tuple[str | None, str | None]]
 """Server and store, one of them None; looked up when it is needed, and once."""
 
 
-def prepared(options: Sequence[str], command: Sequence[str]) -> Start:
+def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
     """Find out what the command is given, and put it in place.
 
+    Args:
+        arguments: as `parsed` returns them.
+        command: at least one word.
+
     Raises:
-        SystemExit: the words make no sense, or --help is among them.
         MustNotStart: other processes of the job have, or may have, what this one lacks.
         Exception: nothing can be given.
     """
-    arguments = parsed(options, command)
-    where = cache(partial(source, arguments, warn=say))
+    where = cache(partial(source, arguments, warn=_warn))
     if arguments.policy is not None:
         with all_or_none():
             return _start(arguments, command, where, *_from_table(arguments, command), is_common=True)
@@ -106,7 +110,7 @@ def _agreed(
 
 def _configured_cluster() -> str | None:
     try:
-        return lookup("cluster").value
+        return lookup("cluster", warn=_warn).value
     except UsageError as error:
         say(f"ncclt: {error.message}")
         return None
@@ -120,7 +124,7 @@ def _alone(arguments: argparse.Namespace, command: Sequence[str], where: Where) 
 
 
 def _ask(arguments: argparse.Namespace, where: Where, plugin: Path | None) -> OfferTexts:
-    cluster = arguments.cluster or lookup("cluster").value
+    cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
