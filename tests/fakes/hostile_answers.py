@@ -43,7 +43,7 @@ _ALGORITHMS = {"tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstre
 
 
 def is_legal(name: str, value: str, nccl_version: str = "2.28.9") -> bool:
-    """Tell whether a server may set a variable to a value, on an NCCL from 2.24 to 2.30 or, without lists, before.
+    """Tell whether a server may set a variable to a value on this NCCL.
 
     A forced list must leave every call an algorithm: Ring exists for all, Tree for all of all_reduce.
     """
@@ -57,6 +57,8 @@ def is_legal(name: str, value: str, nccl_version: str = "2.28.9") -> bool:
     major, minor = (int(part) for part in nccl_version.split(".")[:2])
     if (major, minor) < (2, 24):
         return value in ({"ring", "tree"} if name == "NCCL_ALGO" else words)
+    if (major, minor) >= (2, 31) and value.split(";")[0] not in ("ring,tree", "LL,Simple"):
+        return False  # what is not named would have nothing
     for position, entry in enumerate(value.split(";")):
         function, colon, listed = entry.rpartition(":")
         if colon and function not in _FUNCTIONS:
@@ -132,6 +134,24 @@ def pairs_in(text: str, format: str) -> dict[str, str]:
         if found.pop("NCCLT_PYXIS", "") != wanted:
             raise ValueError("another option for srun")
     return found
+
+
+def is_table(text: str) -> bool:
+    """Tell whether a text is remarks and rows that a tuner plugin can read, and asks for legal variables only."""
+    for line in text.removesuffix("\n").split("\n"):
+        if line.startswith("# "):
+            need = re.fullmatch(r"# needs (.*?)=(.*) in the environment", line)
+            if not line.isascii() or not line.isprintable() or (need and not is_legal(need[1], need[2])):
+                return False
+            continue
+        if "[" in line:  # as NCCLX has its ranges
+            line = re.sub(r"\[(\d+),(\d*)[)\]]", lambda span: f"{span[1]},{span[2] or span[1]}", line)
+        function, first, last, algorithm, protocol, channels, *more = line.split(",")
+        numbers = [int(number) for number in (first, last, channels, *more)]
+        known = function in _FUNCTIONS and algorithm.replace("_", "") in _ALGORITHMS
+        if not known or protocol not in ("ll", "ll128", "simple") or not -1 <= numbers[2] <= 64 or min(numbers) < -1:
+            return False
+    return text.endswith("\n")
 
 
 # --- what an honest server writes ------------------------------------------------------------------------------------

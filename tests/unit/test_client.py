@@ -380,7 +380,7 @@ def test_an_attestation_is_posted_with_the_key():
     ("answer", "message"),
     [
         (reply(200, '{"id": "other"}', "application/json"), "did not keep the attestation"),
-        (reply(200, "<html>", "text/html"), "not as ncclt does"),
+        (reply(200, "<html>", "text/html"), "no usable answer"),
         (reply(404, json.dumps(PROBLEM), "application/problem+json"), "nothing fits"),
     ],
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -69,7 +70,11 @@ _FORMS = {
         " \\\n",
         "#!/bin/sh\n{remarks}# TaskProlog of Slurm: srun --task-prolog=FILE, or TaskProlog=FILE in slurm.conf.\n"
         "# It starts no program, waits for nothing and always ends with 0.\n"
-        'if [ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ]; then\n'
+        "# For jobs of any user that export NCCLT_MODEL as below, in steps on {nodes} x {gpus} GPUs; "
+        'in all others it does nothing.\ngpus="${{SLURM_GPUS_ON_NODE:-${{SLURM_STEP_TASKS_PER_NODE:-}}}}"\n'
+        'if [ "${{NCCLT_MODEL:-}}" = {model} ] \\\n  && [ -z "${{NCCLT_LAUNCH:-}}" ] \\\n'
+        '  && [ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ] \\\n'
+        '  && {{ [ "$gpus" = {gpus} ] || [ "$gpus" = "{gpus}(x{nodes})" ]; }}; then\n'
         "  printf '%s\\n' \\\n{pairs}\nfi\nexit 0\n",
     ),
 }
@@ -215,6 +220,8 @@ def written(text: str, form: str, nccl_version: str | None = None) -> str:
         remarks="".join(f"{line}\n" for sentence in _sentences(document) for line in _remark(sentence)),
         names=",".join(pairs),
         nodes=document["nodes"],
+        gpus=document["gpus_per_node"],
+        model=shlex.quote(document["model"]),
         object=_object_name(document),
         content=_digest(json.dumps(pairs, sort_keys=True)),
         label=document["recommendation"][:63].strip("._-"),
@@ -222,14 +229,18 @@ def written(text: str, form: str, nccl_version: str | None = None) -> str:
 
 
 def _table(text: str, nccl_version: str | None) -> str:
-    checked(dict(_NEEDS.findall(text)), nccl_version)
     lines = []
     for line in text.split("\n")[:-1]:
-        if not line.startswith("# ") and not _ROW.fullmatch(line):
+        if _ROW.fullmatch(line) or _NEEDS.fullmatch(line):
+            lines.append(line)
+        elif line.startswith("# "):
+            lines += _remark(line[2:])
+        else:
             raise AnswerError(f"no row of a table: {one_line(line)[:60]}")
-        lines += _remark(line[2:]) if line.startswith("# ") else [line]
     if not lines or text[-1] != "\n":
         raise AnswerError("a table that is cut off")
+    for name, value in _NEEDS.findall("\n".join(lines)):
+        checked({name: value}, nccl_version)
     return "".join(f"{line}\n" for line in lines)
 
 

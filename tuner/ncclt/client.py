@@ -21,6 +21,7 @@ import re
 import signal
 import ssl
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -28,9 +29,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 try:
     from ncclt.answer import FORMS, TABLES, AnswerError, one_line, written
@@ -65,21 +66,14 @@ class ClientError(Exception):
 
 @dataclass(frozen=True)
 class Fetched:
-    """What to hand to the job.
-
-    Attributes:
-        text: in the format asked for.
-        source: `server`, or `cache` when the server was away.
-        warning: what a person should know, empty when all went well.
-    """
+    """What to hand to the job: a text, its source (`server`, or `cache` when that was away), a warning for people."""
 
     text: str
     source: str
     warning: str = ""
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     text: str
     etag: str
     saved: float
@@ -184,7 +178,7 @@ def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_ke
         ClientError: no usable answer, with the server's own words where it gave them.
     """
     url = f"{_base(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
-    return _json_object(_get(url, None, api_key=api_key, timeout_s=timeout_s).text, url)
+    return {**json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s).text)}
 
 
 @_client_errors_only
@@ -198,7 +192,7 @@ def post_attestation(
     """
     url = f"{_base(server)}/v1/attestations"
     sent = json.dumps(dict(document)).encode()
-    answer = _json_object(_get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text, url)
+    answer = json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text)
     # A redirect turns a POST into a GET, whose answer is another object.
     if answer.get("id") != document["id"]:
         raise ClientError(f"{_host(url)} did not keep the attestation", hint=_WRONG_SERVER)
@@ -208,22 +202,12 @@ def _for_job(text: str, form: str, nccl_version: str | None, source: str) -> str
     try:
         return written(text, form, nccl_version)
     except AnswerError as error:
-        status = 404 if error.undecided else None
-        said = str(error) if error.undecided else f"{source} gave a bad answer: {error}"
-        raise ClientError(said, hint="" if error.undecided else _WRONG_SERVER, status=status) from error
+        if error.undecided:
+            raise ClientError(str(error), status=404) from error
+        raise ClientError(f"{source} gave a bad answer: {error}", hint=_WRONG_SERVER) from error
     except Exception as error:  # whatever JSON may hold
         said = f"{source} answered, but not with an environment of format {form}"
         raise ClientError(said, hint=_WRONG_SERVER) from error
-
-
-def _json_object(text: str, url: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ClientError(f"{_host(url)} answered, but not as ncclt does", hint=_WRONG_SERVER)
-    return found
 
 
 def _host(url: str) -> str:
@@ -252,24 +236,28 @@ def _base(server: str) -> str:
 @_client_errors_only
 def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
     """Return the answer; `kept`, as saved now, when the server says that it still holds. With a body, POST it."""
+    if not 0 < timeout_s < threading.TIMEOUT_MAX:
+        raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
     # A socket's time limit begins anew with every byte, and looking up a name has none: another thread does it all.
-    came: list[_Kept | BaseException] = []
+    came: list[_Kept | Exception] = []
+    late_s = time.monotonic() + 2 * timeout_s + 1  # connecting and reading have each ended by themselves
+
+    def end_in_time(*_: object) -> None:
+        if time.monotonic() > late_s:
+            raise TimeoutError
 
     def ask() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+        sys.settrace(end_in_time)  # at every call here: no endless answer may keep this busy beside the training
         try:
             came.append(_ask(url, kept, api_key=api_key, timeout_s=timeout_s, body=body))
-        except BaseException as error:  # noqa: BLE001 -- raised below, by the one who waits; or the end from there
+        except Exception as error:  # noqa: BLE001 -- raised below, by the one who waits
             came.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(timeout_s)
     outcome = came[0] if came else TimeoutError()
-    if asking.is_alive():  # a server whose answer never ends must not keep a thread busy beside the training
-        import ctypes
-
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(asking.ident or 0), ctypes.py_object(SystemExit))
     if isinstance(outcome, _Kept):
         return outcome
     raise outcome if isinstance(outcome, ClientError) else _outage(outcome, _host(url), timeout_s) from outcome
@@ -292,10 +280,21 @@ def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 304 and kept:
-                return replace(kept, saved=time.time())
+                return kept._replace(saved=time.time())
             raise _refusal(error, where) from error
     except UnicodeDecodeError as error:
         raise ClientError(f"{where} answered with something that is no text", hint=_WRONG_SERVER) from error
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def http_error_302(self, req: Any, fp: Any, *rest: Any) -> Any:
+        try:
+            return super().http_error_302(req, fp, *rest)
+        except ValueError:  # an address that is none
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
 
 
 def _opener() -> urllib.request.OpenerDirector:
@@ -303,7 +302,7 @@ def _opener() -> urllib.request.OpenerDirector:
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(), urllib.request.UnknownHandler(), urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(), urllib.request.HTTPRedirectHandler(), urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPSHandler(), _Redirects(), urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):  # fmt: skip
         opener.add_handler(handler)
@@ -327,20 +326,19 @@ def _read(response: http.client.HTTPResponse, where: str) -> bytes:
 
 def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
     """Return the server's own words from problem+json (RFC 9457), or say that these are none."""
-    problem = None
+    problem, said = None, f"{where} answered {error.code}"
     if error.headers.get_content_type() == "application/problem+json":
         try:
             problem = json.loads(_read(cast("http.client.HTTPResponse", error.fp), where))
         except Exception:  # noqa: BLE001 -- cut off or no JSON: reported below as what it is, by its status
             problem = None
     if not isinstance(problem, dict):
-        said = f"{where} answered {error.code}, and not as ncclt does"
-        return ClientError(said, hint=_WRONG_SERVER, status=error.code)
-    message = problem.get("detail") or problem.get("title") or f"{where} answered {error.code}"
+        return ClientError(f"{said}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code)
+    message = problem.get("detail") or problem.get("title") or said
     return ClientError(one_line(message), hint=one_line(problem.get("hint") or ""), status=error.code)
 
 
-def _outage(error: BaseException, where: str, timeout_s: float) -> ClientError:
+def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError) or "timed out" in str(reason):
         said = f"{where} did not answer within {timeout_s:g} s"

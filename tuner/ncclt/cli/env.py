@@ -77,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
         "--fallback",
         choices=("none", "cached"),
         default="none",
-        help="when the server does not answer: none = fail (default), cached = its last good answer",
+        help="when the server does not answer: none = fail (default), cached = its last good answer, at most 30 days "
+        "old [NCCLT_CACHE_DAYS]",
     )
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return made
@@ -189,6 +190,7 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
 
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
+    from ncclt.cli.offer import kept_answers
     from ncclt.client import ClientError, fetch_env
 
     try:
@@ -205,6 +207,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
             channels=arguments.channels,
             timeout_s=arguments.timeout,
             fallback=arguments.fallback,
+            **(kept_answers() if arguments.fallback == "cached" else {}),
             # A key on the command line would show in the process list.
             api_key=os.environ.get("NCCLT_API_KEY"),
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ncclt.cli.edge import say
 from ncclt.core.version import NcclVersion
 from ncclt.delivery import Offer, offer_from_documents, with_table_text
-from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError
+from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 from ncclt.home import user_folder
 
 _LEAST_S = 0.01
@@ -90,7 +92,7 @@ def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Calla
                 format=format,
                 # Where nothing is left this is an outage like any other, for which there may be an answer in the cache.
                 timeout_s=max(deadline_s - time.monotonic(), _LEAST_S),
-                cache_dir=cache_folder() / "env",
+                **kept_answers(),
                 fallback="cached" if arguments.fallback == "cached" else "none",
                 api_key=os.environ.get("NCCLT_API_KEY"),
             )
@@ -111,6 +113,20 @@ def _storing(arguments: argparse.Namespace, cluster: str, storage: str | None) -
     found = stored_revision(arguments, cluster, storage)
     version = NcclVersion.parse(found.fingerprint.nccl_version)
     return lambda format: render(found, format=format, version=version)
+
+
+def kept_answers() -> dict[str, Any]:
+    """Return where answers of servers are kept, and how old one may be: the options `cache_dir` and `max_age_s`.
+
+    Raises:
+        UsageError: NCCLT_CACHE_DAYS is no number of days.
+    """
+    from ncclt.client import MAX_AGE_S
+
+    days = os.environ.get("NCCLT_CACHE_DAYS", "")
+    if days and not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5})?", days, re.ASCII):
+        raise UsageError(f"NCCLT_CACHE_DAYS is {days!r}, which is no number of days", hint="for example 7")
+    return {"cache_dir": cache_folder() / "env", "max_age_s": float(days) * 86400 if days else MAX_AGE_S}
 
 
 def cache_folder() -> Path:
