@@ -85,14 +85,14 @@ def study_detail(store: Store, study: Study, recommendations: tuple[Recommendati
         | {
             "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
             **_cost(store, study, recommendations),
-            "recommendations": [proven_recommendation(store, r) for r in newest_first(recommendations)],
+            "recommendations": [proven_recommendation(store, r) for r in recommendations],
         }
     )
 
 
 def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, float | None]:
     trials = store.trials(study.id)
-    newest = next(iter(newest_first(recommendations)), None)
+    newest = next(iter(recommendations), None)
     won = payback_of(study, trials, newest.table.verdict if newest else None)
     return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, "payback_steps": won.steps if won else None}
 
@@ -123,11 +123,6 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         started=trial.started,
         measurements=[_measurement_document(m) for m in trial.result.measurements],
     )
-
-
-def newest_first(recommendations: tuple[Recommendation, ...]) -> list[Recommendation]:
-    """Return revisions by age, newest first."""
-    return sorted(recommendations, key=lambda r: (r.created, r.revision), reverse=True)
 
 
 def _measurement_document(measurement: Measurement) -> MeasurementDocument:

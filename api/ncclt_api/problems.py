@@ -1,7 +1,8 @@
 """Errors as the client sees them: RFC 9457 problem documents, or a page where a browser asks for one.
 
 A problem has `type`, `title`, `status`, `detail`, `instance` (RFC 9457, section 3.1) and, as extension members,
-`hint` (what to do about it), `request_id` and, for a refused request, `errors`. A traceback never leaves the process.
+`hint` (what to do about it; may have several lines), `request_id`, for a refused request `errors` and, where nothing
+fits a job, `available`. A traceback never leaves the process.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from ncclt.errors import InputError, NccltError, NotFoundError, StaleRecommendationError, StoreError, UsageError
+from ncclt.errors import (
+    InputError,
+    NccltError,
+    NoRecommendationError,
+    NotFoundError,
+    StaleRecommendationError,
+    StoreError,
+    UsageError,
+)
 from ncclt_api.pages.environment import render_page
 from ncclt_api.request_id import request_id
 
@@ -54,6 +64,7 @@ class Problem:
         hint: what to do about it; may be empty.
         type: a URI that names the kind; `about:blank` = the status says it all (RFC 9457, section 4.2.1).
         errors: the fields at fault, for a refused request.
+        available: shapes of jobs that something was published for, newest first.
     """
 
     status: int
@@ -61,6 +72,7 @@ class Problem:
     hint: str = ""
     type: str = "about:blank"
     errors: tuple[FieldError, ...] = ()
+    available: tuple[dict[str, Any], ...] = ()
 
     @property
     def title(self) -> str:
@@ -73,7 +85,10 @@ def problem_of(error: NccltError) -> Problem:
     status = next((status for kind, status in _STATUS_BY_CLASS if isinstance(error, kind)), 500)
     words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
     kind = "-".join(word.lower() for word in words)
-    return Problem(status=status, detail=error.message, hint=error.hint, type=f"urn:ncclt:problem:{kind}")
+    available = error.available if isinstance(error, NoRecommendationError) else ()
+    return Problem(
+        status=status, detail=error.message, hint=error.hint, type=f"urn:ncclt:problem:{kind}", available=available
+    )
 
 
 def problem_response(problem: Problem, request: Request, headers: dict[str, str] | None = None) -> Response:
@@ -82,7 +97,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
     if _wants_page(request):
         page = render_page("error.html", problem=problem, request_id=request_id(request.scope))
         return HTMLResponse(page, status_code=problem.status, headers=headers)
-    document = {
+    document: dict[str, Any] = {
         "type": problem.type,
         "title": problem.title,
         "status": problem.status,
@@ -93,6 +108,8 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
     }
     if problem.errors:
         document["errors"] = [{"where": error.where, "message": error.message} for error in problem.errors]
+    if problem.available:
+        document["available"] = problem.available
     return JSONResponse(document, status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
 
 

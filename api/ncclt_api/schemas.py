@@ -34,6 +34,17 @@ class FieldProblem(BaseModel):
     message: str
 
 
+class AvailableShape(BaseModel):
+    """A shape of a job that something was published for."""
+
+    nodes: int
+    gpus_per_node: int
+    nccl_version: str
+    recommendation: str = Field(description="id of the newest revision of this shape")
+    simulated: bool
+    stale: bool
+
+
 class ProblemDocument(BaseModel):
     """An error, as RFC 9457 has it, with what to do about it."""
 
@@ -45,6 +56,9 @@ class ProblemDocument(BaseModel):
     hint: str
     request_id: str
     errors: list[FieldProblem] | None = None
+    available: list[AvailableShape] | None = Field(
+        None, description="`getEnvironment` only: what there is for other jobs, newest first"
+    )
 
 
 class ClusterDocument(BaseModel):

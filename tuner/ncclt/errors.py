@@ -21,6 +21,7 @@ A failed trial is not here: it is an `Outcome`, a value. Only the edge (cli, api
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _PASSWORDS = re.compile(
     # A port is none. A password that nobody has escaped may hold anything, `@` and `/` among it.
@@ -59,7 +60,15 @@ class NotFoundError(NccltError):
 
 
 class NoRecommendationError(NotFoundError):
-    """Nothing that was measured here fits the request, so nothing is served."""
+    """Nothing that was measured here fits the request, so nothing is served.
+
+    Attributes:
+        available: what there is, newest first: nodes, gpus_per_node, nccl_version, recommendation, simulated, stale.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", available: tuple[dict[str, Any], ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.available = available
 
 
 class StaleRecommendationError(NoRecommendationError):

@@ -23,8 +23,8 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.journal import StudyJournal
 from ncclt.runners import Ground
-from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm
-from ncclt.search.launching import measure_default, stored_default
+from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm, confirmed_times
+from ncclt.search.launching import measure_default, searched, stored_default
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.prove import MAX_BLOCKS, prove
@@ -54,6 +54,8 @@ class TuneRequest:
         warm: try early what was best in the nearest stored studies.
         printed_costs: NCCL's own cost tables of this cluster, to begin the search from; None = our estimate, or
             what the stored study began from.
+        more: launches that are added to the stored study's search before it is proven anew, whatever the budget of
+            trials says; 0 = none, and a finished study stays as it is.
     """
 
     workload: Workload
@@ -65,6 +67,7 @@ class TuneRequest:
     process_wide: tuple[str, ...] = ()
     warm: bool = True
     printed_costs: PrintedCosts | None = None
+    more: int = 0
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -73,6 +76,8 @@ class TuneRequest:
             raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
         if self.name is not None and not self.name.strip():
             raise UsageError("--study needs a name")
+        if self.more < 0:
+            raise UsageError(f"--continue must be at least 1 launch, not {self.more}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,7 @@ class TuneResult:
         stop: why the search ended.
         recommendation: None when the user interrupted before the proof was complete, or another worker does the rest.
         left: the search is over, and another worker of the same study confirms and proves.
+        finished: the study was finished before, and nothing was launched.
         messages: one row per message, most time first; empty without a recommendation.
         notes: what the reader must know: uncovered messages, assumptions.
     """
@@ -98,6 +104,7 @@ class TuneResult:
     messages: tuple[MessageRow, ...]
     notes: tuple[str, ...]
     left: bool = False
+    finished: bool = False
 
 
 class Watcher(Port):
@@ -160,7 +167,7 @@ def tune(
     clock: Callable[[], float],
     now: Callable[[], str],
 ) -> TuneResult:
-    """Run or resume a study to its verdict and publish the result.
+    """Run or resume a study to its verdict and publish the result; a finished one gives its result again.
 
     Args:
         request: what to tune and how much it may cost.
@@ -183,6 +190,8 @@ def tune(
     study = store.open_study(study_of(request, ground, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
+    if not request.more and (published := _published(request, store, study)) is not None:
+        return _finished(store, study, published, notes)
     with StudyJournal(store, study, now) as journal:
         try:
             return _tune(
@@ -212,6 +221,9 @@ def _tune(
     notes: tuple[str, ...],
 ) -> TuneResult:
     resumed = len(journal.trials())
+    budget = request.budget
+    if request.more:  # asked for in so many words, so that only time and cost end them earlier
+        budget = replace(budget, trials=len(searched(journal)) + request.more, patience=0)
     ground.require_alike(journal.trials())
     if default := stored_default(journal):
         ground.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
@@ -230,7 +242,7 @@ def _tune(
             workload,
             journal,
             proposer,
-            request.budget,
+            budget,
             clock=clock,
             interrupted=interrupted,
             watch=watcher.searched,
@@ -246,7 +258,7 @@ def _tune(
     policies = {Arm.DEFAULT: Policy()} if ground.inert else _policies(times, workload, ground.runner.cluster)
     complete = prove(
         ground.runner, workload, journal, policies,
-        by_variables=ground.by_variables, blocks=request.blocks, min_effect=request.min_effect,
+        by_variables=ground.by_variables, blocks=request.blocks, min_effect=request.min_effect, anew=request.more > 0,
         interrupted=interrupted, watch=watcher.proved,
     )  # fmt: skip
     trials = tuple(journal.trials())
@@ -270,8 +282,9 @@ def _tune(
     why = ground.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
     nothing = Delivery(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
     recommendation = _publish(
-        store, study, request.workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now()
-    )
+        store, study, request.workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now(),
+        trials=len(trials),
+    )  # fmt: skip
     store.set_state(study.id, StudyState.DONE, end.reason)
     return TuneResult(
         study=store.study(study.id),
@@ -281,6 +294,36 @@ def _tune(
         recommendation=recommendation,
         messages=message_rows(recommendation.table.policy, trials, workload, times),
         notes=notes,
+    )
+
+
+def _published(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
+    """Return the newest verdict of a study if it is finished, and answers just this request.
+
+    What else could differ makes another study, or is refused when the study is opened: workload as it is measured,
+    cluster with its driver, parameters, seed, cost tables, and how trials run.
+    """
+    newest = next(iter(store.recommendations(study=study.id)), None)
+    if study.state is not StudyState.DONE or newest is None:
+        return None
+    same_source = newest.source_digest in ("", request.workload.digest())  # the first ones do not say it
+    return newest if same_source and newest.table.verdict.min_effect == request.min_effect else None
+
+
+def _finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
+    """Return the result of a finished study from what is stored."""
+    trials = store.trials(study.id)
+    if published.stale:
+        notes += (f"this result is stale and not served: {published.stale}",)
+    return TuneResult(
+        study=study,
+        trials=trials,
+        resumed=len(trials),
+        stop=study.reason,
+        recommendation=published,
+        messages=message_rows(published.table.policy, trials, study.workload, confirmed_times(trials)),
+        notes=notes,
+        finished=True,
     )
 
 
@@ -327,11 +370,11 @@ def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, P
 
 
 def _publish(
-    store: Store, study: Study, source: Workload, table: Delivery, variables: Delivery | None, now: str
+    store: Store, study: Study, source: Workload, table: Delivery, variables: Delivery | None, now: str, *, trials: int
 ) -> Recommendation:
-    """Publish the result, unless the study's newest recommendation says just that already."""
+    """Publish the result of so many trials, unless it was published just before the study was cut off."""
     cluster, workload = study.cluster, study.workload
-    content = f"{study.id}{table}{variables}{source.digest()}"
+    content = f"{study.id}{table}{variables}{source.digest()}{trials}"
     recommendation = Recommendation(
         id=hashlib.sha256(content.encode()).hexdigest()[:12],
         revision=0,
@@ -349,7 +392,6 @@ def _publish(
         source_digest=source.digest(),
         dtypes=workload.dtypes,
     )
-    published = store.recommendations(study=study.id)
     # A stale one stays what it was: the same trials prove nothing new.
-    same = [r for r in published if replace(r, revision=0, created=now, stale="") == recommendation]
+    same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
     return same[0] if same else store.publish(recommendation)

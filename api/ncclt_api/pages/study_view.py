@@ -219,7 +219,8 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[Form, ...]:
     place = recommendation.fingerprint
     command = shlex.join(
         ["ncclt", "env", "--server", server, "--cluster", recommendation.cluster, "--model", recommendation.model,
-         "--nodes", str(place.nodes), "--gpus-per-node", str(place.gpus_per_node)]
+         "--nodes", str(place.nodes), "--gpus-per-node", str(place.gpus_per_node),
+         "--nccl-version", place.nccl_version]
     )  # fmt: skip
     plain, served = recommendation.variables, not recommendation.stale
     reach = interval_reach(delivery.verdict.interval for delivery in (recommendation.table, plain) if delivery)

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PR
 
 
 class EnvQuery(JobQuery):
-    """Which job, and how to write it."""
+    """Which job, and how to write it; without its whole shape nothing is served, and what there is is listed."""
 
     model: str = Field(description="name of the workload")
     format: str = Field("export", description="how to write it", json_schema_extra={"enum": list(FORMATS)})
@@ -40,10 +40,11 @@ class EnvQuery(JobQuery):
 @router.get(
     "/{cluster}/env",
     operation_id="getEnvironment",
-    summary="The environment of a job, ready for `eval`",
+    summary="The environment of a job of this shape, ready for `eval`",
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {}, "application/json": {}}, "description": "as `format` says"},
+        404: PROBLEMS[404] | {"description": "not known here, or `available` is for jobs of another shape"},
         410: PROBLEMS[404] | {"description": "what fits was found to be out of date"},
         304: {"description": "the client has it already"},
     },

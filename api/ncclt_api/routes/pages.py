@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse
 
 from ncclt_api import dashboard
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.documents import LAST_SHOWN, newest_first
+from ncclt_api.documents import LAST_SHOWN
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.index_view import study_rows
 from ncclt_api.pages.jobs import NO_JOBS, jobs_of
@@ -71,7 +71,7 @@ def show_index(query: Annotated[IndexQuery, Query()], store: CurrentStore, reque
 def show_study(id: str, query: Annotated[StudyQuery, Query()], store: CurrentStore, request: Request) -> HTMLResponse:
     """Show one study with its evidence."""
     study = store.study(id)
-    published = newest_first(store.recommendations(study=study.id))
+    published = store.recommendations(study=study.id)
     now = datetime.now(UTC)
     jobs = NO_JOBS
     if published:

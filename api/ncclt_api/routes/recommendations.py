@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ncclt.core.recommendation import Request
 from ncclt_api.dependencies import CurrentStore, StrictQuery, normal_version
-from ncclt_api.documents import newest_first, proven_recommendation
+from ncclt_api.documents import proven_recommendation
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import ProvenRecommendation, RecommendationList
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], respo
 
 
 class JobQuery(StrictQuery):
-    """The job that a recommendation is wanted for; what is left out is not checked."""
+    """The job that recommendations are wanted for."""
 
     nodes: int | None = Field(None, ge=1, description="nodes of the job")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of each node")
@@ -52,7 +52,7 @@ def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store:
     published = store.recommendations(cluster=query.cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=query.cluster, model=query.model)
-    fitting = [r for r in newest_first(published) if not request.refusal(r.fingerprint)]
+    fitting = [r for r in published if not request.refusal(r.fingerprint)]
     return RecommendationList(items=[proven_recommendation(store, r) for r in fitting])
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from ncclt.core.proof_document import evidence_document
 from ncclt.errors import NotFoundError
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.documents import newest_first, study_detail, study_summary_document, trial_document
+from ncclt_api.documents import study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import EvidenceDocument, StudyDetail, StudyList, TrialList
 
@@ -56,7 +56,7 @@ def list_trials(id: str, store: CurrentStore) -> TrialList:
 def get_evidence(id: str, store: CurrentStore) -> EvidenceDocument:
     """Judge the newest verdict again from the stored trials, block by block."""
     study = store.study(id)
-    published = newest_first(store.recommendations(study=study.id))
+    published = store.recommendations(study=study.id)
     if not published:
         raise NotFoundError(f"study {study.name} has no verdict yet", hint="the same `ncclt tune` command goes on")
     return EvidenceDocument.model_validate(evidence_document(published[0], store.trials(study.id), study.workload))

@@ -162,7 +162,7 @@ def _request(
     # NCCL as it is there now goes first; what was measured with another one is found to be stale by that.
     here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
     fitting = [r for r in published if not here.refusal(r.fingerprint)]
-    found = select(fitting or published, wanted)
+    found = select(fitting or published, wanted, partly=True)
     study = store.study(found.study)
     return CheckRequest(
         recommendation=found,

@@ -136,8 +136,7 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
     from ncclt.store import chosen
     from ncclt.verify import recommended_variables
 
-    request = Request(cluster=cluster, model=model, nodes=None, gpus_per_node=None, nccl_version=None)
-    found = chosen(storage, request)
+    found = chosen(storage, Request(cluster=cluster, model=model), partly=True)
     table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
     try:
         return {**table, **dict(recommended_variables(found))}

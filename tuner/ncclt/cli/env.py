@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import report, say
+from ncclt.cli.job_request import job_request
 from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
 
-  eval "$(ncclt env --cluster leonardo --model bert --nodes 2)"
+  eval "$(ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3)"
+
+Served is only what was measured for the job's nodes, GPUs per node and NCCL. An option that is left out is taken from
+the job: variables of torchrun, mpirun and Slurm; NCCL from nvidia-nccl-cu12 or -cu13 beside the torchrun or python on
+PATH, else from NCCL_VERSION of NVIDIA's images. Where a part stays unknown nothing is served, and what there is is
+listed. docs/run.md says more.
 
 Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap and
 trainjob-env; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md says how to use each.
@@ -48,9 +54,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
     made.add_argument("--model", required=True, help="name of the workload")
-    made.add_argument("--nodes", type=int, help="nodes of the job; refused unless measured with as many")
-    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, checked likewise")
-    made.add_argument("--nccl-version", help="NCCL that the job loads, checked likewise")
+    made.add_argument("--nodes", type=int, help="nodes of the job; left out: as its launcher says")
+    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
+    made.add_argument("--nccl-version", help="NCCL that the job loads, likewise")
     made.add_argument("--format", default="export", help="how to write it, see above (default export)")
     made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
     made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
@@ -111,6 +117,11 @@ def _text(arguments: argparse.Namespace) -> str:
     if not arguments.timeout > 0:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
+    with job_request(arguments) as asked:
+        return _answer(asked, cluster, server, storage)
+
+
+def _answer(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
     if arguments.format == "slurm-taskprolog":
         from ncclt.cli.env_prolog import prolog
 
@@ -149,7 +160,7 @@ def stored_revision(arguments: argparse.Namespace, cluster: str, storage: str | 
     """Return the published revision that fits the options.
 
     Args:
-        arguments: with model, nodes, gpus_per_node and nccl_version.
+        arguments: with model, and the job's shape as `job_request` gives it.
         cluster: its name.
         storage: URL of the store; None = the default store.
 
@@ -159,16 +170,14 @@ def stored_revision(arguments: argparse.Namespace, cluster: str, storage: str | 
         StoreError: the store cannot be read.
     """
     from ncclt.core.recommendation import Request
-    from ncclt.core.version import NcclVersion
     from ncclt.store import chosen
 
-    wanted = arguments.nccl_version
     request = Request(
         cluster=cluster,
         model=arguments.model,
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
-        nccl_version=str(NcclVersion.parse(wanted)) if wanted else None,
+        nccl_version=arguments.nccl_version,
     )
     return chosen(storage, request)
 

@@ -44,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
     made.add_argument("--model", help="name of the workload")
-    made.add_argument("--nodes", type=int, help="nodes of the job; refused unless measured with as many")
-    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, checked likewise")
-    made.add_argument("--nccl-version", help="NCCL that the job loads, checked likewise")
+    made.add_argument("--nodes", type=int, help="nodes of the job; left out: as its command or launcher says")
+    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
+    made.add_argument("--nccl-version", help="NCCL that the job loads, likewise")
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
     made.add_argument(

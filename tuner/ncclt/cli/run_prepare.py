@@ -11,6 +11,7 @@ from pathlib import Path
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import say
 from ncclt.cli.env import source
+from ncclt.cli.job_request import job_request
 from ncclt.cli.offer import OfferTexts, cache_folder, offered
 from ncclt.cli.run import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
@@ -105,7 +106,9 @@ def _agreed(
     for name in ("nodes", "gpus_per_node", "nccl_version"):
         value = getattr(arguments, name)
         question += "" if value is None else f", {name.replace('_', ' ')} {value}"
-    return agree(arguments, shared, job, question=question, ask=partial(_ask, arguments, where, plugin), plan=plan)
+    return agree(
+        arguments, shared, job, question=question, ask=partial(_ask, arguments, command, where, plugin), plan=plan
+    )
 
 
 def _configured_cluster() -> str | None:
@@ -119,16 +122,17 @@ def _configured_cluster() -> str | None:
 def _alone(arguments: argparse.Namespace, command: Sequence[str], where: Where) -> tuple[Offer, Handover]:
     """Return what this process finds for itself."""
     plugin = None if arguments.no_plugin else find()
-    offer = _ask(arguments, where, plugin).offer()
+    offer = _ask(arguments, command, where, plugin).offer()
     return offer, _handover(arguments, command, offer, plugin)
 
 
-def _ask(arguments: argparse.Namespace, where: Where, plugin: Path | None) -> OfferTexts:
+def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, plugin: Path | None) -> OfferTexts:
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
-    return offered(arguments, cluster, server, storage, with_table=plugin is not None)
+    with job_request(arguments, command) as asked:
+        return offered(asked, cluster, server, storage, with_table=plugin is not None)
 
 
 def _shared(arguments: argparse.Namespace) -> Path | None:

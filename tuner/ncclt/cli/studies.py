@@ -82,7 +82,7 @@ def show(
         study = store.study(key)
         trials = store.trials(study.id)
         found = store.recommendations(study=study.id)
-    newest = max(found, key=lambda r: r.revision, default=None)
+    newest = next(iter(found), None)
     if evidence:
         from ncclt.cli.evidence_view import print_evidence
         from ncclt.core.proof_document import evidence_document

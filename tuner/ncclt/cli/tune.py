@@ -116,6 +116,16 @@ def tune(
     study: Annotated[
         str | None, typer.Option(help="Name of the study; the same name resumes. Left out: made from what is tuned.")
     ] = None,
+    more: Annotated[
+        int | None,
+        typer.Option(
+            "--continue",
+            metavar="N",
+            min=1,
+            help="Add N launches of the search to a finished study, and prove it anew. Without it a finished study "
+            "prints its result and launches nothing.",
+        ),
+    ] = None,
     warm: Annotated[
         bool, typer.Option("--warm/--no-warm", help="Try early what was best in the nearest stored studies.")
     ] = True,
@@ -140,7 +150,8 @@ def tune(
 
     The default is measured first; then settings are tried, each launch measuring all messages; the best ones are
     launched again; and the resulting policy is measured in turn with the untouched default (A B B A ...). Ctrl-C
-    finishes the running trial and saves; the same command resumes. Several processes may run the same command at
+    finishes the running trial and saves; the same command resumes (without --continue, whose launches would be added
+    once more). A study that is finished prints its result again and launches nothing. Several processes may run the same command at
     once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study as one job.
     """
     from ncclt.runners import require_tune_extra
@@ -186,6 +197,7 @@ def tune(
             process_wide=_names(process_wide),
             warm=warm,
             printed_costs=costs,
+            more=more or 0,
         )
         if (sbatch_arg or time_limit or no_wait) and choice.name != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait go with --launcher slurm")

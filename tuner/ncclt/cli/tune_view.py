@@ -123,6 +123,8 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
         quiet: no notes.
     """
     if not quiet:
+        if result.finished:
+            say(f"ncclt: study {result.study.name} is finished, nothing was launched; --continue N adds launches to it")
         say(f"ncclt: the search stopped: {result.stop}")
         for note in result.notes:
             say(f"ncclt: note: {note}")
@@ -162,7 +164,8 @@ def use_lines(found: Recommendation, storage_option: str) -> str:
     fingerprint = found.fingerprint
     command = (
         f"ncclt env --cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} "
-        f"--nodes {fingerprint.nodes}{storage_option}"
+        f"--nodes {fingerprint.nodes} --gpus-per-node {fingerprint.gpus_per_node} "
+        f"--nccl-version {fingerprint.nccl_version}{storage_option}"
     )
     lines = [f'use it:  eval "$({command})"']
     if found.variables is None or found.variables.verdict.decision is not Decision.TUNED:
@@ -243,6 +246,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
         "payback_steps": won.steps if won else None,
+        "new_trials": len(result.trials) - result.resumed,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         "notes": list(result.notes),
     }

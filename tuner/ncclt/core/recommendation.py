@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,6 +19,13 @@ RECOMMENDATION_SCHEMA = 1
 
 MIN_EFFECT = 0.02
 """Gain of communication time per step below which changing anything is not worth it, unless said otherwise."""
+
+
+SHAPE_PARTS = {"nodes": "nodes", "gpus_per_node": "GPUs per node", "nccl_version": "NCCL version"}
+"""What must be known of a job before anything is served for it: fields of `Request` and `Fingerprint`, and words."""
+
+MOST_LISTED = 20
+"""Most shapes that a refusal lists."""
 
 
 class Decision(StrEnum):
@@ -209,12 +216,12 @@ def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a launcher asks for; None = not said, so not checked.
+    """The job that a recommendation is wanted for.
 
     Attributes:
         cluster, model: names.
-        nodes, gpus_per_node: the job's size.
-        nccl_version: what the job will load.
+        nodes, gpus_per_node: the job's shape; None = not known.
+        nccl_version: what the job will load; None = not known.
     """
 
     cluster: str
@@ -223,12 +230,17 @@ class Request:
     gpus_per_node: int | None = None
     nccl_version: str | None = None
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Return the parts of the job that are not known."""
+        return tuple(part for part in SHAPE_PARTS if getattr(self, part) is None)
+
     def refusal(self, fingerprint: Fingerprint) -> str:
-        """Say why a recommendation for `fingerprint` must not be served for this request; empty = it may."""
+        """Say why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
         wrong = [
-            f"{name.replace('_', ' ')}: measured with {getattr(fingerprint, name)}, asked for {wanted}"
-            for name in ("nodes", "gpus_per_node", "nccl_version")
-            if (wanted := getattr(self, name)) is not None and wanted != getattr(fingerprint, name)
+            f"{SHAPE_PARTS[part]}: measured with {getattr(fingerprint, part)}, asked for {wanted}"
+            for part in SHAPE_PARTS
+            if (wanted := getattr(self, part)) is not None and wanted != getattr(fingerprint, part)
         ]
         return "; ".join(wrong)
 
@@ -245,20 +257,20 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
     return f"the workload {recommendation.model!r} was replaced by one with other messages since it was tuned"
 
 
-def _age(recommendation: Recommendation) -> tuple[str, int]:
-    """Order recommendations, the newest one last."""
-    return recommendation.created, recommendation.revision
-
-
-def select(candidates: Iterable[Recommendation], request: Request) -> Recommendation:
+def select(candidates: Iterable[Recommendation], request: Request, *, partly: bool = False) -> Recommendation:
     """Return the newest published revision that fits the request exactly; never the nearest one.
 
     A measured recommendation goes before a simulated one whatever its age. Where the newest one of a fingerprint is
-    stale none of that fingerprint is served: an older one was measured even earlier. Another fingerprint that fits, as
-    of another NCCL where the request names none, is served still.
+    stale none of that fingerprint is served: an older one was measured even earlier. Another fingerprint that fits is
+    served still.
+
+    Args:
+        candidates: newest first, in the order in which the store received them: clocks of several machines disagree.
+        request: the job.
+        partly: what is not known of the job may be anything: for people who look at what there is, never for a job.
 
     Raises:
-        NoRecommendationError: nothing was published for it, or nothing of what was published fits.
+        NoRecommendationError: nothing was published for it, nothing of that fits, or the job is not known well enough.
         StaleRecommendationError: what fits is stale.
     """
     what = f"{request.model} on {request.cluster}"
@@ -267,19 +279,50 @@ def select(candidates: Iterable[Recommendation], request: Request) -> Recommenda
     command = f"ncclt tune --model {request.model} --cluster {request.cluster}"
     if request.nodes is not None:
         command += f" --nodes {request.nodes}"
-    if fitting:
-        measured = [r for r in fitting if not r.simulated] or fitting
-        newest_of = {r.fingerprint.digest(): r for r in sorted(measured, key=_age)}
-        newest = max(newest_of.values(), key=lambda r: (not r.stale, *_age(r)))
-        if newest.stale:
-            raise StaleRecommendationError(
-                f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
-                hint=f"run `{command}` to tune anew, or `ncclt check` once the cause is repaired",
-            )
-        return newest
     if not published:
         raise NoRecommendationError(f"nothing has been tuned for {what}", hint=f"run `{command}`")
-    why = sorted({request.refusal(r.fingerprint) for r in published})
-    raise NoRecommendationError(
-        f"no recommendation for {what} fits: {' / '.join(why)}", hint=f"it is not guessed; run `{command}`"
-    )
+    if not fitting:
+        why = sorted({request.refusal(r.fingerprint) for r in published})
+        raise NoRecommendationError(
+            f"no recommendation for {what} fits: {' / '.join(why)}",
+            hint=f"run `{command}` to tune for this job; there is, newest first:{_listed(published, SHAPE_PARTS)}",
+            available=_available(published),
+        )
+    if request.unknown and not partly:
+        missing = ", ".join(SHAPE_PARTS[part] for part in request.unknown)
+        raise NoRecommendationError(
+            f"which recommendation for {what} fits this job is not known: {missing} not given",
+            hint=f"add the options of one of these, newest first:{_listed(fitting, request.unknown)}",
+            available=_available(fitting),
+        )
+    measured = [r for r in fitting if not r.simulated] or fitting
+    newest_of: dict[str, Recommendation] = {}
+    for recommendation in measured:
+        newest_of.setdefault(recommendation.fingerprint.digest(), recommendation)
+    newest = next((r for r in newest_of.values() if not r.stale), measured[0])
+    if newest.stale:
+        raise StaleRecommendationError(
+            f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
+            hint=f"run `{command} --continue 8` to measure anew, or `ncclt check` once the cause is repaired",
+        )
+    return newest
+
+
+def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...]:
+    """Return the shapes that something was published for, newest first, each with its newest revision."""
+    shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for found in published:
+        shape = {part: getattr(found.fingerprint, part) for part in SHAPE_PARTS}
+        row = {**shape, "recommendation": found.id, "simulated": found.simulated, "stale": bool(found.stale)}
+        shapes.setdefault(tuple(shape.values()), row)
+    return tuple(shapes.values())[:MOST_LISTED]
+
+
+def _listed(published: Iterable[Recommendation], parts: Collection[str]) -> str:
+    """Return one line with the options for each shape that something was published for, newest first."""
+    lines: dict[str, None] = {}
+    for row in _available(published):
+        options = " ".join(f"--{part.replace('_', '-')} {row[part]}" for part in SHAPE_PARTS if part in parts)
+        marks = ", ".join([*(["SIMULATED"] if row["simulated"] else []), *(["stale"] if row["stale"] else [])])
+        lines.setdefault(f"\n    {options}{f'   ({marks})' if marks else ''}")
+    return "".join(lines)

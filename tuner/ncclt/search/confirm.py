@@ -43,7 +43,7 @@ def confirm(
     """
     version = runner.cluster.version
     for _ in range(_ROUNDS):
-        informative = _informative(journal)
+        informative = _informative(journal.trials())
         launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
         pending = [
             setting
@@ -56,7 +56,12 @@ def confirm(
             watch(launch(runner, workload, journal, setting, phase=Phase.CONFIRM), number, len(pending))
         if not pending or interrupted():
             break
-    return collect_times(_alike(_informative(journal)))
+    return confirmed_times(journal.trials())
+
+
+def confirmed_times(trials: Sequence[Trial]) -> Times:
+    """Return the times of everything that search and confirmation measured, of all trials of a study."""
+    return collect_times(_alike(_informative(trials)))
 
 
 def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
@@ -69,6 +74,6 @@ def _fresh(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if not trial.result.warm]
 
 
-def _informative(journal: Journal) -> list[Trial]:
+def _informative(trials: Sequence[Trial]) -> list[Trial]:
     """Return search and confirmation; the verification must not help to choose what it judges."""
-    return [t for t in journal.trials() if t.phase is not Phase.VERIFY]
+    return [t for t in trials if t.phase is not Phase.VERIFY]

@@ -63,6 +63,7 @@ def prove(
     by_variables: Runner | None = None,
     blocks: int = MAX_BLOCKS,
     min_effect: float = MIN_EFFECT,
+    anew: bool = False,
     interrupted: Callable[[], bool],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
@@ -81,10 +82,11 @@ def prove(
             arm is proven as it is delivered. None = `runner` does it.
         blocks: at most.
         min_effect: smallest gain worth a change, as a share.
+        anew: begin a proof of its own, whatever the journal holds.
         interrupted: asked before every launch.
         watch: told after every launch: the trial, launches done, and launches at most, if nothing is decided earlier.
     """
-    held = last_verification(journal.trials())
+    held = [] if anew else last_verification(journal.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
     try:
         return _prove(

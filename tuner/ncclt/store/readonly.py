@@ -51,8 +51,8 @@ _NAMES = """
 _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
 
 
-def chosen(url: str | None, request: Request) -> Recommendation:
-    """Return the published revision that fits a request.
+def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recommendation:
+    """Return the published revision that fits a request; `partly` as for `select`.
 
     Raises:
         NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
@@ -63,7 +63,7 @@ def chosen(url: str | None, request: Request) -> Recommendation:
     if not found:
         # Asked last: on a compute node the cluster may be served whose definition is kept elsewhere.
         known_names(url).require(cluster=request.cluster, model=request.model)
-    return select(found, request)
+    return select(found, request, partly=partly)
 
 
 def known_names(url: str | None) -> KnownNames:

@@ -1,0 +1,50 @@
+"""The job that a recommendation is wanted for: what the options say of it, completed by what its launcher says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ncclt.core.recommendation import SHAPE_PARTS
+from ncclt.core.version import NcclVersion
+from ncclt.errors import NoRecommendationError
+from ncclt.job_shape import Said, shape_of
+
+
+@contextmanager
+def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> Iterator[argparse.Namespace]:
+    """Give the arguments with the job's whole shape as far as it is known, for a block that asks with them.
+
+    Args:
+        arguments: with nodes, gpus_per_node and nccl_version, each None where its option was left out.
+        command: what will be started; empty where that is not known.
+
+    Raises:
+        NoRecommendationError: an option contradicts the command or its launcher; or the block raised it, and who said
+            what of the job is told with it.
+    """
+    said = shape_of(command, os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
+    asked = {part: getattr(arguments, part) for part in SHAPE_PARTS}
+    if asked["nccl_version"]:
+        asked["nccl_version"] = str(NcclVersion.parse(asked["nccl_version"]))
+    for part, value in asked.items():
+        if value is not None and part in said and said[part].binding and said[part].value != value:
+            raise NoRecommendationError(
+                f"--{part.replace('_', '-')} {value} contradicts the job: {_words(part, said[part])}",
+                hint="leave the option out, or give it as the job has it",
+            )
+    taken = {part: said[part] for part, value in asked.items() if value is None and part in said}
+    completed = {**asked, **{part: one.value for part, one in taken.items()}}
+    try:
+        yield argparse.Namespace(**{**vars(arguments), **completed})
+    except NoRecommendationError as error:
+        if not taken:
+            raise
+        seen = "; ".join(_words(part, one) for part, one in taken.items())
+        raise type(error)(f"{error.message} ({seen})", hint=error.hint, available=error.available) from error
+
+
+def _words(part: str, said: Said) -> str:
+    return f"{SHAPE_PARTS[part]} {said.value} by {said.by}"
