@@ -93,4 +93,5 @@ def open_service_store(url: str) -> Store:
         StoreError: the store cannot be reached, or what lies there is not ours.
         UsageError: the URL is none.
     """
-    return open_store(url, migrate=url.startswith("sqlite"))
+    # A request does not wait for a database: it is answered with 503, and the client has its own patience.
+    return open_store(url, migrate=url.startswith("sqlite"), is_patient=False)

@@ -102,9 +102,9 @@ def _recommendation(id: str, *, server: str | None, storage: str | None, timeout
             kind = NoRecommendationError if error.status == 404 else ServerError
             raise kind(error.message, hint=error.hint) from error
         return recommendation_from_document(found)
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         return store.recommendation(id)
 
 

@@ -23,9 +23,9 @@ def cluster() -> None:
 @app.command("list")
 def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
     """List the clusters that ncclt knows."""
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         entries = store.clusters()
     if as_json:
         print_json({"schema": 1, "clusters": [{**e.item.to_document(), "shipped": e.shipped} for e in entries]})
@@ -56,9 +56,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one cluster with its sources."""
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         found = store.cluster(name)
     if as_json:
         print_json({"schema": 1, **found.to_document()})

@@ -120,9 +120,9 @@ def doctor(
 def _cluster(name: str | None, storage: str | None, *, nodes: int | None, gpus_per_node: int | None) -> Cluster | None:
     if name is None:
         return None
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         return store.cluster(name).sized(nodes=nodes, gpus_per_node=gpus_per_node)
 
 

@@ -42,9 +42,9 @@ def estimate(
     """Estimate seconds of compute and of communication per step, and at which bandwidth the one outweighs the other."""
     from ncclt.cli.estimate_curves import measured_curves
     from ncclt.core.estimate import estimate as estimated
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         where = store.cluster(cluster).sized(nodes=nodes, gpus_per_node=gpus_per_node)
         recorded = store.workload(profile)
         measured = measured_curves(store, where)

@@ -114,9 +114,9 @@ def preflight(
     from ncclt.preflight import preflight as run
 
     if history:
-        from ncclt.store import open_store
+        from ncclt.store import open_to_read
 
-        with open_store(storage) as opened:
+        with open_to_read(storage) as opened:
             print_history(opened.preflights(cluster=cluster), as_json=as_json)
         return
     if plot is not None:

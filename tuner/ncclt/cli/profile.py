@@ -27,9 +27,9 @@ def profile() -> None:
 def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
     """List the workloads that ncclt knows, shipped and imported."""
     from ncclt.core.message import format_bytes
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         entries = store.workloads()
     if as_json:
         rows = [
@@ -76,7 +76,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the messages of one workload, largest share first; dominant ones are marked."""
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
     if limit < 0:
         raise UsageError(f"--limit must be 0 or more, not {limit}")
@@ -85,7 +85,7 @@ def show(
 
     if plot is not None:
         check_plot(plot)
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         workload = store.workload(name)
     if plot is not None:
         write_plot(workload, plot)

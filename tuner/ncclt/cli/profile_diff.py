@@ -22,9 +22,9 @@ def diff(
 ) -> None:
     """Show the messages that B sends more, less, or not at all compared with A; exit code 0 either way."""
     from ncclt.core.difference import difference
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         first, second = store.workload(before), store.workload(after)
     found = difference(first, second)
     if first.unit != second.unit:

@@ -34,11 +34,11 @@ def list_studies(
     as_json: AsJson = False,
 ) -> None:
     """List studies, newest first."""
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         page = store.studies(limit=limit, cluster=cluster, model=model)
     if as_json:
         print_json({"schema": 1, "studies": [_summary_row(s) for s in page.items]})
@@ -76,9 +76,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one study: verdict, policy and trials."""
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         study = store.study(key)
         trials = store.trials(study.id)
         found = store.recommendations(study=study.id)
@@ -162,11 +162,11 @@ def replay_study(
     require_tune_extra()
     from ncclt.cli.replay_view import print_replay, replay_document
     from ncclt.search.replay import recording_of, replay
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
     if seeds < 1 or trials < 2:
         raise UsageError("--seeds must be at least 1, and --trials at least 2")
-    with open_store(storage) as store:
+    with open_to_read(storage) as store:
         study = store.study(key)
         recording = recording_of(study, store.trials(study.id))
     names = dict.fromkeys(sampler or ("ours", "random"))

@@ -151,15 +151,16 @@ def tune(
     The default is measured first; then settings are tried, each launch measuring all messages; the best ones are
     launched again; and the resulting policy is measured in turn with the untouched default (A B B A ...). Ctrl-C
     finishes the running trial and saves; the same command resumes (without --continue, whose launches would be added
-    once more). A study that is finished prints its result again and launches nothing. Several processes may run the same command at
-    once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study as one job.
+    once more). A study that is finished prints its result again and launches nothing. Several processes may run the
+    same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
+    as one job.
     """
     from ncclt.runners import require_tune_extra
 
     require_tune_extra()
     from ncclt.grounds import check_benchmark
     from ncclt.search.loop import Budget
-    from ncclt.store import open_store
+    from ncclt.store import open_store, open_to_read
     from ncclt.tune import TuneRequest
     from ncclt.tune import tune as run
 
@@ -180,7 +181,7 @@ def tune(
     choice = options.choice()
     # Whatever can be refused is refused here, before anything is created.
     budget = Budget(trials=trials, seconds=seconds, gpu_hours=gpu_hours, patience=patience, steps=steps)
-    with open_store(storage) as store:
+    with (open_to_read if dry_run else open_store)(storage) as store:
         workload = store.workload(name)
         if steps is not None and workload.provenance.whole_file:
             raise UsageError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.trial import TrialState
@@ -30,6 +31,11 @@ FAILURE_PENALTY = math.log(2)
 """A crash, a hang or wrong data is told as twice the worst time seen: samplers learn nothing from Optuna's FAIL."""
 
 _NUMBER = "ncclt_trial"
+
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""As long as the store waits for its own tables (ncclt.store.failures), which lie in the same database."""
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +94,9 @@ class Proposer:
         self._space = space
         self._workload = workload
         self._storage = _open_storage(storage_url) if storage_url else optuna.storages.InMemoryStorage()
-        self._study = optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
+        self._study = _kept(lambda: optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True))
         with _unannounced():
-            self._study.set_metric_names(["worth to a policy, below 0 = gain"])
+            _kept(lambda: self._study.set_metric_names(["worth to a policy, below 0 = gain"]))
         self._blas = ThreadpoolController()
         self._default: Trial | None = None
         self._sampler = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
@@ -129,7 +135,8 @@ class Proposer:
         self._default = default
         if not mirror:
             return
-        known = {frozen.user_attrs.get(_NUMBER) for frozen in self._study.get_trials(deepcopy=False)}
+        kept = _kept(lambda: self._study.get_trials(deepcopy=False))
+        known = {frozen.user_attrs.get(_NUMBER) for frozen in kept}
         for trial in trials:
             if trial.number not in known:
                 self.tell(trial)
@@ -171,7 +178,8 @@ class Proposer:
         """Tell Optuna what a launch gave."""
         if self._space.params(trial.setting) is not None:
             # One transaction, and nothing that is left behind as running when the process dies in between.
-            self._study.add_trial(self._frozen(trial.number, trial.setting, TrialState.COMPLETE, self._value(trial)))
+            frozen = self._frozen(trial.number, trial.setting, TrialState.COMPLETE, self._value(trial))
+            _kept(lambda: self._study.add_trial(frozen))
 
     def _value(self, trial: Trial) -> float:
         assert self._default is not None
@@ -214,8 +222,25 @@ def _unannounced() -> Iterator[None]:
         yield
 
 
+def _kept(call: Callable[[], Answer]) -> Answer:
+    """Do something with Optuna's database, and again when it was away: a trial that it has twice harms nobody.
+
+    Raises:
+        StoreError: it stays away.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return call()
+        except optuna.exceptions.StorageInternalError as error:
+            if pause_s is None:
+                raise StoreError(f"Optuna's tables cannot be used: {error}", hint="check --storage") from error
+            time.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
 def _open_storage(url: str) -> optuna.storages.RDBStorage:
     try:
-        return optuna.storages.RDBStorage(url)
+        # A connection that the server ended meanwhile is noticed before it is used.
+        return optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except (optuna.exceptions.OptunaError, ImportError, OSError, RuntimeError) as error:
         raise StoreError(f"Optuna's tables cannot be opened: {error}", hint="check --storage") from error

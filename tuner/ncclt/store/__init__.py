@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclt.errors import MissingDependencyError
-from ncclt.store.location import default_url, locate
+from ncclt.store.location import Location, default_url, locate, no_store
 from ncclt.store.readonly import chosen, published
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "chosen",
     "default_url",
     "open_store",
+    "open_to_read",
     "profiles_folder",
     "published",
 ]
@@ -42,12 +43,34 @@ _LATER = {
 _DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")
 
 
+def open_to_read(url: str | None = None) -> Store:
+    """Open a store for a command that only reads: nothing is made or migrated.
+
+    Where the user's own store is not there yet, it is as if it were: without anything but what was shipped.
+
+    Raises:
+        UsageError: the text is no URL of a database that ncclt can use.
+        StoreError: the store that was named is not there, or as for `open_store`.
+        MissingDependencyError: ncclt was installed without its store.
+    """
+    location = locate(url)
+    if location.path is None or location.path.exists():
+        store = _open(location, migrate=False)
+        if store.migration().current:
+            return store
+        store.close()
+    if not location.is_default:
+        raise no_store(location)
+    return _open(Location(url="sqlite://", path=Path(":memory:")), migrate=True)
+
+
 def open_store(
     url: str | None = None,
     *,
     migrate: bool = True,
     clock: Callable[[], str] | None = None,
     profiles: Path | None = None,
+    is_patient: bool = True,
 ) -> Store:
     """Open the store at a database URL, None = the user's own file.
 
@@ -57,17 +80,28 @@ def open_store(
             are not: `Store.migration` tells.
         clock: gives the present time, ISO in UTC; left out = the machine's clock.
         profiles: folder of shipped workloads and clusters; left out = the one that came with ncclt.
+        is_patient: once it is open, wait some seconds for a PostgreSQL that went away and comes back.
 
     Raises:
         UsageError: the text is no URL of a database that ncclt can use.
         StoreError: it cannot be reached, is newer than this ncclt, or belongs to another program.
         MissingDependencyError: ncclt was installed without its store.
     """
-    location = locate(url)
+    return _open(locate(url), migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
+
+
+def _open(
+    location: Location,
+    *,
+    migrate: bool,
+    clock: Callable[[], str] | None = None,
+    profiles: Path | None = None,
+    is_patient: bool = True,
+) -> Store:
     try:
         from ncclt.store.store import Store
 
-        return Store(location, migrate=migrate, clock=clock, profiles=profiles)
+        return Store(location, migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
     except ModuleNotFoundError as error:
         if error.name not in _DEPENDENCIES:
             raise

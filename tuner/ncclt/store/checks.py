@@ -8,20 +8,23 @@ from collections.abc import Collection
 from sqlalchemy import Connection, func, insert, select, text
 
 from ncclt.core.canary import Check, check_from_document
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import is_stored, stored, to_text
 from ncclt.store.revisions import FIRST_WITH_CHECKS, VERSION_QUERY
 from ncclt.store.tables import checks
 
 
 def add_check(connection: Connection, check: Check) -> None:
-    """Store a check."""
+    """Store a check, unless it is there already."""
+    document = to_text(check.to_document())
+    if is_stored(connection, checks, check.id, document):
+        return
     connection.execute(
         insert(checks).values(
             id=check.id,
             recommendation=check.recommendation,
             freshness=check.freshness.value,
             created=check.created,
-            document=to_text(check.to_document()),
+            document=document,
         )
     )
 

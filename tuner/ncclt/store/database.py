@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, ma
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from ncclt.errors import UsageError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store.failures import translated
 from ncclt.store.location import URL_HINT, Location
 from ncclt.store.readonly import BUSY_TIMEOUT_S
@@ -83,6 +83,21 @@ class Database:
                 connection.execute(text("SET LOCAL lock_timeout = '30s'"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
             yield connection
+
+    def require_sound(self) -> None:
+        """Raise StoreError where the pages of an SQLite file do not make a database; PostgreSQL looks after its own.
+
+        Before anything is written, and not before each reading: it reads the whole file, about 1 ms per MB.
+        """
+        if self.schema is not None:
+            return
+        with self.reading() as connection:
+            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalars().all()
+        if found != ["ok"]:
+            raise StoreError(
+                f"the store {self.shown} is damaged: {' '.join(str(found[0]).split()) if found else 'no answer'}",
+                hint="restore a backup or name another store with --storage",
+            )
 
     def try_writing(self) -> None:
         """Write a row and take it back.

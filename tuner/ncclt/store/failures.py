@@ -1,9 +1,12 @@
-"""The one place where a database's exceptions become ours."""
+"""The one place where a database's exceptions become ours, and where what may be done twice is done again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -34,7 +37,54 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("connection", "check host and port in the storage URL, and that the server runs"),
 )  # fmt: skip
 
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before each repetition; a PostgreSQL that is started again takes some seconds."""
+
+_PASSING_STATES = ("08", "40", "53", "57P")
+"""How the SQLSTATE of what passes begins: connection, rollback (deadlock, serialization), resources, shutdown.
+
+Source: postgresql.org/docs/current/errcodes-appendix.html.
+"""
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
 _NO_HINT = "check the storage URL, or name another store with --storage"
+
+
+class LostTransactionError(StoreError):
+    """PostgreSQL ended the transaction for a reason that passes; whether it was committed may not be known."""
+
+
+class Patient(Protocol):
+    """Whose methods may be done twice.
+
+    Attributes:
+        is_patient: it waits for a PostgreSQL that is away for a moment.
+    """
+
+    is_patient: bool
+
+
+Self = TypeVar("Self", bound=Patient)
+
+
+def repeatable(method: Callable[Concatenate[Self, Given], Answer]) -> Callable[Concatenate[Self, Given], Answer]:
+    """Mark a method that may be done twice: it is done again, after growing pauses, when its transaction was lost.
+
+    A reading may be; a writing must find out that it was committed although the answer was lost.
+    """
+
+    @wraps(method)
+    def repeated(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        for pause_s in _PAUSES_S if self.is_patient else ():
+            try:
+                return method(self, *args, **kwargs)
+            except LostTransactionError:
+                time.sleep(pause_s)
+        return method(self, *args, **kwargs)
+
+    return repeated
 
 
 @contextmanager
@@ -52,7 +102,17 @@ def translated(shown: str, *, conflict: str = "") -> Iterator[None]:
         raise StoreError(message, hint="two processes may be working on the same study; stop one") from error
     # UnicodeEncodeError: a name that is no text (broken UTF-8 in an argument) fails before it reaches the database.
     except (SQLAlchemyError, UnicodeEncodeError) as error:
-        raise StoreError(f"the store {shown} cannot be used: {_one_line(error)}", hint=_hint(error)) from error
+        kind = LostTransactionError if _passes(error) else StoreError
+        raise kind(f"the store {shown} cannot be used: {_one_line(error)}", hint=_hint(error)) from error
+
+
+def _passes(error: Exception) -> bool:
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    if not type(cause).__module__.startswith("psycopg"):
+        return False  # SQLite waits by itself for as long as makes sense
+    state: str | None = getattr(cause, "sqlstate", None)
+    # A connection that breaks or is refused has no state.
+    return state.startswith(_PASSING_STATES) if state else type(cause).__name__ == "OperationalError"
 
 
 def _one_line(error: Exception) -> str:

@@ -10,26 +10,30 @@ from ncclt.core.fabric import Preflight
 from ncclt.core.verification import Verification
 from ncclt.store import attestations, checks, preflights, recommendations, verifications
 from ncclt.store.database import Database
+from ncclt.store.failures import repeatable
 
 
 class Findings:
     """The part of a store that keeps findings; see `Store`."""
 
     _database: Database
+    is_patient: bool
 
     # --- checks ---
 
+    @repeatable
     def add_check(self, check: Check) -> None:
         """Keep what a check of a recommendation found; it decides from now on whether it is served.
 
         Raises:
             NotFoundError: there is no such recommendation.
-            StoreError: a check of this id is already stored.
+            StoreError: another check of this id is already stored.
         """
         with self._database.writing(conflict=f"the check {check.id} is already stored") as connection:
             recommendations.get_recommendation(connection, check.recommendation)
             checks.add_check(connection, check)
 
+    @repeatable
     def checks(self, recommendation: str) -> tuple[Check, ...]:
         """Return the checks of a recommendation by its id, newest first."""
         with self._database.reading() as connection:
@@ -37,6 +41,7 @@ class Findings:
 
     # --- attestations ---
 
+    @repeatable
     def add_attestation(self, attestation: Attestation) -> bool:
         """Keep whether a recommendation took effect in a job; tell whether that finding is new.
 
@@ -47,11 +52,13 @@ class Findings:
             recommendations.get_recommendation(connection, attestation.recommendation)
             return attestations.add_attestation(connection, attestation)
 
+    @repeatable
     def attestations(self, of: Collection[str], *, limit: int = 20) -> tuple[Attestation, ...]:
         """Return the newest attestations of some recommendations, by their ids, newest first."""
         with self._database.reading() as connection:
             return attestations.find_attestations(connection, of, limit=limit)
 
+    @repeatable
     def effects(self, of: Collection[str]) -> dict[str, str]:
         """Return what the newest attestation of each recommendation says, by id; none where there is none."""
         with self._database.reading() as connection:
@@ -59,11 +66,13 @@ class Findings:
 
     # --- preflights ---
 
+    @repeatable
     def add_preflight(self, preflight: Preflight) -> None:
-        """Keep what a preflight found; StoreError if one of this id is already stored."""
+        """Keep what a preflight found; StoreError if another one of this id is already stored."""
         with self._database.writing(conflict=f"the preflight {preflight.id} is already stored") as connection:
             preflights.add_preflight(connection, preflight)
 
+    @repeatable
     def preflights(self, *, cluster: str | None = None, limit: int = 20) -> tuple[Preflight, ...]:
         """Return the newest preflights, the newest first, of one cluster or of all."""
         with self._database.reading() as connection:
@@ -71,16 +80,18 @@ class Findings:
 
     # --- verifications ---
 
+    @repeatable
     def add_verification(self, verification: Verification) -> None:
         """Keep what the step times of a real training say.
 
         Raises:
-            StoreError: one of this id is already stored.
+            StoreError: another one of this id is already stored.
         """
         conflict = f"the verification {verification.id} is already stored"
         with self._database.writing(conflict=conflict) as connection:
             verifications.add_verification(connection, verification)
 
+    @repeatable
     def verifications(
         self,
         *,

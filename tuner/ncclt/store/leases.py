@@ -74,6 +74,7 @@ def claim_trial(
     most: int | None,
     worker: str,
     now_s: float,
+    token: str,
 ) -> Claim | None:
     """Reserve the next number for a launch, unless the setting was launched or claimed meanwhile, or too many were.
 
@@ -86,15 +87,21 @@ def claim_trial(
         most: launches of the phase in the whole study, this one included; None = any number.
         worker: who will launch it.
         now_s: seconds since the epoch.
+        token: of this call; a claim that was made with it is returned once more, its answer was lost.
     """
     bury(connection, study_id, now_s=now_s)
+    for row in connection.execute(_trials_of(study_id)):
+        if json.loads(row.document).get("token") == token:
+            return _claim(row)
     running = running_trials(connection, study_id)
     known = select(func.count()).where(trials.c.study == study_id, trials.c.setting == setting.digest())
     launched = connection.execute(known).scalar_one() + sum(claim.setting == setting for _, claim in running)
     if launched != repeat or (most is not None and _counted(connection, study_id, phase, running) >= most):
         return None
     claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
-    _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, now_s=now_s, document=_document(claim))
+    _insert(
+        connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, now_s=now_s, document=_document(claim, token)
+    )
     return claim
 
 
@@ -142,7 +149,7 @@ def renew(connection: Connection, study_id: str, *, worker: str, now_s: float) -
 
 def running_trials(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], ...]:
     """Return the claims of all workers by number: (worker, claim)."""
-    rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_TRIAL}%")))
+    rows = connection.execute(_trials_of(study_id))
     found = [(row.worker, _claim(row)) for row in rows]
     return tuple(sorted(found, key=lambda pair: pair[1].number))
 
@@ -151,6 +158,10 @@ def workers(connection: Connection, study_id: str) -> tuple[str, ...]:
     """Return who works on a study."""
     rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_WORKER}%")))
     return tuple(sorted(row.worker for row in rows))
+
+
+def _trials_of(study_id: str) -> Any:
+    return _of(study_id).where(leases.c.what.like(f"{_TRIAL}%"))
 
 
 def _of(study_id: str) -> Any:
@@ -170,8 +181,9 @@ def _insert(
     connection.execute(insert(leases).values(**row))
 
 
-def _document(claim: Claim) -> dict[str, Any]:
+def _document(claim: Claim, token: str) -> dict[str, Any]:
     return {
+        "token": token,
         "number": claim.number,
         "setting": claim.setting.to_document(),
         "repeat": claim.repeat,

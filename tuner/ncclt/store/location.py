@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from ncclt.errors import UsageError
+from ncclt.errors import StoreError, UsageError
 from ncclt.home import user_folder
 
 URL_HINT = "write sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://user@host/database"
+
+_SMALLEST_DATABASE = 512
+"""Bytes of the smallest page, which every SQLite file has at least one of (sqlite.org/fileformat2.html)."""
 
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
@@ -21,10 +24,12 @@ class Location:
     Attributes:
         url: in SQLAlchemy's spelling; PostgreSQL always with the driver psycopg 3. May hold a password.
         path: the file of an SQLite store, None for PostgreSQL.
+        is_default: nobody named it: it is the user's own, and need not be there yet.
     """
 
     url: str
     path: Path | None
+    is_default: bool = False
 
     def __repr__(self) -> str:
         """Leave out the URL: it may hold a password."""
@@ -37,6 +42,25 @@ class Location:
         """
         assert self.path is not None
         return f"file:{quote(str(self.path))}?mode={mode}"
+
+    def require_database_file(self) -> None:
+        """Refuse a file that is too short for a database and not empty: SQLite would take it for an empty one.
+
+        Raises:
+            StoreError: it is such a file, or it cannot be looked at.
+        """
+        assert self.path is not None
+        try:
+            length = self.path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {error.strerror}", hint="check its permissions") from error
+        if 0 < length < _SMALLEST_DATABASE:
+            raise StoreError(
+                f"{self.path} has {length} bytes and is not a database",
+                hint="the file is damaged; restore a backup or name another store with --storage",
+            )
 
     @property
     def optuna_path(self) -> Path | None:
@@ -60,10 +84,18 @@ def locate(url: str | None) -> Location:
     if not separator:
         raise UsageError(f"{text!r} is no database URL", hint=URL_HINT)
     if scheme in ("sqlite", "sqlite+pysqlite"):
-        return _sqlite(text, rest)
+        return replace(_sqlite(text, rest), is_default=url is None)
     if scheme in _POSTGRESQL:
         return Location(url=f"postgresql+psycopg://{rest}", path=None)
     raise UsageError(f"ncclt keeps nothing in {scheme!r}; it knows SQLite and PostgreSQL", hint=URL_HINT)
+
+
+def no_store(location: Location) -> StoreError:
+    """Return what is said where a store that was named is not there: it is not made by who wants to read it."""
+    where = location.path or "this PostgreSQL database"
+    return StoreError(
+        f"there is no store at {where}", hint="check --storage; `ncclt tune` and `ncclt store migrate` make one"
+    )
 
 
 def _sqlite(text: str, rest: str) -> Location:
@@ -73,3 +105,19 @@ def _sqlite(text: str, rest: str) -> Location:
     if "?" in name:
         raise UsageError(f"{text!r}: an SQLite URL takes no options here", hint=URL_HINT)
     return Location(url=f"sqlite:///{name}", path=Path(name))
+
+
+def prepare_file(location: Location, *, create: bool) -> None:
+    """Make the folder of an SQLite file, or see that the file is there; it may be a database or empty."""
+    if location.path is None:
+        return
+    location.require_database_file()
+    if not create and not location.path.exists():
+        raise StoreError(f"there is no store at {location.path}", hint="open it once with migration to create it")
+    try:
+        location.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the folder {location.path.parent} cannot be made: {error.strerror}",
+            hint="name a store that can be written with --storage",
+        ) from error

@@ -22,7 +22,7 @@ from ncclt.core.recommendation import (
 )
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
-from ncclt.store.location import Location, locate
+from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.revisions import FIRST_WITH_CHECKS, VERSION_QUERY, known_revision
 
@@ -87,11 +87,11 @@ def known_names(url: str | None) -> KnownNames:
 
 
 def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what was published for a model on a cluster, newest first; empty where there is no store yet.
+    """Return what was published for a model on a cluster, newest first; empty where the user has no store yet.
 
     Raises:
         UsageError: the text is no URL of a database that ncclt can use.
-        StoreError: the store cannot be read, or its schema is not ours.
+        StoreError: the store that was named is not there or cannot be read, or its schema is not ours.
     """
     location = locate(url)
     if location.path is None:
@@ -124,20 +124,16 @@ def _workload_digest(name: str, added: str | None) -> str:
 
 
 def _by_sqlalchemy(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(location.url, migrate=False) as store:
-        if not store.migration().current:
-            return ()
+    with open_to_read(location.url) as store:
         return store.recommendations(cluster=cluster, model=model)
 
 
 def _names_by_sqlalchemy(location: Location) -> list[tuple[str, str]]:
-    from ncclt.store import open_store
+    from ncclt.store import open_to_read
 
-    with open_store(location.url, migrate=False) as store:
-        if not store.migration().current:
-            return []
+    with open_to_read(location.url) as store:
         served = store.recommendations()
         return [
             *(("cluster", entry.item.name) for entry in store.clusters()),
@@ -148,14 +144,13 @@ def _names_by_sqlalchemy(location: Location) -> list[tuple[str, str]]:
 
 
 def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> list[Any]:
-    """Return the answer to the query for the revision of the tables; none where there is no store yet."""
+    """Return the answer to the query for the revision of the tables; none where the user has no store yet."""
     assert location.path is not None
-    try:
-        location.path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise StoreError(f"{location.path} cannot be read: {error.strerror}", hint="check its permissions") from error
+    location.require_database_file()
+    if not location.path.exists():
+        if location.is_default:
+            return []
+        raise no_store(location)
     try:
         try:
             return _select(location, "ro", query_of, values)

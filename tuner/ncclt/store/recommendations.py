@@ -15,8 +15,17 @@ from ncclt.store.tables import recommendations
 
 
 def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
-    """Store a recommendation under the next revision of its cluster, model and fingerprint; run it alone."""
+    """Store a recommendation under the next revision of its cluster, model and fingerprint; run it alone.
+
+    One that is there already, in just these words, is returned as it was stored.
+    """
     table = recommendations.c
+    text = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
+    if text is not None:
+        there = _read(recommendation.id, text)
+        # The insertion of another one under this id fails below.
+        if there == replace(recommendation, revision=there.revision, created=recommendation.created or there.created):
+            return there
     fingerprint = recommendation.fingerprint.digest()
     newest = connection.execute(
         select(func.max(table.revision)).where(

@@ -15,6 +15,9 @@ HEAD = REVISIONS[-1]
 FIRST_WITH_VERIFICATIONS = "0002"
 """The revision that brought the table of verifications; older stores are read, and have none."""
 
+FIRST_WITH_PREFLIGHTS = "0004"
+"""The revision that brought the table of preflights, likewise."""
+
 FIRST_WITH_CHECKS = "0005"
 """The revision that brought the table of checks; older stores are read, and have none."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,10 +22,12 @@ from ncclt.errors import StoreError
 from ncclt.store import leases, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
+from ncclt.store.failures import repeatable
 from ncclt.store.findings import Findings
-from ncclt.store.location import Location
+from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.migrate import migration
+from ncclt.store.readonly import published
 from ncclt.store.records import CatalogueEntry, Migration, StudyPage
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.staleness import page_with_staleness, with_staleness
@@ -45,12 +48,20 @@ class Store(Findings):
         optuna_url: where Optuna keeps its tables for this store; may hold a password.
         shown: the store for people.
         path: of the SQLite file, None on PostgreSQL.
+        is_patient: what may be done twice is done again when PostgreSQL was away for some seconds.
     """
 
     def __init__(
-        self, location: Location, *, migrate: bool, clock: Callable[[], str] | None, profiles: Path | None
+        self,
+        location: Location,
+        *,
+        migrate: bool,
+        clock: Callable[[], str] | None,
+        profiles: Path | None,
+        is_patient: bool,
     ) -> None:
-        _prepare_file(location, create=migrate)
+        prepare_file(location, create=migrate)
+        self.is_patient = is_patient
         self._clock = clock or utc_now
         self._profiles = profiles
         self._database = Database(location)
@@ -60,6 +71,7 @@ class Store(Findings):
         self.path = location.path
         try:
             if migrate:
+                self._database.require_sound()
                 migrate_tables(self._database)
             else:
                 migration(self._database)
@@ -91,14 +103,17 @@ class Store(Findings):
         with self._database.alone():
             yield
 
+    @repeatable
     def ping(self) -> None:
         """Ask the database something, so that a StoreError tells that it cannot be reached."""
         migration(self._database)
 
+    @repeatable
     def require_writable(self) -> None:
         """Raise StoreError unless a row can be written now: for whoever measures first and keeps the result last."""
         self._database.try_writing()
 
+    @repeatable
     def migration(self) -> Migration:
         """Return how far the tables are."""
         return migration(self._database)
@@ -113,6 +128,7 @@ class Store(Findings):
     def _shipped_clusters(self) -> dict[str, Cluster]:
         return shipped_clusters(self._profiles or profiles_folder())
 
+    @repeatable
     def workloads(self) -> tuple[CatalogueEntry[Workload], ...]:
         """Return every workload by name.
 
@@ -122,6 +138,7 @@ class Store(Findings):
         with self._database.reading() as connection:
             return WORKLOADS.entries(connection, self._shipped_workloads)
 
+    @repeatable
     def workload(self, name: str) -> Workload:
         """Return the workload of a name.
 
@@ -140,6 +157,7 @@ class Store(Findings):
         with self._database.alone() as connection:
             WORKLOADS.add(connection, self._shipped_workloads, workload, replace=replace)
 
+    @repeatable
     def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
         """Return every cluster by name.
 
@@ -149,6 +167,7 @@ class Store(Findings):
         with self._database.reading() as connection:
             return CLUSTERS.entries(connection, self._shipped_clusters)
 
+    @repeatable
     def cluster(self, name: str) -> Cluster:
         """Return the cluster of a name.
 
@@ -169,6 +188,7 @@ class Store(Findings):
 
     # --- studies ---
 
+    @repeatable
     def open_study(self, study: Study) -> Study:
         """Return the stored study of this name, or store this one.
 
@@ -179,6 +199,7 @@ class Store(Findings):
         with self._database.alone(conflict=f"a study with the id {study.id!r} is already stored") as connection:
             return studies.open_study(connection, study, now=self._clock())
 
+    @repeatable
     def study(self, key: str) -> Study:
         """Return a study by id, name, or the beginning of an id that no other has.
 
@@ -189,6 +210,7 @@ class Store(Findings):
         with self._database.reading() as connection:
             return studies.find_study(connection, key)
 
+    @repeatable
     def studies(
         self, *, limit: int = 50, cursor: str | None = None, cluster: str | None = None, model: str | None = None
     ) -> StudyPage:
@@ -206,6 +228,7 @@ class Store(Findings):
             page = summaries.study_page(connection, limit=limit, cursor=cursor, cluster=cluster, model=model)
             return page_with_staleness(connection, page, self._shipped_workloads)
 
+    @repeatable
     def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:
         """Keep a trial with its measurements, all or nothing; when this returns it survives kill -9.
 
@@ -222,21 +245,26 @@ class Store(Findings):
         conflict = f"trial {trial.number} of study {study_id} is already stored"
         with self._database.alone(conflict=conflict) as connection:
             if worker is not None:
+                if (kept := trials.stored_number(connection, study_id, trial)) is not None:
+                    return dataclasses.replace(trial, number=kept)
                 number = leases.close_claim(connection, study_id, trial.number, worker=worker)
                 trial = dataclasses.replace(trial, number=number)
             trials.add_trial(connection, study_id, trial, now=self._clock())
         return trial
 
+    @repeatable
     def new_trials(self, study_id: str, known: Collection[int]) -> tuple[Trial, ...]:
         """Return the trials of a study whose numbers are not known yet, by number."""
         with self._database.reading() as connection:
             return trials.all_trials(connection, study_id, without=known)
 
+    @repeatable
     def trials(self, study_id: str) -> tuple[Trial, ...]:
         """Return the trials of a study by number, with their measurements; none for a study that is not there."""
         with self._database.reading() as connection:
             return trials.all_trials(connection, study_id)
 
+    @repeatable
     def set_state(self, study_id: str, state: StudyState, reason: str) -> None:
         """Write how far a study is and why.
 
@@ -248,16 +276,19 @@ class Store(Findings):
 
     # --- workers of a study ---
 
+    @repeatable
     def enter(self, study_id: str, worker: str) -> None:
         """Say that a worker has begun to work on a study."""
         with self._database.alone() as connection:
             leases.enter(connection, study_id, worker=worker, now_s=time.time())
 
+    @repeatable
     def leave(self, study_id: str, worker: str) -> None:
         """Give up everything that a worker holds."""
         with self._database.alone() as connection:
             leases.leave(connection, study_id, worker=worker)
 
+    @repeatable
     def renew(self, study_id: str, worker: str) -> None:
         """Say that a worker is alive; to be called every `leases.RENEW_S`."""
         with self._database.alone() as connection:
@@ -279,24 +310,34 @@ class Store(Findings):
         Returns:
             None when another worker launched or claimed the setting meanwhile, or there are as many launches.
         """
-        with self._database.alone() as connection:
-            now_s = time.time()
-            return leases.claim_trial(
-                connection, study_id, setting, phase=phase, repeat=repeat, most=most, worker=worker, now_s=now_s
-            )
+        token = uuid.uuid4().hex  # by which a claim is known again whose answer was lost
+        return self._claim(study_id, setting, phase, repeat, worker, most, token)
 
+    @repeatable
+    def _claim(
+        self, study_id: str, setting: Setting, phase: Phase, repeat: int, worker: str, most: int | None, token: str
+    ) -> Claim | None:
+        with self._database.alone() as connection:
+            return leases.claim_trial(
+                connection, study_id, setting,
+                phase=phase, repeat=repeat, most=most, worker=worker, now_s=time.time(), token=token,
+            )  # fmt: skip
+
+    @repeatable
     def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:
         """Return what is being launched now, by number: (worker, claim)."""
         with self._database.alone() as connection:
             leases.bury(connection, study_id, now_s=time.time())
             return leases.running_trials(connection, study_id)
 
+    @repeatable
     def workers(self, study_id: str) -> tuple[str, ...]:
         """Return who works on a study now."""
         with self._database.alone() as connection:
             leases.bury(connection, study_id, now_s=time.time())
             return leases.workers(connection, study_id)
 
+    @repeatable
     def acquire(self, study_id: str, what: str, worker: str) -> bool:
         """Take something of a study that only one worker may do; tell whether it is this worker's."""
         with self._database.alone() as connection:
@@ -304,16 +345,28 @@ class Store(Findings):
 
     # --- recommendations ---
 
+    @repeatable
     def publish(self, recommendation: Recommendation) -> Recommendation:
         """Store a recommendation and return it with the revision it was given; the one it came with is ignored.
 
+        It is read back in the way in which jobs will get it.
+
         Raises:
-            StoreError: one of this id is already published.
+            StoreError: another one of this id is already published, or the file is damaged.
         """
         conflict = f"the recommendation {recommendation.id} is already published"
+        self._database.require_sound()
         with self._database.alone(conflict=conflict) as connection:
-            return recommendations.publish(connection, recommendation, now=self._clock())
+            kept = recommendations.publish(connection, recommendation, now=self._clock())
+        served = published(self.url, cluster=kept.cluster, model=kept.model)
+        if kept not in [dataclasses.replace(r, stale="") for r in served]:
+            raise StoreError(
+                f"the recommendation {kept.id} was stored in {self.shown} and does not come back as it was",
+                hint="the store is damaged; restore a backup or name another store with --storage",
+            )
+        return kept
 
+    @repeatable
     def recommendations(
         self, *, cluster: str | None = None, model: str | None = None, study: str | None = None
     ) -> tuple[Recommendation, ...]:
@@ -327,6 +380,7 @@ class Store(Findings):
             found = recommendations.find_recommendations(connection, cluster=cluster, model=model, study=study)
             return with_staleness(connection, found, self._shipped_workloads)
 
+    @repeatable
     def recommendation(self, id: str) -> Recommendation:
         """Return one published revision.
 
@@ -336,18 +390,3 @@ class Store(Findings):
         with self._database.reading() as connection:
             found = recommendations.get_recommendation(connection, id)
             return with_staleness(connection, (found,), self._shipped_workloads)[0]
-
-
-def _prepare_file(location: Location, *, create: bool) -> None:
-    """Make the folder of an SQLite file, or see that the file is there."""
-    if location.path is None:
-        return
-    if not create and not location.path.exists():
-        raise StoreError(f"there is no store at {location.path}", hint="open it once with migration to create it")
-    try:
-        location.path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"the folder {location.path.parent} cannot be made: {error.strerror}",
-            hint="name a store that can be written with --storage",
-        ) from error

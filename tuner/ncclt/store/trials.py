@@ -33,6 +33,17 @@ def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) 
         connection.execute(insert(measurements), rows)
 
 
+def stored_number(connection: Connection, study_id: str, trial: Trial) -> int | None:
+    """Return the number under which just this trial is stored, None = it is not.
+
+    It may have been given another number than it was claimed with. Two launches of one setting differ in `repeat`.
+    """
+    row = _trial_row(study_id, trial)
+    same = [trials.c[name] == row[name] for name in ("study", "phase", "setting", "started", "document")]
+    number: int | None = connection.execute(select(trials.c.number).where(*same)).scalar()
+    return number
+
+
 def all_trials(connection: Connection, study_id: str, *, without: Collection[int] = ()) -> tuple[Trial, ...]:
     """Return the trials of a study by number, with their measurements.
 

@@ -7,13 +7,16 @@ import json
 from sqlalchemy import Connection, insert, select, text
 
 from ncclt.core.verification import Verification, verification_from_document
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import is_stored, stored, to_text
 from ncclt.store.revisions import FIRST_WITH_VERIFICATIONS, VERSION_QUERY
 from ncclt.store.tables import verifications
 
 
 def add_verification(connection: Connection, verification: Verification) -> None:
-    """Store a verification."""
+    """Store a verification, unless it is there already."""
+    document = to_text(verification.to_document())
+    if is_stored(connection, verifications, verification.id, document):
+        return
     connection.execute(
         insert(verifications).values(
             id=verification.id,
@@ -22,7 +25,7 @@ def add_verification(connection: Connection, verification: Verification) -> None
             recommendation=verification.recommendation,
             decision=verification.verdict.decision.value,
             created=verification.created,
-            document=to_text(verification.to_document()),
+            document=document,
         )
     )
 
