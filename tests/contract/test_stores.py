@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -22,7 +23,7 @@ from ncclt.core.effect import attest
 from ncclt.core.message import Collective
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.errors import NotFoundError, StoreError
-from ncclt.store import open_store, published
+from ncclt.store import open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.store.readonly import known_names
@@ -34,6 +35,7 @@ from ncclt.testing.store_contract import (
     sample_cluster,
     sample_recommendation,
     sample_study,
+    sample_trial,
     sample_workload,
 )
 
@@ -45,6 +47,14 @@ OUR_TABLES = {
 
 # What came after the first migration: a store of the first days is made by dropping it.
 LATER_TABLES = ("verifications", "leases", "preflights", "checks", "attestations")
+
+
+READING = (open_to_read, known_names, lambda url: published(url, cluster="pair", model="toy"))
+
+
+def damaged(whole):
+    """Return the bytes of a database whose pages but the first two were lost; its length is what it was."""
+    return whole[:8192] + b"\xa5" * (len(whole) - 8192)
 
 
 def make_optuna_storage(url):
@@ -201,7 +211,9 @@ class TestSqlite(StoreContract, VerificationsContract, AttestationsContract, Lea
         store.ping()
 
     def test_nothing_is_made_where_nothing_is_to_be_made(self, store_url, tmp_path):
-        assert published(store_url, cluster="pair", model="toy") == ()
+        for way in READING:
+            with pytest.raises(StoreError, match="there is no store"):
+                way(store_url)
         with pytest.raises(StoreError, match="there is no store"):
             open_store(store_url, migrate=False)
         assert list(tmp_path.iterdir()) == []
@@ -230,12 +242,42 @@ class TestSqlite(StoreContract, VerificationsContract, AttestationsContract, Lea
     def test_an_empty_file_is_a_fresh_store(self, tmp_path):
         (tmp_path / "a.db").touch()
         url = f"sqlite:///{tmp_path}/a.db"
-        assert published(url, cluster="pair", model="toy") == ()
+        for way in READING:
+            with pytest.raises(StoreError, match="there is no store"):
+                way(url)
         with open_store(url, migrate=False) as store:
             assert store.migration().current == ""
             with pytest.raises(StoreError) as caught:
                 store.recommendations()
             assert "migration" in caught.value.hint
+        with open_store(url) as store:
+            assert store.migration().is_current
+
+    @pytest.mark.parametrize("length", [1, 100, 511])
+    def test_a_file_too_short_for_a_database_is_no_empty_store(self, tmp_path, length):
+        """SQLite itself takes it for an empty one, and would write over it."""
+        path = tmp_path / "a.db"
+        path.write_bytes(b"SQLite format 3\0".ljust(length, b"x")[:length])
+        for way in (open_store, *READING):
+            with pytest.raises(StoreError, match=f"has {length} bytes and is not a database"):
+                way(f"sqlite:///{path}")
+        assert path.stat().st_size == length
+
+    def test_a_damaged_file_is_found_before_anything_is_written(self, store, store_url):
+        """Also while the store is open: nothing is published there."""
+        store.open_study(sample_study())
+        for number in range(30):
+            store.add_trial("abc123", sample_trial(number, messages=20))
+        path = Path(store_url.removeprefix("sqlite:///"))
+        whole = path.read_bytes()
+        path.write_bytes(damaged(whole))
+        with pytest.raises(StoreError, match="damaged"):
+            store.publish(sample_recommendation("a"))
+        with pytest.raises(StoreError, match="damaged"):
+            open_store(store_url)
+        path.write_bytes(whole)
+        assert store.recommendations() == ()
+        store.publish(sample_recommendation("a"))
 
     def test_the_fast_way_undoes_what_a_killed_writer_left(self, store, store_url):
         """A write that had reached the file when its process was killed is rolled back before anything is read."""
@@ -313,7 +355,9 @@ class TestPostgresql(StoreContract, VerificationsContract, AttestationsContract,
         assert self.tables(store_url, "ncclt") == {"studies"}
 
     def test_before_the_migration_there_is_nothing(self, store_url):
-        assert published(store_url, cluster="pair", model="toy") == ()
+        for way in READING:
+            with pytest.raises(StoreError, match="there is no store"):
+                way(store_url)
         with open_store(store_url, migrate=False) as store:
             assert store.migration().current == ""
             with pytest.raises(StoreError) as caught:

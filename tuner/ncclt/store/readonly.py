@@ -148,9 +148,7 @@ def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> l
     assert location.path is not None
     location.require_database_file()
     if not location.path.exists():
-        if location.is_default:
-            return []
-        raise no_store(location)
+        return _nothing(location)
     try:
         try:
             return _select(location, "ro", query_of, values)
@@ -170,7 +168,16 @@ def _select(location: Location, mode: str, query_of: Callable[[str], str], value
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         revision = _revision(location, connection)
-        return connection.execute(query_of(revision), values).fetchall() if revision else []
+        if revision:
+            return connection.execute(query_of(revision), values).fetchall()
+    return _nothing(location)
+
+
+def _nothing(location: Location) -> list[Any]:
+    """Return that nothing is there, where nobody said that there is a store."""
+    if not location.is_default:
+        raise no_store(location)
+    return []
 
 
 def _recommendation_query(revision: str) -> str:

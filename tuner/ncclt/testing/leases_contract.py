@@ -89,9 +89,20 @@ class LeasesContract:
         assert mine.number == late.number
         kept = shared.add_trial("abc123", replace(sample_trial(late.number), setting=RING), worker=OTHER)
         assert kept.number == late.number + 1
-        shared.add_trial("abc123", replace(sample_trial(mine.number), setting=RING), worker=ME)
+        other = replace(sample_trial(mine.number), setting=RING, started="2026-01-01T00:01:00Z")
+        assert shared.add_trial("abc123", other, worker=ME).number == mine.number
         assert [trial.number for trial in shared.trials("abc123")] == [0, 1]
         assert [trial.number for trial in shared.new_trials("abc123", {0})] == [1]
+
+    def test_a_result_whose_answer_was_lost_is_kept_once(self, shared: Store) -> None:
+        """Kept again, it is found under its number, and under the one that it was given where its own was taken."""
+        claim = self._granted(shared, RING)
+        trial = replace(sample_trial(claim.number), setting=RING, started="2026-01-01T00:01:00Z")
+        assert shared.add_trial("abc123", trial, worker=ME) == trial
+        assert shared.add_trial("abc123", trial, worker=ME) == trial
+        other = self._granted(shared, DEFAULT)
+        assert shared.add_trial("abc123", replace(trial, number=other.number), worker=ME) == trial
+        assert shared.trials("abc123") == (trial,)
 
     def test_only_one_worker_ends_a_study_until_it_leaves(self, shared: Store) -> None:
         """Who leaves gives up all that it held."""

@@ -254,8 +254,10 @@ class StoreContract:
         assert store.recommendation("b") == stored[1]
         assert store.recommendations(cluster="pair", model="toy", study="abc123") == tuple(reversed(stored))
         assert store.recommendations(model="other") == ()
+        assert store.publish(sample_recommendation("a")) == stored[0], "the answer may have been lost"
         with pytest.raises(StoreError, match="already published"):
-            store.publish(sample_recommendation("a"))
+            store.publish(sample_recommendation("a", nodes=1))
+        assert len(store.recommendations()) == 3
         with pytest.raises(NotFoundError):
             store.recommendation("z")
 
