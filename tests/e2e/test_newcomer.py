@@ -33,21 +33,32 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
 
     assert "trials run on: simulate (SIMULATED), no Slurm allocation and no GPU here" in first.stderr
     assert "SIMULATED: " in first.stdout
-    assert 'use it:  eval "$(ncclt env --cluster leonardo --model bert --nodes 2)"' in first.stdout
-    assert "resuming study" in second.stderr
+    use = "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
+    assert f'use it:  eval "$({use})"' in first.stdout
+    assert "is finished, nothing was launched; --continue N adds launches to it" in second.stderr
     assert first.stdout == second.stdout
     listed = json.loads(ncclt("studies", "list", "--json").stdout)["studies"]
     assert len(listed) == 1
-    assert "export NCCLT_SIMULATED=1" in ncclt("env", "--cluster", "leonardo", "--model", "bert", "--nodes", "2").stdout
+    assert "export NCCLT_SIMULATED=1" in ncclt(*use.split()[1:]).stdout
 
 
-def test_more_trials_go_on_from_where_the_study_ended(ncclt):
-    short = json.loads(ncclt(*NASNET[:-4], "--trials", "8", "--patience", "0", *STORE, "--json").stdout)
-    long = json.loads(ncclt(*NASNET[:-4], "--trials", "12", "--patience", "0", *STORE, "--json").stdout)
+def test_a_finished_study_spends_nothing_and_continue_adds_launches_and_a_proof_of_its_own(ncclt):
+    words = (*NASNET[:-4], "--patience", "0", *STORE, "--json")
+    short, again, more_trials, long, last = (
+        json.loads(ncclt(*words, *more).stdout)
+        for more in (
+            ("--trials", "8"), ("--trials", "8"), ("--trials", "40"), ("--trials", "8", "--continue", "4"),
+            ("--trials", "8"),
+        )
+    )  # fmt: skip
 
+    assert short == again == more_trials
+    assert long == last
     assert (len(short["trials"]), len(long["trials"])) == (8, 12)
     assert [t["label"] for t in long["trials"][:8]] == [t["label"] for t in short["trials"]]
     assert long["study"] == short["study"]
+    assert long["launches"]["verify"] > short["launches"]["verify"]
+    assert (short["recommendation"]["revision"], long["recommendation"]["revision"]) == (1, 2)
 
 
 def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
@@ -65,7 +76,7 @@ def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
     assert document["launcher"] == "replay"
     assert document["cluster"] == "l40s-server-stanford-farmshare-oat"
     assert all(m["interpolated"] for m in document["messages"])
-    env = ncclt("env", "--cluster", document["cluster"], "--model", "mine", *STORE).stdout
+    env = ncclt("env", "--cluster", document["cluster"], "--model", "mine", *shape_of(document), *STORE).stdout
     assert "# REPLAYED: the times were recorded elsewhere" in env
     assert any("recorded measurements" in note for note in document["notes"])
     assert any("broadcast" in note and "outside the landscape" in note for note in document["notes"])
@@ -96,11 +107,11 @@ def server(ncclt):
 
 def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(ncclt, server):
     ncclt(*NASNET, *STORE, "--quiet")
-    words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile", "--nodes", "2")
+    words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile", *LEONARDO, "--nodes", "2")
 
     fetched, stored = ncclt(*words, "--server", server), ncclt(*words, *STORE)
     with urllib.request.urlopen(
-        f"{server}/v1/clusters/leonardo/env?model=nasnetmobile&nodes=2&format=export"
+        f"{server}/v1/clusters/leonardo/env?model=nasnetmobile&nodes=2&gpus_per_node=4&nccl_version=2.22.3&format=export"
     ) as answer:
         curled = answer.read().decode()
         assert answer.headers["X-Ncclt-Simulated"] == "true"
@@ -120,5 +131,5 @@ def test_every_format_says_simulated(ncclt):
     ncclt("tune", "--model", "nasnetmobile-unfused", "--nodes", "2", "--trials", "10", *STORE, "--quiet")
 
     for form in ("export", "dotenv", "json", "nccl-conf", "tuner-csv"):
-        words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile-unfused", "--format", form)
-        assert "simulated" in ncclt(*words, *STORE).stdout.lower(), form
+        words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile-unfused", "--format", form, *LEONARDO)
+        assert "simulated" in ncclt(*words, "--nodes", "2", *STORE).stdout.lower(), form

@@ -6,11 +6,12 @@ from ncclt.core.render import FORMATS, render
 from ncclt.core.version import NcclVersion
 
 ENV = "/v1/clusters/leonardo/env"
+JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_text_is_what_the_core_renders(client, filled_store, format):
-    answer = client.get(ENV, params={"model": "bert", "nodes": 2, "format": format})
+    answer = client.get(ENV, params={"model": "bert", **JOB, "format": format})
     expected = render(filled_store.recommendation("0c0ffee1"), format=format, version=NcclVersion(2, 22, 3))
     assert answer.status_code == 200
     assert answer.text == expected
@@ -22,26 +23,26 @@ def test_the_text_is_what_the_core_renders(client, filled_store, format):
 
 
 def test_keeping_the_default_is_an_answer_and_not_an_error(client):
-    answer = client.get(ENV, params={"model": "resnet101"})
+    answer = client.get(ENV, params={"model": "resnet101", **JOB})
     assert answer.headers["x-ncclt-decision"] == "keep-default"
     assert answer.headers["x-ncclt-simulated"] == "false"
     assert "export NCCL_" not in answer.text
 
 
 def test_a_known_tag_is_answered_without_a_body(client):
-    first = client.get(ENV, params={"model": "bert"})
+    first = client.get(ENV, params={"model": "bert", **JOB})
     assert "stale-if-error" in first.headers["cache-control"]
     for given in (first.headers["etag"], f'W/{first.headers["etag"]}, "other"', "*"):
-        again = client.get(ENV, params={"model": "bert"}, headers={"If-None-Match": given})
+        again = client.get(ENV, params={"model": "bert", **JOB}, headers={"If-None-Match": given})
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == first.headers["etag"]
         assert again.headers["x-ncclt-recommendation"] == "0c0ffee1"
-    other = client.get(ENV, params={"model": "bert"}, headers={"If-None-Match": '"other"'})
+    other = client.get(ENV, params={"model": "bert", **JOB}, headers={"If-None-Match": '"other"'})
     assert other.status_code == 200
 
 
 def test_formats_have_different_tags(client):
-    tags = {client.get(ENV, params={"model": "bert", "format": format}).headers["etag"] for format in FORMATS}
+    tags = {client.get(ENV, params={"model": "bert", **JOB, "format": format}).headers["etag"] for format in FORMATS}
     assert len(tags) == len(FORMATS)
 
 
@@ -55,10 +56,25 @@ def test_an_unknown_format_names_the_choices(client):
     "job", [{"nodes": 4}, {"gpus_per_node": 8}, {"nccl_version": "2.28.9"}], ids=["nodes", "gpus", "nccl"]
 )
 def test_another_job_gets_nothing_rather_than_the_nearest(client, job):
-    answer = client.get(ENV, params={"model": "bert", **job})
+    answer = client.get(ENV, params={"model": "bert", **JOB, **job})
     assert answer.status_code == 404
     assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
     assert "ncclt tune" in answer.json()["hint"]
+    assert [{part: row[part] for part in JOB} for row in answer.json()["available"]] == [JOB]
+
+
+@pytest.mark.parametrize("left_out", [tuple(JOB), *((part,) for part in JOB)], ids=" ".join)
+def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, left_out):
+    """The whole shape or nothing: the hint has the options of the command line, `available` the parameters of HTTP."""
+    job = {part: value for part, value in JOB.items() if part not in left_out}
+    answer = client.get(ENV, params={"model": "bert", **job})
+    problem = answer.json()
+    assert (answer.status_code, problem["type"]) == (404, "urn:ncclt:problem:no-recommendation")
+    options = " ".join(f"--{part.replace('_', '-')} {JOB[part]}" for part in left_out)
+    assert f"\n    {options}   (SIMULATED)" in problem["hint"]
+    (row,) = problem["available"]
+    assert row == {**JOB, "recommendation": "0c0ffee1", "simulated": True, "stale": False}
+    assert client.get(ENV, params={"model": "bert", **{part: row[part] for part in JOB}}).status_code == 200
 
 
 def test_unknown_names_are_answered_with_close_ones(client):
@@ -68,7 +84,7 @@ def test_unknown_names_are_answered_with_close_ones(client):
 
 @pytest.mark.parametrize("options", [{"shell": "fish"}, {"shell": "csh", "unset": True}, {"unset": True}])
 def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, options):
-    answer = client.get(ENV, params={"model": "bert", **options})
+    answer = client.get(ENV, params={"model": "bert", **JOB, **options})
     expected = render(
         filled_store.recommendation("0c0ffee1"), format="export", version=NcclVersion(2, 22, 3), **options
     )
@@ -79,7 +95,7 @@ def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, options)
     "options", [{"shell": "zsh"}, {"format": "json", "unset": True}, {"channels": 0}, {"channels": 4}]
 )
 def test_an_option_that_makes_no_sense_is_a_problem(client, options):
-    assert client.get(ENV, params={"model": "bert", **options}).json()["status"] == 422
+    assert client.get(ENV, params={"model": "bert", **JOB, **options}).json()["status"] == 422
 
 
 def test_nothing_is_given_to_a_plugin_that_would_run_everything_on_one_channel(client):

@@ -101,6 +101,7 @@ def test_trials_are_paged(empty_store, empty_client, samples):
 def test_the_line_to_type_names_this_server_and_the_job(client):
     page = client.get("/studies/5e1f00aa", headers={"Host": "tuner.example:9000"}).text
     line = "ncclt env --server http://tuner.example:9000 --cluster leonardo --model bert --nodes 2 --gpus-per-node 4"
+    line += " --nccl-version 2.22.3"
     assert f"eval &#34;$({line})&#34;" in page
 
 

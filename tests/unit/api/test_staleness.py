@@ -10,6 +10,7 @@ from ncclt.core.recommendation import Decision
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
+JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def stale(service, empty_store):
 
 
 def test_it_is_gone_with_the_reason_and_what_to_do(stale):
-    answer = stale.get(ENV, params={"model": "bert"})
+    answer = stale.get(ENV, params={"model": "bert", **JOB})
 
     assert answer.status_code == 410
     problem = answer.json()
@@ -58,7 +59,7 @@ def test_an_undecided_one_is_no_answer_and_is_shown_as_open(service, samples, em
     both = {name: replace(getattr(first, name), verdict=verdict) for name in ("table", "variables")}
     empty_store.publish(replace(first, id="0c0ffee9", created="2099-01-01T00:00:00", **both))
 
-    answer = service.get(ENV, params={"model": "bert"})
+    answer = service.get(ENV, params={"model": "bert", **JOB})
     assert answer.status_code == 404
     assert "is undecided: no gain is proven" in answer.json()["detail"]
     page = service.get("/studies/5e1f00aa").text

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.recommendation import Request, select
-from ncclt.errors import StaleRecommendationError
+from functools import partial
+
+import ncclt.core.recommendation
+from ncclt.core.recommendation import Request
+from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.testing.store_contract import sample_recommendation
 
 ANY = Request(cluster="pair", model="toy")

@@ -246,7 +246,6 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
         "payback_steps": won.steps if won else None,
-        "new_trials": len(result.trials) - result.resumed,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         "notes": list(result.notes),
     }
