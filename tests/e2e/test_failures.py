@@ -115,7 +115,7 @@ def test_a_store_that_cannot_be_reached_is_said_in_one_sentence(ncclt, url, rc):
 
 def test_env_prints_nothing_at_all_when_there_is_nothing_to_serve(ncclt):
     for words in (("--cluster", "leonardo", "--model", "bert"), ("--cluster", "no", "--model", "such")):
-        done = ncclt("env", *words, *STORE, rc=3)
+        done = ncclt("env", *words, rc=3)
         assert (done.stdout, "hint:" in done.stderr) == ("", True)
     down = ncclt("env", "--cluster", "c", "--model", "m", "--server", "http://127.0.0.1:9", rc=69)
     assert down.stdout == ""

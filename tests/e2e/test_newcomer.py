@@ -9,7 +9,14 @@ import urllib.request
 import pytest
 
 STORE = ("--storage", "sqlite:///ncclt.db")
+LEONARDO = ("--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NASNET = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "40", "--seed", "1")
+
+
+def shape_of(document):
+    """The options by which `ncclt env` knows the job that `tune --json` was for."""
+    parts = ("nodes", "gpus_per_node", "nccl_version")
+    return [word for part in parts for word in (f"--{part.replace('_', '-')}", str(document[part]))]
 
 
 def test_one_seed_gives_one_document_with_all_its_parts(ncclt):

@@ -22,6 +22,7 @@ from ncclt_api.app import create_app
 
 ROOT = Path(__file__).parents[1]
 NCCLT = [sys.executable, "-m", "ncclt"]
+SHAPE = ["--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9"]
 SHOW = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
 # A job of one rank that asks the plugin as NCCL would, for sizes of the policy and one that it does not speak of.
 JOB = """
@@ -105,7 +106,7 @@ def environ(tmp_path, **more):
 
 def run(tmp_path, options, command, **more):
     return subprocess.run(
-        [*NCCLT, "run", "--cluster", "leonardo", "--model", "bert", *map(str, options), "--", *command],
+        [*NCCLT, "run", "--cluster", "leonardo", "--model", "bert", *SHAPE, *map(str, options), "--", *command],
         env=environ(tmp_path, **more), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -163,7 +164,7 @@ def test_nothing_published_is_no_reason_to_stop_either(tmp_path, store):
 def test_without_report_the_command_takes_our_place(tmp_path, store):
     """Same process, so the same signals and the same end; and the signals of a fresh one."""
     code = "import os, signal; print(os.getpid(), signal.getsignal(signal.SIGPIPE)); os.kill(os.getpid(), 15)"
-    options = ["--cluster", "leonardo", "--model", "bert", "--storage", store.url]
+    options = ["--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", store.url]
     child = subprocess.Popen(
         [*NCCLT, "run", *options, "--", sys.executable, "-c", code],
         env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -192,7 +193,17 @@ def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
 
 
 def test_it_starts_without_the_frameworks(tmp_path, store):
-    options = ["--cluster", "leonardo", "--model", "bert", "--storage", store.url, "--policy-dir", str(tmp_path)]
+    options = [
+        "--cluster",
+        "leonardo",
+        "--model",
+        "bert",
+        *SHAPE,
+        "--storage",
+        store.url,
+        "--policy-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "ncclt", "run", *options, "--", "true"],
         env=environ(tmp_path), capture_output=True, text=True, timeout=120, check=True,
@@ -267,7 +278,7 @@ def test_a_node_that_cannot_keep_the_table_uses_it_nevertheless_or_does_not_star
     done = run(tmp_path, ("--storage", store.url), words, **more, NCCLT_CACHE="", HOME=tmp_path)
     kept = Path(json.loads(done.stdout)["NCCLT_POLICY"])
     clean = environ(tmp_path, **more) | {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    options = ["--cluster", "leonardo", "--model", "bert", "--storage", store.url]
+    options = ["--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", store.url]
     full = subprocess.run(
         [*NCCLT, "run", *options, "--", *words], env=clean, capture_output=True, text=True, timeout=120, check=False
     )

@@ -36,10 +36,10 @@ def step(rank, *, job=7, restarts=0, tasks=8):
 def started(tmp_path, shared, server, variables, *options, command=SHOW):
     """Start one process of a job, on a node with a cache of its own."""
     node = tmp_path / f"node{variables.get('SLURM_PROCID', 0)}"
-    where = ["--cluster", "leonardo", "--model", "bert", "--server", server, "--shared", str(shared)]
+    where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--server", server, "--shared", str(shared)]
     return subprocess.Popen(
         [*alone.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
-        env=alone.environ(node, **variables), cwd=tmp_path,
+        env=alone.environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}), cwd=tmp_path,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -195,7 +195,8 @@ def test_a_job_with_a_name_of_its_own_may_run_beside_another_in_one_step(tmp_pat
     beside = ended(started(tmp_path, shared, serving[0], step(0), "--nodes", "2", "--job", "second"))
 
     assert refused[0] == 2
-    assert "asked for bert on leonardo, and this process for bert on leonardo, nodes 2" in refused[2]
+    rest = "gpus per node 4, nccl version 2.28.9"
+    assert f"asked for bert on leonardo, {rest}, and this process for bert on leonardo, nodes 2, {rest}" in refused[2]
     assert beside[0] == 0
 
 
@@ -207,7 +208,8 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
         "import os; print({n: v for n, v in sorted(os.environ.items()) if n.startswith('NCCL')}, flush=True)"
     )
     choose = f'[ "$SLURM_NODEID" = 0 ] && url={AWAY} || url={serving[0]}; exec "$@" --server $url -- {SHOW[0]} {show}'
-    where = ["--cluster", "leonardo", "--model", "bert", "--shared", str(shared), "--timeout", "30", "--wait", "120"]
+    where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--shared", str(shared)]
+    where += ["--timeout", "30", "--wait", "120"]
     with slurm_cluster.allocation() as environment:
         clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
         for steps in (1, 2):

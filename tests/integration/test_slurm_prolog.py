@@ -53,7 +53,7 @@ OTHER_JOBS = [
 def written(tmp_path, store, library, *words):
     return subprocess.run(
         [
-            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", "--storage", store.url,
+            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *alone.SHAPE, "--storage", store.url,
             "--format", "slurm-taskprolog", "--output", str(tmp_path / "prolog.sh"), *words,
         ],
         env=alone.environ(tmp_path, NCCLT_PLUGIN=library), capture_output=True, text=True, timeout=120, check=False,

@@ -197,7 +197,7 @@ def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> Shape:
     if gpus and each in (0, 1, gpus):
         return {"gpus_per_node": Said(value=gpus, by=f"{variable}={gpus}", binding=binding and each == gpus)}
     if each > 1 and not gpus:
-        return {"gpus_per_node": Said(value=each, by=f"Slurm with {each} tasks per node", binding=binding)}
+        return {"gpus_per_node": Said(value=each, by=f"Slurm with {each} tasks per node", binding=False)}
     return {}
 
 

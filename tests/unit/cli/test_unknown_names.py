@@ -57,17 +57,18 @@ def test_a_name_that_nobody_knows_is_noticed(storage, capsys, cluster, model, sa
 
 
 def test_what_was_published_is_served_without_its_definitions(storage, capsys):
-    assert ask(env, "pair", "toy", *storage) == 0
+    shape = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
+    assert ask(env, "pair", "toy", *shape, *storage) == 0
     assert "NCCL" in capsys.readouterr().out
     assert ask(env, "pair", "toy", "--nodes", "64", *storage) == 3
     assert "no recommendation for toy on pair fits" in capsys.readouterr().err
 
 
-def test_where_there_is_no_store_the_shipped_names_are_known(tmp_path, capsys):
-    nowhere = ("--storage", f"sqlite:///{tmp_path}/none.db")
-    assert ask(env, "leonardo", "bert", *nowhere) == 3
+def test_where_there_is_no_store_yet_the_shipped_names_are_known(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert ask(env, "leonardo", "bert") == 3
     assert "run `ncclt tune --model bert --cluster leonardo`" in capsys.readouterr().err
-    assert ask(env, "mine", "bert", *nowhere) == 3
+    assert ask(env, "mine", "bert") == 3
     assert "--storage or --server name another store" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

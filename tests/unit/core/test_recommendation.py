@@ -1,30 +1,31 @@
 """Which published revision a request gets."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from functools import partial
-
-import ncclt.core.recommendation
 from ncclt.core.recommendation import Request
+from ncclt.core.recommendation import select as serve
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.testing.store_contract import sample_recommendation
 
 ANY = Request(cluster="pair", model="toy")
 FIRST = replace(sample_recommendation("first"), created="2026-01-01", simulated=False)
 OTHER_NCCL = replace(FIRST.fingerprint, nccl_version="2.99.1")
+JOB = replace(ANY, nodes=2, gpus_per_node=FIRST.fingerprint.gpus_per_node, nccl_version=FIRST.fingerprint.nccl_version)
+select = partial(serve, partly=True)  # as for people who look; what a job gets is more
 
 
 def test_a_stale_one_of_another_nccl_takes_nothing_away():
     """A request that names no NCCL fits both; only of its own fingerprint a stale one is the last word."""
     stranger = replace(FIRST, id="stranger", fingerprint=OTHER_NCCL, created="2026-02-01", stale="NCCL is another one")
-    assert select([FIRST, stranger], ANY) == FIRST
-    assert select([FIRST, replace(stranger, stale="")], ANY).id == "stranger"
+    assert select([stranger, FIRST], ANY) == FIRST
+    assert select([replace(stranger, stale=""), FIRST], ANY).id == "stranger"
     with pytest.raises(StaleRecommendationError):
-        select([FIRST, replace(stranger, fingerprint=FIRST.fingerprint)], ANY)
+        select([replace(stranger, fingerprint=FIRST.fingerprint), FIRST], ANY)
     with pytest.raises(StaleRecommendationError):
-        select([FIRST, stranger], replace(ANY, nccl_version="2.99.1"))
+        select([stranger, FIRST], replace(ANY, nccl_version="2.99.1"))
 
 
 def test_a_simulated_one_never_takes_the_place_of_a_measured_one():
@@ -33,7 +34,7 @@ def test_a_simulated_one_never_takes_the_place_of_a_measured_one():
     assert select([simulated, FIRST], ANY) == FIRST
     for fingerprint in (FIRST.fingerprint, OTHER_NCCL):
         with pytest.raises(StaleRecommendationError):
-            select([replace(FIRST, stale="slower"), replace(simulated, fingerprint=fingerprint)], ANY)
+            select([replace(simulated, fingerprint=fingerprint), replace(FIRST, stale="slower")], ANY)
 
 
 def test_another_driver_is_no_other_fingerprint():
@@ -42,4 +43,28 @@ def test_another_driver_is_no_other_fingerprint():
         FIRST, id="newer", created="2026-02-01", stale="slower", fingerprint=replace(FIRST.fingerprint, driver="570.86")
     )
     with pytest.raises(StaleRecommendationError):
-        select([FIRST, newer], ANY)
+        select([newer, FIRST], ANY)
+
+
+def test_the_newest_is_what_came_last_and_no_clock_decides():
+    """After one tune with the clock 700 days ahead all later ones would be hidden."""
+    ahead, later = replace(FIRST, id="ahead", created="2028-01-01"), replace(FIRST, id="later", created="2026-02-01")
+    assert serve([later, ahead], JOB) == later
+
+
+def test_a_job_that_is_not_known_gets_nothing_but_a_list():
+    """One line for each shape, newest first, with what is to be added; however often it was tuned."""
+    other = replace(FIRST, id="other", fingerprint=OTHER_NCCL, stale="slower")
+    newest = replace(FIRST, id="newest", simulated=True)
+    with pytest.raises(NoRecommendationError, match="NCCL version not given") as refused:
+        serve([newest, other, FIRST], replace(JOB, nccl_version=None))
+    lines = refused.value.hint.splitlines()[1:]
+    version = FIRST.fingerprint.nccl_version
+    assert lines == [f"    --nccl-version {version}   (SIMULATED)", "    --nccl-version 2.99.1   (stale)"]
+    assert [row["recommendation"] for row in refused.value.available] == ["newest", "other"]
+    with pytest.raises(NoRecommendationError, match="nodes, GPUs per node, NCCL version not given"):
+        serve([FIRST], ANY)
+    with pytest.raises(NoRecommendationError, match="nodes: measured with 2, asked for 9") as unfit:
+        serve([FIRST], replace(JOB, nodes=9))
+    gpus = FIRST.fingerprint.gpus_per_node
+    assert unfit.value.hint.endswith(f"\n    --nodes 2 --gpus-per-node {gpus} --nccl-version {version}")
