@@ -70,7 +70,7 @@ def package_of(module: Path) -> str:
 
 
 def test_files(module: Path) -> tuple[list[str], list[str]]:
-    """Return the files of tests for a change of one module: those that import it, its own first, and the others."""
+    """Return the files of tests for a change of one module: those that name it or begin with its word, and the rest."""
     found: list[Path] = []
     for place in TESTS[package_of(module)]:
         path = ROOT / "tests" / place
@@ -80,8 +80,12 @@ def test_files(module: Path) -> tuple[list[str], list[str]]:
     # Tests of the scripts in bench/ start many programs and look at what those print.
     found = [path for path in found if not path.stem.startswith("test_bench")]
     dotted = ".".join(module.relative_to("tuner").with_suffix("").parts)
-    near = [path for path in found if re.search(rf"\b{re.escape(dotted)}\b", path.read_text(encoding="utf-8"))]
-    near.sort(key=lambda path: not path.stem.startswith(f"test_{module.stem}"))  # a stable sort
+
+    def is_near(path: Path) -> bool:
+        named = re.search(rf"\b{re.escape(dotted)}\b", path.read_text(encoding="utf-8"))
+        return named is not None or path.stem.split("_")[1] == module.stem.split("_")[0]
+
+    near = sorted((path for path in found if is_near(path)), key=lambda path: path.stem != f"test_{module.stem}")
     far = [path for path in found if path not in near]
     return [str(path.relative_to(ROOT)) for path in near], [str(path.relative_to(ROOT)) for path in far]
 
