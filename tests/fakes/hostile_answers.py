@@ -136,12 +136,12 @@ def pairs_in(text: str, format: str) -> dict[str, str]:
     return found
 
 
-def is_table(text: str) -> bool:
+def is_table(text: str, nccl_version: str = "2.28.9") -> bool:
     """Tell whether a text is remarks and rows that a tuner plugin can read, and asks for legal variables only."""
     for line in text.removesuffix("\n").split("\n"):
         if line.startswith("# "):
             need = re.fullmatch(r"# needs (.*?)=(.*) in the environment", line)
-            if not line.isascii() or not line.isprintable() or (need and not is_legal(need[1], need[2])):
+            if not line.isascii() or not line.isprintable() or (need and not is_legal(need[1], need[2], nccl_version)):
                 return False
             continue
         if "[" in line:  # as NCCLX has its ranges
