@@ -18,6 +18,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
+from ncclt.errors import NodesLostError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpirun import MpirunLauncher, ask_mpi_flavour
@@ -54,9 +55,6 @@ FAULTS = {
     "no_algorithm": (INVALID, "NCCL has no such algorithm and protocol", 60.0),
     "out_of_memory": (CRASHED, "CUDA out of memory", 60.0),
     "oom_kill": (CRASHED, "a node ran out of memory", 60.0),
-    "node_lost": (CRASHED, "a node, or the connection to it, was lost", 60.0),
-    "node_lost_mpirun": (CRASHED, "a node, or the connection to it, was lost", 60.0),
-    "node_lost_ssh": (CRASHED, "a node, or the connection to it, was lost", 60.0),
     "info": (OK, "", 60.0),
     "noise": (OK, "", 120.0),
     # The program ends well and leaves a child behind that holds its output open; a launcher may wait for that.
@@ -168,6 +166,16 @@ def test_a_fault_has_its_outcome_and_leaves_nothing(measure, fault):
         assert "verysecret" not in result.detail
     if fault == "stubborn_child":
         assert "CHILD" in result.detail, "it was not deaf yet when it was ended"
+
+
+@pytest.mark.parametrize("fault", ["node_lost", "node_lost_mpirun", "node_lost_ssh"])
+def test_a_lost_node_is_no_outcome_and_leaves_nothing(measure, fault, monkeypatch):
+    """Whatever the launcher says of it."""
+    word = uuid.uuid4().hex
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(word))
+    with pytest.raises(NodesLostError, match=r"was lost|a node failed"):
+        measure(fault, 60.0)
+    assert LEFTOVERS["carrying"](f"NCCLT_TEST_WORD={word}") == []
 
 
 def test_the_programs_are_found_out_where_they_run(features):

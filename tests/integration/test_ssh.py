@@ -1,16 +1,20 @@
 """Launches through a real sshd on the loopback interface: two hosts that are this machine under two names."""
 
 import os
+import shlex
 import sys
 import threading
 
 import pytest
 
 from ncclt.core.message import Collective, Message
+from ncclt.errors import HostLostError
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.members import members, new_mark
+from ncclt.launch.rank_check import unfit
 from ncclt.launch.ssh import SshLauncher, create
+from ncclt.launched.outcome import judge
 from ncclt.measure.benchmark import CommandOutput
 from ncclt.measure.torch_collectives import TorchCollectives
 from ncclt.testing.launcher_contract import LauncherContract
@@ -118,3 +122,57 @@ def test_a_host_that_is_not_to_be_trusted_or_reached_is_a_result(sshd, tmp_path,
     assert result.exit_code == 255
     assert ("Host key verification failed" if wrong == "host key" else "Connection refused") in result.stderr
     assert "exit code 255" in result.left_elsewhere[0]
+
+
+@pytest.fixture
+def alias(sshd, tmp_path):
+    """Make a host that ssh alone knows: by a name behind which it finds an address, and by a proxy."""
+
+    def make(hostname):
+        port = sshd.hosts[0].partition(":")[2]
+        proxy = shlex.join(("ssh", *sshd.options, "-p", port, "-W", f"127.0.0.1:{port}", "127.0.0.1"))
+        config = tmp_path / "config"
+        config.write_text(
+            f"Host first\n  HostName {hostname}\n  Port {port}\n  HostKeyAlias [127.0.0.1]:{port}\n"
+            f"  ProxyCommand {proxy}\n"
+        )
+        return ("-F", str(config), *sshd.options[2:])
+
+    return make
+
+
+def test_ranks_meet_behind_the_name_that_an_alias_stands_for(sshd, alias):
+    """The others do not know the alias; where they do not know the name either, it is told at once."""
+    told = "import os; print(os.environ['MASTER_ADDR'])"
+    shape = JobShape(nodes=2, hosts=("first", sshd.hosts[1]))
+    launcher = create(shape=shape, options=alias("127.0.0.1"))
+    result = launcher.run(launcher.plan((sys.executable, "-c", told), variables={}, timeout_s=PATIENT_S))
+    assert (result.exit_code, result.stdout.split()) == (0, ["127.0.0.1"] * 2), result
+
+    launcher = create(shape=shape, options=alias("first.invalid"))
+    result = launcher.run(launcher.plan((sys.executable, "-c", told), variables={}, timeout_s=PATIENT_S))
+    assert (result.exit_code, result.timed_out, result.stdout) == (78, False, "")
+    assert unfit(result.stderr) == f"{os.uname().nodename} does not know the address of first.invalid"
+
+
+LOSES_ITS_HOST = """
+import os, signal, time
+from pathlib import Path
+if os.environ["RANK"] == "1":
+    process = os.getpid()
+    while not Path(f"/proc/{process}/comm").read_text().startswith("sshd"):
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(process, signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_a_host_that_is_lost_is_no_outcome_of_a_setting(sshd):
+    """Its connection breaks in the middle of a trial."""
+    benchmark = TorchCollectives(backend="gloo")
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
+    (command,) = benchmark.commands([message], folder=None)
+    launcher = over_ssh(sshd, *sshd.hosts)
+    plan = launcher.plan((sys.executable, "-c", LOSES_ITS_HOST), variables={}, timeout_s=600.0)
+    with pytest.raises(HostLostError, match=r"a node, or the connection to it, was lost: .*localhost"):
+        judge(benchmark, command, launcher.run(plan), limit_s=600.0)

@@ -12,7 +12,7 @@ from ncclt.core.policy import Policy, Rule, uniform_policy
 from ncclt.core.recommendation import Decision, Delivery
 from ncclt.core.verification import Side
 from ncclt.core.version import NcclVersion
-from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.testing.store_contract import RING, sample_recommendation
 from ncclt.verify import VerifyRequest, recommended_variables, verify
@@ -187,3 +187,13 @@ def test_variables_of_a_recommendation():
     with pytest.raises(NoRecommendationError) as caught:
         recommended_variables(replace(published, table=nothing))
     assert "tuner-csv" not in caught.value.message
+
+
+def test_a_lost_allocation_disqualifies_nobody(tmp_path):
+    """Neither side failed, so nothing is concluded."""
+
+    def play(variables, number):
+        return LaunchResult(exit_code=143, lost="Slurm job 7 was cancelled") if "X" in variables else [[0.1, 0.1]] * 3
+
+    with pytest.raises(NodesLostError, match="the allocation is lost: Slurm job 7 was cancelled"):
+        _verify(tmp_path, play)

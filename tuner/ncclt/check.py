@@ -77,7 +77,7 @@ def check(
     request: CheckRequest,
     runner: Runner,
     *,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
     now: Callable[[], str],
 ) -> Check | None:
@@ -90,7 +90,7 @@ def check(
     Args:
         request: what to check.
         runner: where it runs, forcing settings as what is served delivers them.
-        interrupted: asked before every launch.
+        interrupted: asked before every launch: why to stop; empty = go on.
         watch: told after every launch.
         now: ISO time.
 
@@ -203,7 +203,7 @@ def _launches(
     arm: Arm,
     policy: Policy,
     *,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
 ) -> Iterator[tuple[Arm, _Launch | None]]:
     """Measure the points in turn under default and policy; a policy with several settings takes a launch for each."""

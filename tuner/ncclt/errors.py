@@ -14,6 +14,8 @@
     ├── ServerError                 the ncclt server cannot be reached or failed  (exit 69)
     ├── MissingDependencyError      an extra that is not installed                (exit 1)
     └── StudyStoppedError           the study cannot go on                        (exit 1)
+        └── NodesLostError          what it ran on is gone                        (exit 75)
+            └── HostLostError       one host of it cannot be reached
 
 A failed trial is not here: it is an `Outcome`, a value. Only the edge (cli, api) knows exit codes and HTTP statuses.
 """
@@ -105,6 +107,14 @@ class MissingDependencyError(NccltError):
 
 class StudyStoppedError(NccltError):
     """The study cannot go on, for example after many equal failures in a row."""
+
+
+class NodesLostError(StudyStoppedError):
+    """What a launch ran on is gone, so the launch says nothing about its setting; a new allocation can go on."""
+
+
+class HostLostError(NodesLostError):
+    """One host cannot be reached any more; the others may well be there."""
 
 
 def reason(error: Exception) -> str:

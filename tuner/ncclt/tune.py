@@ -163,7 +163,7 @@ def tune(
     store: Store,
     *,
     watcher: Watcher,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     clock: Callable[[], float],
     now: Callable[[], str],
 ) -> TuneResult:
@@ -174,7 +174,7 @@ def tune(
         ground: where trials run, and which settings can be tried there.
         store: where everything is kept.
         watcher: sees the study go by.
-        interrupted: true = finish the running trial, save, stop.
+        interrupted: why to finish the running trial, save and stop; empty = go on.
         clock: monotonic seconds.
         now: ISO time.
 
@@ -215,7 +215,7 @@ def _tune(
     journal: StudyJournal,
     *,
     watcher: Watcher,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     clock: Callable[[], float],
     now: Callable[[], str],
     notes: tuple[str, ...],
@@ -262,10 +262,11 @@ def _tune(
         interrupted=interrupted, watch=watcher.proved,
     )  # fmt: skip
     trials = tuple(journal.trials())
+    stop = interrupted() or end.reason
     if not complete or end.interrupted or interrupted():
-        store.set_state(study.id, StudyState.INTERRUPTED, end.reason)
+        store.set_state(study.id, StudyState.INTERRUPTED, stop)
         return TuneResult(
-            study=store.study(study.id), trials=trials, resumed=resumed, stop=end.reason,
+            study=store.study(study.id), trials=trials, resumed=resumed, stop=stop,
             recommendation=None, messages=(), notes=notes,
         )  # fmt: skip
     default = measure_default(ground.runner, workload, journal)

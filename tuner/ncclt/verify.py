@@ -137,7 +137,7 @@ def verify(
         now: ISO time.
 
     Raises:
-        StudyStoppedError: the base side fails.
+        StudyStoppedError: the base side fails, or the allocation is lost.
         UsageError: the folder or the command cannot be used.
     """
     launches: list[StepLaunch] = []
@@ -192,6 +192,7 @@ def _launch(
         for path, content in recording.files:
             (folder / path).write_text(content, encoding="utf-8")
         result = launcher.run(plan)
+        result.require_nodes()
         return result, read_step_times(folder, steps=request.steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

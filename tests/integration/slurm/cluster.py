@@ -42,6 +42,7 @@ SlurmdSpoolDir={folder}/spool-%n
 StateSaveLocation={folder}/state
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={folder}/task-prolog
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -69,6 +70,20 @@ class SlurmCluster:
     environment: dict[str, str]
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    @property
+    def exports(self) -> Path:
+        """Return the file whose lines a TaskProlog of the site gives to every task, `export NAME=VALUE`; empty."""
+        return self.folder / "exports"
+
+    @contextlib.contextmanager
+    def exporting(self, **variables: str) -> Iterator[None]:
+        """Let the site's TaskProlog set variables in every task of every job."""
+        self.exports.write_text("".join(f"export {name}={value}\n" for name, value in variables.items()))
+        try:
+            yield
+        finally:
+            self.exports.write_text("")
+
     def ask(self, *argv: str) -> str:
         """Run one of Slurm's commands and return what it printed."""
         done = self._run(*argv)
@@ -76,10 +91,10 @@ class SlurmCluster:
         return done.stdout
 
     @contextlib.contextmanager
-    def allocation(self, *, nodes: int = 2) -> Iterator[dict[str, str]]:
+    def allocation(self, *options: str, nodes: int = 2) -> Iterator[dict[str, str]]:
         """Hold an allocation and give the environment of a program that runs in it."""
         # Where the nodes are still busy with the job before, this waits. `Granted job allocation 7` goes to stderr.
-        granted = self._run("salloc", "--no-shell", f"--nodes={nodes}", "--exclusive", "--job-name=held")
+        granted = self._run("salloc", "--no-shell", f"--nodes={nodes}", "--exclusive", "--job-name=held", *options)
         assert granted.returncode == 0, granted.stderr + self.logs()
         job_id = granted.stderr.rpartition("job allocation")[2].split()[0]
         try:
@@ -113,6 +128,10 @@ class SlurmCluster:
                 controller_port=ports[0], n1_port=ports[1], n2_port=ports[2],
             )
         )  # fmt: skip
+        self.exports.touch()
+        prolog = self.folder / "task-prolog"
+        prolog.write_text(f"#!/bin/sh\ncat {self.exports}\n")
+        prolog.chmod(0o755)
         (self.folder / "state").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))

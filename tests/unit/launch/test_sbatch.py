@@ -54,6 +54,13 @@ def test_golden_script(name, changes):
     assert text == path.read_text()
 
 
+@pytest.mark.parametrize("told", ["--exclusive=user", "--oversubscribe", "-s", "--share"])
+def test_whole_nodes_are_asked_for_unless_told_otherwise(told):
+    """Studies that share nodes measure each other."""
+    assert "#SBATCH --exclusive\n" in plan_batch(request()).script
+    assert "--exclusive" not in plan_batch(request(extra=(told,))).script
+
+
 def test_the_command_line_survives_the_shell(tmp_path):
     """The batch shell runs the very words that were given."""
     words = ("printf", "%s\\n", "it's mine; $x", "a b", "", "*")

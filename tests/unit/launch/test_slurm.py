@@ -61,7 +61,7 @@ def test_files_travel_in_variables(tmp_path):
     worker.write_text("print('µ')\n")
     plan = launcher(container="image").plan(("python", str(worker), "-x"), variables={}, timeout_s=1.0, files=(worker,))
     assert plan.files == (("worker.py", "print('µ')\n"),)
-    assert plan.argv[-4:] == ("sh", "python", "/dev/fd/3", "-x")
+    assert plan.argv[-4:] == ("--", "python", "/dev/fd/3", "-x")
     assert str(tmp_path) not in " ".join(plan.argv)
     assert "NCCLT_FILE_0" in next(word for word in plan.argv if word.startswith("--container-env="))
 
@@ -159,12 +159,30 @@ def test_an_allocation_that_is_too_small_is_refused_at_once():
     assert create(shape=JobShape(nodes=2), environment=environment).plan(COMMAND, variables={}, timeout_s=1.0)
 
 
-def test_launches_on_other_nodes_meet_elsewhere():
-    """Two trials at once must not share a port where two node names are one machine."""
-    plans = [
-        launcher(nodes=1, hosts=(host,)).plan(COMMAND, variables=VARIABLES, timeout_s=1.0) for host in ("n1", "n2")
-    ]
-    assert len({dict(plan.set_env)["MASTER_PORT"] for plan in plans}) == 2
+@pytest.mark.parametrize(
+    ("granted", "per_task", "tasks", "extra", "refused"),
+    [
+        ("1(x2)", "", 4, (), "has 1 CPUs on n1, too few for 4 tasks, one for each GPU"),
+        ("64,8", "", 16, (), "has 8 CPUs on n2, too few for 16 tasks"),
+        ("64(x2)", "16", 8, (), "has 64 CPUs on n1, too few for 8 tasks of 16 CPUs each"),
+        ("64(x2)", "8", 8, (), ""),
+        ("1(x2)", "", 4, ("--overcommit",), ""),
+        ("", "", 4, (), ""),
+    ],
+)
+def test_an_allocation_with_too_few_cpus_is_told_what_it_lacks(granted, per_task, tasks, extra, refused):
+    """`salloc -N2` alone gives one CPU on each node, and srun would only say that more were requested."""
+    environment = {
+        "PATH": "", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": granted,
+        "SLURM_CPUS_PER_TASK": per_task,
+    }  # fmt: skip
+    shape = JobShape(nodes=2, processes_per_node=tasks)
+    if not refused:
+        assert create(shape=shape, environment=environment, extra=extra)
+        return
+    with pytest.raises(UsageError, match=refused) as caught:
+        create(shape=shape, environment=environment, extra=extra)
+    assert caught.value.hint == f"allocate with --exclusive, or with --ntasks-per-node={tasks}"
 
 
 STAND_IN = """\

@@ -61,8 +61,9 @@ def test_a_host_that_cannot_be_reached(drive):
     """ssh says why, and we which it is."""
     done = drive("cat >/dev/null", "a", "lost")
     assert done.returncode == 255
-    assert (
-        done.stderr == "connect to host lost: No route to host\nncclt: node 1 (lost) failed first, with exit code 255\n"
+    assert done.stderr == (
+        "connect to host lost: No route to host\nncclt: node 1 (lost) failed first, with exit code 255: it cannot be "
+        "reached, or the connection was lost\n"
     )
 
 

@@ -10,10 +10,16 @@ import pytest
 
 from ncclt.launch.launcher import MARK
 from ncclt.launch.members import members, new_mark
+from ncclt.launch.rank_check import UNFIT_CODE, unfit
 from ncclt.launch.ssh_script import RANK, end_script, node_script
 
 PATIENT_S = 60.0
 PYTHON = (sys.executable, "-I", "-S", "-c")
+
+
+def script_of(argv, cwd, **options):
+    request = {"python": sys.executable, "meeting_host": "127.0.0.1", "variables": {}, "files": (), "limit_s": 600}
+    return node_script(argv, **{**request, "cwd": str(cwd), "grace_s": 0.3, **options})
 
 
 @pytest.fixture
@@ -25,13 +31,12 @@ def node(tmp_path):
 
     def start(argv, *, cut=None, script=None, rank=3, **options):
         mark = new_mark()
-        request = {"variables": {}, "files": (), "cwd": str(tmp_path), "limit_s": 600, "grace_s": 0.3, **options}
-        text = (script or node_script(argv, **request)).replace(MARK, mark)
+        text = (script or script_of(argv, tmp_path, **options)).replace(MARK, mark)
         (folder / "script").write_text(text[:cut])
         process = subprocess.Popen(
             ("sh", folder / "script", folder, str(rank)),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={"PATH": os.environ["PATH"], "NCCL_OF_THE_HOST": "1", "NCCL_ALGO": "Tree"},
+            env={"PATH": os.environ["PATH"], "NCCL_OF_THE_HOST": "1", "NCCL_ALGO": "Tree", "NCCLT_POLICY": "/x.csv"},
         )  # fmt: skip
         started.append(process)
         return process, mark
@@ -71,6 +76,14 @@ def test_a_command_gets_its_variables_files_and_rank(node, tmp_path):
     assert members(mark) == ()
 
 
+def test_a_node_that_does_not_know_where_to_meet_says_so_at_once(node):
+    """torchrun would try for minutes."""
+    process, _mark = node(("touch", "/nowhere/at/all"), meeting_host="alias.invalid")
+    code, _out, err = ending(process)
+    assert code == UNFIT_CODE
+    assert unfit(err) == f"{os.uname().nodename} does not know the address of alias.invalid"
+
+
 STUBBORN = (
     "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "os.fork() or os.setsid(); print('up', flush=True); time.sleep(600)"
@@ -100,7 +113,7 @@ def test_what_a_command_leaves_is_ended(node):
 def test_half_a_script_does_nothing(node, tmp_path):
     """The connection may break while it is being sent."""
     touched = tmp_path / "touched"
-    whole = node_script(("touch", str(touched)), variables={}, files=(), cwd=str(tmp_path), limit_s=600, grace_s=0.3)
+    whole = script_of(("touch", str(touched)), tmp_path)
     for cut in range(0, len(whole) - len("main\n"), 97):
         process, _mark = node((), script=whole, cut=cut)
         process.stdin.close()

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ncclt.launch.launcher import LaunchPlan
-from ncclt.launch.starter import Starter, master_port, thread_variables
+from ncclt.launch.launcher import PORT, LaunchPlan
+from ncclt.launch.starter import Starter, thread_variables
 
 ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5"}
 
@@ -27,13 +27,37 @@ def test_inherited_variables_are_removed_or_kept(keep_env, removed, kept):
     assert starter.removed({"NCCL_DEBUG": "WARN"}) == (() if keep_env else ("NCCL_ALGO", "NCCL_IB_HCA"))
 
 
-def test_port_follows_from_the_launch():
-    """The same for the same launch, mostly another for another one, and none that Linux gives away."""
-    first = master_port(("a", "b"), {"NCCL_ALGO": "Ring"}, ("n1",))
-    assert first == master_port(["a", "b"], {"NCCL_ALGO": "Ring"}, ["n1"])
-    others = {master_port(("a", "b", str(i)), {"NCCL_ALGO": "Ring"}, ("n1",)) for i in range(100)}
-    assert len(others) > 90
-    assert all(20000 <= port < 30000 for port in (first, *others))
+# What torch 2.13 says where somebody else has the port.
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+
+
+@pytest.mark.parametrize("taken", [0, 2, 99])
+def test_ranks_meet_on_another_port_where_the_first_one_is_taken(tmp_path, taken):
+    """It is no outcome of the command; only after several ports in vain is it."""
+    seen = tmp_path / "ports"
+    code = (
+        f"import os, sys; open({str(seen)!r}, 'a').write(os.environ['MASTER_PORT'] + chr(10)); "
+        f"len(open({str(seen)!r}).readlines()) > {taken} or sys.exit({TAKEN!r}.format(port=os.environ['MASTER_PORT']))"
+    )
+    plan = LaunchPlan(
+        argv=(sys.executable, "-I", "-S", "-c", code, PORT), set_env=(("MASTER_PORT", PORT),), timeout_s=60.0
+    )
+    result = Starter().run(plan)
+    ports = [int(line) for line in seen.read_text().splitlines()]
+    assert (result.exit_code, len(ports)) == ((1, 5) if taken == 99 else (0, taken + 1))
+    assert all(20000 <= port < 30000 for port in ports)
+    assert len(set(ports)) > 1 or len(ports) == 1
+
+
+def test_what_is_run_again_is_what_met_nobody(tmp_path):
+    """Any other failure is the command's own."""
+    seen = tmp_path / "runs"
+    code = f"open({str(seen)!r}, 'a').write('x'); raise SystemExit('bind failed: Address already in use')"
+    assert Starter().run(LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", code), timeout_s=60.0)).exit_code == 1
+    assert seen.read_text() == "x"
 
 
 def test_threads_are_set_where_nobody_did():

@@ -4,6 +4,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.trial import Outcome
+from ncclt.errors import HostLostError, NodesLostError, StudyStoppedError
 from ncclt.launch.launcher import LaunchResult
 from ncclt.launched.outcome import DETAIL_LINES, judge
 from ncclt.measure.nccl_tests import NcclTests
@@ -33,10 +34,6 @@ CASES = {
         Outcome.INVALID, "cannot start all_reduce_perf: No such file or directory",
     ),
     "hang": ({"exit_code": -15, "timed_out": True}, Outcome.TIMEOUT, "not done within 60 s"),
-    "hang after a lost node": (
-        {"exit_code": -15, "timed_out": True, "stderr": "srun: error: Node failure on n2\n"},
-        Outcome.TIMEOUT, "a node, or the connection to it, was lost; not done within 60 s",
-    ),
     "crash": (
         {"exit_code": -11}, Outcome.CRASHED, "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
     ),
@@ -90,9 +87,9 @@ CASES = {
         {"exit_code": 2, "stderr": "n1: Test CUDA failure x.cu:1 'uncorrectable ECC error encountered'\n"},
         Outcome.CRASHED, "a GPU failed (exit code 2)",
     ),
-    "preempted": (
-        {"exit_code": 143, "stderr": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED DUE TO PREEMPTION ***\n"},
-        Outcome.CRASHED, "the scheduler ended the job (ended by SIGTERM)",
+    "a step that took too long": (
+        {"exit_code": 143, "stderr": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED DUE TO TIME LIMIT ***\n"},
+        Outcome.CRASHED, "the scheduler ended the launch (ended by SIGTERM)",
     ),
     "hung in a driver": ({"exit_code": None, "survivors": (7, 8)}, Outcome.CRASHED,
                          "it could not be ended: nccl-tests measured nothing: it printed nothing"),
@@ -123,16 +120,57 @@ def test_every_ending_has_its_outcome_and_first_line(name):
         "Connection to n2 closed by remote host.",
         "client_loop: send disconnect: Broken pipe",
         "ssh: connect to host n2 port 22: Connection timed out",
-        "Timeout, server n2: No route to host",
+        "Timeout, server n2 not responding.",
     ],
 )
-def test_a_lost_node_is_named_and_the_line_that_says_so_follows(said):
-    """Whoever started the ranks has its own words for it."""
-    result = judged(exit_code=255, stderr=f"something before\n{said}\nsrun: Terminating job step\n")
-    first, second = result.detail.splitlines()[:2]
-    assert result.outcome is Outcome.CRASHED
-    assert first == "a node, or the connection to it, was lost (exit code 255)"
-    assert said in (second, result.detail.splitlines()[2]), "the evidence comes before the rest"
+@pytest.mark.parametrize("ending", [{"exit_code": 255}, {"exit_code": -15, "timed_out": True}])
+def test_a_lost_node_is_no_outcome_of_a_setting(said, ending):
+    """Whoever started the ranks has its own words for it, and the line that says so is shown."""
+    with pytest.raises(HostLostError) as caught:
+        judged(**ending, stderr=f"something before\n{said}\nsrun: Terminating job step\n")
+    assert caught.value.message == f"a node, or the connection to it, was lost: {said}"
+    assert "does not count" in caught.value.hint
+
+
+def test_a_host_that_cannot_be_cleaned_up_is_lost():
+    """Its own ranks say nothing any more; those of the others fail first."""
+    left = (
+        "python ended with exit code 255: ncclt: node 1 (n2) failed first, with exit code 255: it cannot be reached, "
+    )
+    with pytest.raises(HostLostError):
+        judged(exit_code=1, stderr="Connection closed by peer", left_elsewhere=(f"{left}or the connection was lost",))
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"exit_code": 143, "lost": "Slurm job 7 was cancelled"},
+        {"exit_code": None, "failure": "Slurm refused the step", "lost": "Slurm job 7 was cancelled"},
+        {"exit_code": 1, "timed_out": True, "lost": "Slurm job 7 was cancelled"},
+        {"exit_code": 143, "stderr": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED DUE TO PREEMPTION ***\n"},
+    ],
+)
+def test_a_lost_allocation_is_no_outcome_of_a_setting(ending):
+    with pytest.raises(NodesLostError) as caught:
+        judged(**ending)
+    assert caught.value.message in (
+        "the allocation is lost: Slurm job 7 was cancelled",
+        "the allocation is lost: the scheduler took the nodes",
+    )
+    assert "start the same command in a new one" in caught.value.hint
+
+
+def test_wrong_data_are_told_even_if_the_nodes_are_lost_afterwards():
+    stdout = HEADER + ROW.replace("1 1 0", "1 1 12")
+    assert judged(exit_code=1, stdout=stdout, lost="Slurm job 7 was cancelled").outcome is Outcome.WRONG_RESULT
+
+
+def test_ranks_in_another_environment_are_no_outcome_of_a_setting():
+    said = "ncclt: unfit: unexpected NCCL_TUNER_PLUGIN=/x on n1, from TaskProlog=/etc/slurm/prolog.sh\n"
+    with pytest.raises(StudyStoppedError) as caught:
+        judged(exit_code=78, stdout="", stderr=said)
+    assert caught.value.message.startswith("invalid: unexpected NCCL_TUNER_PLUGIN=/x")
+    assert "--keep-env" in caught.value.hint
 
 
 def test_the_first_line_holds_nothing_that_passes():
@@ -165,8 +203,8 @@ def test_the_detail_is_short_and_ends_with_the_last_lines():
 def test_endless_noise_is_judged_by_its_end():
     """8 MiB of it are kept by a launcher; the cause stands at the end."""
     noise = "gpu-node-1: noise " * 400_000
-    result = judged(exit_code=1, stdout=f"{noise}\nsrun: error: Node failure on n2\n")
-    assert result.detail.startswith("a node, or the connection to it, was lost")
+    result = judged(exit_code=1, stdout=f"{noise}\nslurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n")
+    assert result.detail.startswith("a node ran out of memory")
 
 
 def test_secrets_do_not_stay():

@@ -9,6 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.expectation import expectation
 from ncclt.core.fabric import Section
 from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.errors import HostLostError, NodesLostError
 from ncclt.preflight.soundings import Soundings, TimeIsOverError
 
 CLUSTER = Cluster(
@@ -119,3 +120,21 @@ def test_an_interrupted_wave_kills_what_runs():
     with pytest.raises(KeyboardInterrupt):
         made.measure(pairs("ab", "cd"))
     assert ("c", "d") in killed
+
+
+def test_a_host_that_is_lost_is_a_reading_like_others():
+    """Which one it is, smaller parts show; an allocation that is gone has no parts."""
+
+    class Losing(Recorder):
+        def measure(self, setting, messages, *, repeat):
+            raise self.error("a node, or the connection to it, was lost: ssh: connect to host b port 22: timed out")
+
+    def made(error):
+        losing = Losing(("a", "b"), [], [], None)
+        losing.error = error
+        return Soundings(lambda hosts, gpus: losing, EXPECTED, simulated=False, clock=lambda: 0.0)
+
+    (reading,) = made(HostLostError).measure(pairs("ab"))
+    assert (reading.outcome, "connect to host b" in reading.detail) == (Outcome.CRASHED, True)
+    with pytest.raises(NodesLostError):
+        made(NodesLostError).measure(pairs("ab"))

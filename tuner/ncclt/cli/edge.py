@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 from ncclt.errors import (
     NccltError,
+    NodesLostError,
     NotFoundError,
     ServerError,
     StoreError,
@@ -21,11 +23,15 @@ from ncclt.errors import (
 EXIT_INTERRUPTED = 130
 """What a shell expects after Ctrl-C: 128 + SIGINT."""
 
+EXIT_NODES_LOST = 75
+"""EX_TEMPFAIL of sysexits.h: the nodes are gone, and the same command goes on with others."""
+
 _EXIT_CODES: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 2),
     (NotFoundError, 3),
     (StoreError, 69),
     (ServerError, 69),
+    (NodesLostError, EXIT_NODES_LOST),
     (NccltError, 1),
 )
 """First match counts; 69 is EX_UNAVAILABLE of sysexits.h."""
@@ -71,16 +77,24 @@ def interruptible() -> Iterator[None]:
 class StopWish:
     """Turn the first Ctrl-C or SIGTERM into a wish to stop after the running trial; the second one interrupts.
 
-    Slurm announces preemption by SIGTERM, which therefore means the same.
+    Slurm announces preemption and the end of a job's time by SIGTERM, which therefore means the same.
     """
 
     def __init__(self) -> None:
-        self._wished = False
+        self._number = 0
+        self._why = ""
         self._before: dict[int, Any] = {}
+        self.exit_code = EXIT_INTERRUPTED
 
-    def __call__(self) -> bool:
-        """Tell whether somebody wants to stop."""
-        return self._wished
+    def __call__(self) -> str:
+        """Say why to stop; empty = nobody wants to."""
+        if self._number and not self._why:
+            from ncclt.launch.slurm_job import job_notice
+
+            self._why = "interrupted by the user" if self._number == signal.SIGINT else "ended by SIGTERM"
+            if self._number == signal.SIGTERM and (notice := job_notice(os.environ)):
+                self._why, self.exit_code = notice, EXIT_NODES_LOST
+        return self._why
 
     def __enter__(self) -> StopWish:
         """Listen to the signals."""
@@ -94,7 +108,7 @@ class StopWish:
             signal.signal(number, handler)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        if self._wished:
+        if self._number:
             raise KeyboardInterrupt
-        self._wished = True
+        self._number = number
         say("\nncclt: finishing the running trial, then saving; once more to kill it")

@@ -15,6 +15,7 @@ import typer
 from ncclt.cli import ground
 from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.submit import is_login_node
 from ncclt.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def preflight(
     if weak and choice.name != "simulate":
         raise UsageError("--weak goes with --launcher simulate")
     where, earlier = _known(options, choice, storage, keep=store, writes=store and not dry_run)
-    names = _hosts(options, choice, where)
+    names = _hosts(options, choice, where, dry_run=dry_run)
     where = where.sized(nodes=len(names))
     wanted = _sizes(sizes)
     word = "simulated" if choice.name == "simulate" else options.place(choice).benchmark_name
@@ -192,10 +193,13 @@ def _known(
     Raises:
         StoreError: the result could not be kept, which is told before anything is measured.
     """
+    from ncclt.grounds import on_cpus
     from ncclt.store import open_store
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
         cluster = options.chosen_cluster(choice, store)
+        if choice.name != "simulate" and options.place(choice).is_gloo:
+            cluster = on_cpus(cluster)  # what gloo measures is no history of the fabric of GPUs
         return cluster, store.preflights(cluster=cluster.name, limit=_EARLIER)
 
     try:
@@ -211,9 +215,17 @@ def _known(
         return read(nothing)
 
 
-def _hosts(options: ground.GroundOptions, choice: LauncherChoice, cluster: Cluster) -> tuple[str, ...]:
-    """Return the names of the nodes; where --nodes is left out it is as many as are named."""
-    if choice.name != "simulate":
+def _hosts(
+    options: ground.GroundOptions, choice: LauncherChoice, cluster: Cluster, *, dry_run: bool
+) -> tuple[str, ...]:
+    """Return the names of the nodes; where --nodes is left out it is as many as are named.
+
+    A plan that is only shown needs no allocation of Slurm: its nodes get names of ours.
+    """
+    not_allocated = dry_run and is_login_node(choice) and not options.place(choice).hosts
+    if not_allocated:
+        say("ncclt: note: this is no Slurm allocation: n00, n01 and so on stand for its nodes")
+    if choice.name != "simulate" and not not_allocated:
         from ncclt.preflight.launched_runners import hosts_here
 
         place = options.place(choice)

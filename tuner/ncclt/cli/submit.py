@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 
 SbatchArg = Annotated[
     list[str] | None,
-    typer.Option("--sbatch-arg", help="Option for sbatch as it is, such as --partition=gpu; repeatable."),
+    typer.Option(
+        "--sbatch-arg",
+        help="Option for sbatch as it is, such as --partition=gpu; repeatable. The job asks for whole nodes "
+        "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none.",
+    ),
 ]
 TimeLimit = Annotated[
     str | None, typer.Option(help="Time limit of the submitted job, in Slurm's form; left out: the partition's.")
@@ -85,6 +91,10 @@ def submit_study(
         plan = plan_batch(request)
         print(f"# {' '.join(plan.argv)}\n{plan.script}", end="")
         return 0
+    # The job outlives a login shell that ends; whoever ends this program is told so.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _leave)
     return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
 
 
@@ -102,6 +112,10 @@ def _storage_by_environment(words: list[str]) -> list[str]:
         else:
             os.environ["NCCLT_STORAGE"] = url
     return left
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _asks_for_gpus(sbatch_args: tuple[str, ...]) -> bool:

@@ -241,7 +241,7 @@ def tune(
             option = storage_option(storage, store.shown)
             print_result(result, ground, store, storage_option=option, quiet=quiet)
         if result.recommendation is None and not result.left:
-            raise typer.Exit(EXIT_INTERRUPTED)
+            raise typer.Exit(stop.exit_code)
 
 
 def _examine(cluster: Cluster, *, force: bool) -> None:

@@ -78,7 +78,8 @@ class Runner(Port):
     """Measures settings on one cluster.
 
     Contract: `measure` returns for every setting and never raises for what a setting does to NCCL, whatever it does
-    (crash, hang, wrong data): that is the result's outcome. With outcome `ok` there is one measurement for each of
+    (crash, hang, wrong data): that is the result's outcome. What says nothing about any setting, nodes that are gone or
+    unfit, raises StudyStoppedError. With outcome `ok` there is one measurement for each of
     the messages asked for, in their order. The same runner may be asked for the same setting again and measures
     anew. When `measure` returns or raises, nothing that it started still runs, but for ranks that wait for the next
     setting; a runner that keeps such ranks says so in its results (`warm`) and has `close`.

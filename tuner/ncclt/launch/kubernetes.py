@@ -19,6 +19,7 @@ from ncclt.launch.kubernetes_yaml import to_yaml
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.mpi_ending import ending_of_mpi
 from ncclt.launch.process import GRACE_S, KEEP_BYTES
+from ncclt.launch.rank_check import checked
 from ncclt.launch.starter import Starter
 from ncclt.launch.torchrun_ending import ending_of_ranks
 
@@ -101,10 +102,11 @@ class KubernetesLauncher:
         if self._site is None:
             raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
+        for_ranks = {**self._starter.kept(variables), **variables}
         job = Job(
             name=_NAME,
-            argv=tuple(places.get(word, word) for word in argv),
-            variables=tuple(sorted({**self._starter.kept(variables), **variables}.items())),
+            argv=tuple(places.get(word, word) for word in checked(argv, for_ranks)),
+            variables=tuple(sorted(for_ranks.items())),
             files=tuple((path.name, path.read_text(encoding="utf-8")) for path in files),
             shape=self._shape,
             timeout_s=timeout_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Port
 
-from ncclt.errors import UsageError
+from ncclt.errors import NodesLostError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,9 @@ class LaunchPlan:
     cwd: Path | None = None
     timeout_s: float
 
+
+PORT = "{ncclt-port}"
+"""Stands in arguments, variables and files of a plan for the port on which ranks meet, new every time it is run."""
 
 FILES = "{files}"
 """Stands in the arguments of a plan for the folder of its files, which is made when the plan is run."""
@@ -87,6 +90,8 @@ class LaunchResult:
         failure: why it could not be started; empty where it was.
         survivors: process ids that even SIGKILL did not end, for example while a driver hangs; almost always empty.
         left_elsewhere: what the clean-up could not do on other machines, one sentence each; almost always empty.
+        lost: why the nodes are gone that it ran on, so that its end says nothing about the command; empty = they are
+            there, as far as is known.
     """
 
     exit_code: int | None
@@ -99,6 +104,19 @@ class LaunchResult:
     failure: str = ""
     survivors: tuple[int, ...] = ()
     left_elsewhere: tuple[str, ...] = ()
+    lost: str = ""
+
+    def require_nodes(self) -> None:
+        """Refuse to judge a launch whose nodes are gone.
+
+        Raises:
+            NodesLostError: they are.
+        """
+        if self.lost:
+            raise NodesLostError(
+                f"the allocation is lost: {self.lost}",
+                hint="start the same command in a new one; the launch that was running does not count",
+            )
 
 
 class Launcher(Port):

@@ -12,12 +12,13 @@ from pathlib import Path
 from ncclt.errors import UsageError
 from ncclt.launch.granted import granted_hosts
 from ncclt.launch.hostfile import parse_host
-from ncclt.launch.launcher import MARK, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import MARK, PORT, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.members import MARK_VARIABLE
 from ncclt.launch.mpi_ending import ending_of_mpi
 from ncclt.launch.mpi_flavour import MpiFlavour, ask_mpi_flavour
 from ncclt.launch.process import GRACE_S
-from ncclt.launch.starter import FORWARDED, Starter, master_port, thread_variables
+from ncclt.launch.rank_check import checked
+from ncclt.launch.starter import FORWARDED, Starter, thread_variables
 
 _LIST_VARIABLE = "OMPI_MCA_mca_base_env_list"
 """Names what Open MPI hands on; it refuses to start where this is set and `-x` is given as well (seen with 4.1.4)."""
@@ -92,7 +93,7 @@ class MpirunLauncher:
         """Decide how a command would be started; workers of torch are told where to meet."""
         environment = self._starter.environment
         for_ranks = {
-            **self._meeting_point(argv, variables),
+            **self._meeting_point(),
             **thread_variables(environment, variables),
             **self._starter.kept(variables),
             **variables,
@@ -103,7 +104,7 @@ class MpirunLauncher:
         if _LIST_VARIABLE in environment:
             removed.add(_LIST_VARIABLE)
         return LaunchPlan(
-            argv=(self._program, *options, *self._extra, *argv),
+            argv=(self._program, *options, *self._extra, *checked(argv, for_ranks)),
             set_env=tuple((name, "1") for name in _AS_ROOT) if is_root_of_open_mpi else (),
             unset_env=tuple(sorted(removed)),
             timeout_s=timeout_s,
@@ -117,12 +118,12 @@ class MpirunLauncher:
         """End what every `run` is waiting for, at once."""
         self._starter.kill()
 
-    def _meeting_point(self, argv: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
+    def _meeting_point(self) -> dict[str, str]:
         """Return where ranks of torch meet; nothing where nobody tells which node is the first."""
         hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
         if not hosts:
             return {}
-        return {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(master_port(argv, variables, hosts))}
+        return {"MASTER_ADDR": hosts[0], "MASTER_PORT": PORT}
 
     def _open_mpi(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
         """Return the options of Open MPI.

@@ -13,6 +13,9 @@ from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm_commands import ask
 from ncclt.launch.slurm_follow import POLL_S, Logs, follow
 
+SHARING = ("--exclusive", "--oversubscribe", "--share", "-s")
+"""Options of sbatch that say whether other jobs may run on the same nodes, where they would be measured too."""
+
 NOTICE_S = 60
 """How long before its time is over a job is told so; Slurm is up to a minute early by itself (sbatch, --signal)."""
 
@@ -28,7 +31,7 @@ class BatchRequest:
         time_limit: of the job, in Slurm's form (`30`, `2:00:00`); None = the partition's default.
         job_name: for squeue.
         folder: of the job's two logs; the compute nodes must see it.
-        extra: further options for sbatch, verbatim; they win.
+        extra: further options for sbatch, verbatim; they win. Without one of `SHARING` whole nodes are asked for.
         notice_s: how long before the end of its time the job is told so, seconds.
     """
 
@@ -76,6 +79,7 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
         *([f"--gpus-per-node={request.gpus_per_node}"] if request.gpus_per_node else []),
         *([f"--time={request.time_limit}"] if request.time_limit else []),
         *([f"--nodelist={','.join(request.shape.hosts)}"] if request.shape.hosts else []),
+        *([] if any(word.partition("=")[0] in SHARING for word in request.extra) else ["--exclusive"]),
         f"--output={stem}.out",
         f"--error={stem}.err",
         "--open-mode=append",

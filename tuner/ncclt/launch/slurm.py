@@ -6,17 +6,20 @@ Not tried on a GPU; proven on a real Slurm of two nodes without any.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import PORT, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process import GRACE_S, KEEP_BYTES
+from ncclt.launch.rank_check import UNFIT, checked
 from ncclt.launch.slurm_allocation import Allocation, addresses_by_scontrol, allocation_of
+from ncclt.launch.slurm_commands import ask
 from ncclt.launch.slurm_reason import step_failure
 from ncclt.launch.slurm_step import STEP_NAME, StepRequest, file_variables, ship, srun_argv
-from ncclt.launch.starter import Starter, master_port, thread_variables
+from ncclt.launch.starter import Starter, thread_variables
 
 _CANCEL = """\
 name=$1 jobs=$2 tries=$3 how=--quiet
@@ -73,6 +76,8 @@ class SlurmLauncher:
         self._allocation = allocation
         self._hosts = allocation.choose(nodes=shape.nodes, hosts=shape.hosts) if allocation else ()
         self._extra = tuple(extra)
+        if allocation and not {"--overcommit", "-O"} & set(extra):
+            allocation.require_cpus(self._hosts, tasks_per_node=shape.processes_per_node)
         self._container = container
         self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s, keep_bytes=keep_bytes)
 
@@ -99,16 +104,17 @@ class SlurmLauncher:
                 "this is no Slurm allocation (SLURM_JOB_ID is not set), so there are no nodes to launch on",
                 hint="begin in salloc or sbatch",
             )
-        shipped = ship(argv, files)
+        kept = self._starter.kept(variables)
+        shipped = ship(checked(argv, {**kept, **variables}), files)
         set_env = {
             "MASTER_ADDR": self._allocation.address(self._hosts[0]),
-            "MASTER_PORT": str(master_port(argv, variables, self._hosts)),
+            "MASTER_PORT": PORT,
             **thread_variables(self._starter.environment, variables),
             **variables,
         }
         request = StepRequest(
             argv=shipped.argv,
-            variables=tuple(sorted({*self._starter.kept(variables), *set_env, *file_variables(shipped.texts)})),
+            variables=tuple(sorted({*kept, *set_env, *file_variables(shipped.texts)})),
             container=self._container,
             extra=self._extra,
         )
@@ -125,18 +131,22 @@ class SlurmLauncher:
         """Start the step and wait for its end, and for the end of all its tasks on all nodes."""
         carried = file_variables(plan.files).items()
         result = self._starter.run(replace(plan, set_env=(*plan.set_env, *carried), files=()))
-        return _told_by_slurm(result)
+        return _told_by_slurm(result, self._starter.environment)
 
     def kill(self) -> None:
         """End what `run` is waiting for, at once."""
         self._starter.kill()
 
 
-def _told_by_slurm(result: LaunchResult) -> LaunchResult:
+def _told_by_slurm(result: LaunchResult, environment: Mapping[str, str]) -> LaunchResult:
     """Put what Slurm says about a failure where people and outcomes look for it."""
     if result.failure or result.timed_out or result.killed or not result.exit_code:
         return result
+    if UNFIT in result.stderr and (prolog := _task_prolog(environment)):
+        result = replace(result, stderr=re.sub(f"({UNFIT}.*)", rf"\1, from TaskProlog={prolog}", result.stderr))
     failure = step_failure(result.stderr)
+    if failure.lost and not result.lost:
+        result = replace(result, lost=failure.reason)
     if not failure.started:
         return replace(result, exit_code=None, failure=failure.reason)
     if not failure.reason:
@@ -146,6 +156,12 @@ def _told_by_slurm(result: LaunchResult) -> LaunchResult:
         exit_code=result.exit_code if failure.exit_code is None else failure.exit_code,
         stderr=f"{result.stderr.rstrip()}\nncclt: Slurm says: {failure.reason}\n",
     )
+
+
+def _task_prolog(environment: Mapping[str, str]) -> str:
+    """Return the script that Slurm runs before each task, whose lines of `export` set variables; empty = none."""
+    said = re.search(r"(?m)^TaskProlog\s*=\s*(\S+)$", ask(("scontrol", "show", "config"), environment).stdout)
+    return said[1] if said and said[1] != "(null)" else ""
 
 
 def create(

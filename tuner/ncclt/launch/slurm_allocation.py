@@ -74,11 +74,13 @@ class Allocation:
         groups: one, or the components of a heterogeneous job in their order.
         cpus_per_task: as the job asked for, to be asked for again by each step (srun forgets it since Slurm 22.05);
             None = not said.
+        cpus: of each node, in their order; empty = not said.
         addresses: (host, where Slurm itself reaches it), for those that are reached under another name than their own.
     """
 
     groups: tuple[NodeGroup, ...]
     cpus_per_task: int | None = None
+    cpus: tuple[int, ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -94,6 +96,22 @@ class Allocation:
     def address(self, host: str) -> str:
         """Return where the other nodes reach a node."""
         return dict(self.addresses).get(host, host)
+
+    def require_cpus(self, hosts: Sequence[str], *, tasks_per_node: int) -> None:
+        """Refuse an allocation that was made without a word on how many tasks will run: Slurm gives it one CPU a node.
+
+        Raises:
+            UsageError: a node has fewer CPUs than its tasks need.
+        """
+        granted = dict(zip(self.hosts, self.cpus, strict=False))
+        few = min((granted[host], host) for host in hosts) if all(host in granted for host in hosts) else None
+        if few is not None and few[0] < tasks_per_node * (self.cpus_per_task or 1):
+            each = f" of {self.cpus_per_task} CPUs each" if self.cpus_per_task else ""
+            raise UsageError(
+                f"Slurm allocation {self.job_ids[0]} has {few[0]} CPUs on {few[1]}, too few for {tasks_per_node} tasks"
+                f"{each}, one for each GPU",
+                hint=f"allocate with --exclusive, or with --ntasks-per-node={tasks_per_node}",
+            )
 
     def choose(self, *, nodes: int, hosts: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes of a launch in the order of the ranks: the named ones, or the first ones.
@@ -142,8 +160,15 @@ def allocation_of(
     return Allocation(
         groups=groups,
         cpus_per_task=int(environment["SLURM_CPUS_PER_TASK"]) if environment.get("SLURM_CPUS_PER_TASK") else None,
+        cpus=_cpus(environment.get("SLURM_JOB_CPUS_PER_NODE", "")),
         addresses=tuple(sorted((host, address) for host, address in known.items() if host != address)),
     )
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    """Expand Slurm's short form of numbers, `8(x2),4` (sbatch(1), SLURM_JOB_CPUS_PER_NODE)."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text)
+    return tuple(int(cpus) for cpus, times in found for _ in range(int(times or 1)))
 
 
 def addresses_by_scontrol(environment: Mapping[str, str], hosts: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -49,7 +50,8 @@ def follow(
 ) -> int:
     """Show the logs of a job as they grow until it ends, and return its exit code.
 
-    The first Ctrl-C leaves the job alone and says how to cancel it (130); a second one right after cancels it.
+    The first Ctrl-C leaves the job alone and says how to cancel it (130); a second one right after cancels it. Whatever
+    else ends this program (SystemExit, as the handler of a signal raises it) leaves the job alone as well.
 
     Args:
         job_id: as `submit` gave it.
@@ -62,17 +64,23 @@ def follow(
     Raises:
         StudyStoppedError: Slurm does not answer any more; the job may well go on.
     """
+    goes_on = f"ncclt: job {job_id} goes on; `scancel {job_id}` ends it"
     growing = (_Log(logs.stdout, show), _Log(logs.stderr, say))
     try:
         return _follow(job_id, growing, say=say, environment=environment, poll_s=poll_s)
     except KeyboardInterrupt:
         try:
-            say(f"\nncclt: job {job_id} goes on; `scancel {job_id}` ends it, as does Ctrl-C within {_REGRET_S:.0f} s\n")
+            say(f"\n{goes_on}, as does Ctrl-C within {_REGRET_S:.0f} s; its output: {logs.stdout}\n")
             time.sleep(_REGRET_S)
         except KeyboardInterrupt:
             ask(("scancel", job_id), environment)
             say(f"ncclt: job {job_id} is cancelled\n")
         return 130
+    except SystemExit:
+        # stderr may be gone with the terminal: that must not hide why this program ends.
+        with contextlib.suppress(OSError):
+            say(f"\n{goes_on}; its output: {logs.stdout}\n")
+        raise
 
 
 def _follow(

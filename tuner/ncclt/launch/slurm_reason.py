@@ -20,23 +20,24 @@ _NOT_STARTED = re.compile(
     r"(?m)^srun: (?:fatal|error: (?:Unable to (?:create step|allocate|confirm)|Only allocated|Invalid |Slurm job)).*"
 )
 _NO_PROGRAM = re.compile(r"(?m)^slurmstepd.*? error: .*?execve\(\): (?P<program>.*): (?P<reason>[^:\n]+)$")
-_SHELL_NO_PROGRAM = re.compile(r"(?m)^sh: (?:(?:line )?\d+: )?(?P<program>.+): (?P<reason>[^:\n]+)$")
+_SHELL_NO_PROGRAM = re.compile(r"(?m)^sh: (?:(?:line )?\d+: )?(?:exec: )?(?P<program>.+): (?P<reason>[^:\n]+)$")
 _TASK = re.compile(r"(?m)^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<ending>.+?)\s*$")
 _CANCELLED = re.compile(r"(?m)^slurmstepd.* error: \*\*\* (?:STEP|JOB) .* CANCELLED AT .*")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
 # Slurm's own lines alone: what the program prints may hold the same words. What names the cause itself goes before
 # what only reports that something ended. The lines of srun and slurmstepd come in any order.
-_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(rf"(?mi)^(?:srun|slurmstepd|salloc)\b.*(?:{words}).*"), meaning)
-    for words, meaning in (
-        (r"oom[-_ ]kill|out[-_ ]of[-_ ]memory", "a node ran out of memory"),
-        (r"node failure on ", "a node failed"),
-        (r"node failure|node_fail", "a node failed"),
-        (r"due to preemption", "Slurm took the nodes for another job"),
-        (r"due to time limit", "the time of the Slurm job is over"),
-        (r"due to job requeue|job \S+ has expired|invalid job", "the Slurm allocation is gone"),
-        (r"unable to contact slurm|communication connection failure|socket timed out", "Slurm does not answer"),
+_CAUSES: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
+    (re.compile(rf"(?mi)^(?:srun|slurmstepd|salloc)\b.*(?:{words}).*"), meaning, lost)
+    for words, meaning, lost in (
+        (r"oom[-_ ]kill|out[-_ ]of[-_ ]memory", "a node ran out of memory", False),
+        (r"node failure on ", "a node failed", True),
+        (r"node failure|node_fail", "a node failed", True),
+        (r"due to preemption", "Slurm took the nodes for another job", True),
+        # A step may have a limit of its own; that the job's is over is asked of Slurm.
+        (r"due to time limit", "the time of the Slurm job is over", False),
+        (r"due to job requeue|job \S+ has expired|invalid job", "the Slurm allocation is gone", True),
+        (r"unable to contact slurm|communication connection failure|socket timed out", "Slurm does not answer", False),
     )
 )
 
@@ -49,11 +50,13 @@ class StepFailure:
         reason: a sentence for people; empty where Slurm said nothing.
         exit_code: of the task that failed first, negative = ended by that signal; None = not said.
         started: whether any task ran at all.
+        lost: whether the allocation, or a node of it, is gone.
     """
 
     reason: str = ""
     exit_code: int | None = None
     started: bool = True
+    lost: bool = False
 
 
 def step_failure(text: str) -> StepFailure:
@@ -64,10 +67,11 @@ def step_failure(text: str) -> StepFailure:
     task = _TASK.search(text)
     exit_code, ending = _ending(task["ending"]) if task else (None, "")
     refused = _NOT_STARTED.search(text)
-    for pattern, meaning in _CAUSES:
+    for pattern, meaning, lost in _CAUSES:
         if said := pattern.search(text):
             started = task is not None or refused is None
-            return StepFailure(reason=f"{meaning} ({_short(said[0])})", exit_code=exit_code, started=started)
+            reason = f"{meaning} ({_short(said[0])})"
+            return StepFailure(reason=reason, exit_code=exit_code, started=started, lost=lost)
     if refused and task is None:
         return StepFailure(reason=f"Slurm refused the step ({_short(refused[0])})", started=False)
     cancelled = _CANCELLED.search(text)

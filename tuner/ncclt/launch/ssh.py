@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,11 +16,11 @@ from pathlib import Path
 
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.launch.hostfile import Host, parse_host, read_hostfile
-from ncclt.launch.launcher import FILES, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import FILES, PORT, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process import GRACE_S
 from ncclt.launch.ssh_driver import NODES_FILE
 from ncclt.launch.ssh_script import RANK, end_script, node_script
-from ncclt.launch.starter import FORWARDED, Starter, master_port, thread_variables
+from ncclt.launch.starter import FORWARDED, Starter, thread_variables
 from ncclt.launch.torchrun import MODULE, VERBATIM
 from ncclt.launch.torchrun_ending import ending_of_ranks
 
@@ -52,6 +54,7 @@ class SshLauncher:
         options: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
         python: the Python that has torch, on every host.
         environment: what is forwarded of PATH and the like; None = this program's own.
+        address: where the other hosts reach the first one; empty = its name.
         cwd: folder of the command on every host that has it; None = the present one.
         grace_s: time between SIGTERM and SIGKILL, here and there.
     """
@@ -66,6 +69,7 @@ class SshLauncher:
         options: Sequence[str] = (),
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        address: str = "",
         cwd: Path | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
@@ -74,6 +78,7 @@ class SshLauncher:
         self._extra = tuple(extra)
         self._options = tuple(options)
         self._python = python
+        self._address = address or self._hosts[0].name
         self._cwd = cwd or Path.cwd()
         self._grace_s = grace_s
         self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s)
@@ -103,8 +108,11 @@ class SshLauncher:
             **self._starter.kept(variables),
             **variables,
         }
+        meeting_host = variables.get("MASTER_ADDR", self._address)
         script = node_script(
-            self._torchrun(argv, variables),
+            self._torchrun(argv, meeting_host, variables.get("MASTER_PORT", PORT)),
+            python=self._python,
+            meeting_host=meeting_host,
             variables=for_ranks,
             files=_read(files),
             cwd=str(self._cwd),
@@ -137,15 +145,14 @@ class SshLauncher:
         user = ["-l", host.user] if host.user else []
         return ["ssh", *self._options, *_OPTIONS, *port, *user, host.name]
 
-    def _torchrun(self, argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
-        names = [host.name for host in self._hosts]
+    def _torchrun(self, argv: Sequence[str], meeting_host: str, meeting_port: str) -> tuple[str, ...]:
         return (
             *(self._python, "-m", MODULE),
             *("--nnodes", str(len(self._hosts))),
             *("--nproc-per-node", str(self._processes_per_node)),
             *("--node-rank", RANK),
-            *("--master-addr", variables.get("MASTER_ADDR", names[0])),
-            *("--master-port", variables.get("MASTER_PORT", str(master_port(argv, variables, names)))),
+            *("--master-addr", meeting_host),
+            *("--master-port", meeting_port),
             *("--max-restarts", "0"),
             *self._extra,
             *VERBATIM,
@@ -204,4 +211,22 @@ def create(
         options=options,
         python=python,
         environment=environment,
+        address=_address(hosts[0], options, environment),
     )
+
+
+def _address(host: Host, options: Sequence[str], environment: Mapping[str, str] | None) -> str:
+    """Return the name behind which ssh finds a host: its own may be an alias that this machine's ssh alone knows."""
+    try:
+        said = subprocess.run(
+            ("ssh", *options, "-G", host.name),
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    except OSError:
+        return host.name
+    found = re.search(r"(?m)^hostname (\S+)$", said)
+    return found[1] if found else host.name

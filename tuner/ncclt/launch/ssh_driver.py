@@ -19,6 +19,9 @@ from pathlib import Path
 NODES_FILE = "nodes.json"
 """For each node, in the order of ranks: the ssh command up to the host's name."""
 
+_NO_CONNECTION = 255
+"""ssh(1): "255 if an error occurred"; the script of a node ends with codes of torchrun, or of shells."""
+
 _TICK_S = 0.05
 _OTHERS_S = 15.0
 """For the nodes that are still at it when one has failed: SIGTERM, grace and SIGKILL of theirs."""
@@ -53,7 +56,8 @@ def run(commands: Sequence[Sequence[str]], script: bytes) -> int:
             del running[rank]
             if code != 0 and first_failure == 0:
                 first_failure = code if code > 0 else 128 - code
-                _say(f"node {rank} ({commands[rank][-1]}) failed first, with exit code {first_failure}")
+                lost = ": it cannot be reached, or the connection was lost" if code == _NO_CONNECTION else ""
+                _say(f"node {rank} ({commands[rank][-1]}) failed first, with exit code {first_failure}{lost}")
                 deadline_s = time.monotonic() + _OTHERS_S
                 for node in nodes:
                     _let_go(node)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ncclt.launch.launcher import MARK
 from ncclt.launch.members import MARK_VARIABLE
+from ncclt.launch.rank_check import DECIDING, UNFIT, UNFIT_CODE
 
 RANK = "{ncclt-rank}"
 """Stands in a command for the rank of the node, the only thing in which nodes differ."""
@@ -40,9 +41,20 @@ say_left() {{
 """`marked` leaves the exit code of its last command, sed, which is 0."""
 
 
+_RESOLVES = """\
+import socket, sys
+try:
+    socket.getaddrinfo(sys.argv[1], None)
+except socket.gaierror:
+    sys.exit(3)
+"""
+
+
 def node_script(
     argv: Sequence[str],
     *,
+    python: str,
+    meeting_host: str,
     variables: Mapping[str, str],
     files: Sequence[tuple[str, str, str]],
     cwd: str,
@@ -53,7 +65,9 @@ def node_script(
 
     Args:
         argv: the command; the node's rank takes the place of `RANK`.
-        variables: for the command, which gets no other NCCL_* variables.
+        python: an interpreter there.
+        meeting_host: where the ranks meet; a node that cannot resolve the name says so at once.
+        variables: for the command, which gets no other NCCL_* variables, and none of ours that decide anything.
         files: (path, name, text): written to the folder as `name`, and put in place of `path` in the command.
         cwd: folder to run it in, where the node has it.
         limit_s: after this it is ended even if nobody says so: a connection may die without either side noticing.
@@ -67,6 +81,7 @@ def node_script(
         return f'"$folder"/{shlex.quote(named[argument])}' if argument in named else shlex.quote(argument)
 
     tenths = round(grace_s * 10)
+    ours = [pattern for pattern in DECIDING if pattern.startswith("NCCLT_")]
     writes = [f'printf %s {shlex.quote(text)} >"$folder"/{shlex.quote(name)} || return' for _path, name, text in files]
     exports = [f"  export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     return "\n".join(
@@ -77,10 +92,17 @@ def node_script(
             "main() {  # a function, so that nothing is done where only a part of this has arrived",
             *writes,
             "(",
-            "  for name in $(env | sed -n 's/^\\(NCCL_[A-Za-z0-9_]*\\)=.*/\\1/p'); do unset \"$name\"; done",
+            "  for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do",
+            f'    case $name in NCCL_*|{"|".join(ours)}) unset "$name" ;; esac',
+            "  done",
             *exports,
             f"  export {MARK_VARIABLE}=$mark",
             f'  cd {shlex.quote(cwd)} 2>/dev/null || cd "$folder" || exit',
+            f"  {shlex.quote(python)} -I -S -c {shlex.quote(_RESOLVES)} {shlex.quote(meeting_host)} 2>/dev/null",
+            "  [ $? -ne 3 ] || {",
+            f'    echo "{UNFIT}$(uname -n) does not know the address of "{shlex.quote(meeting_host)} >&2',
+            f"    exit {UNFIT_CODE}",
+            "  }",
             f"  exec {' '.join(map(word, argv))}",
             ") </dev/null 3<&- &",
             "job=$!",

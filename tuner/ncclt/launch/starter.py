@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
+import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
-from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.launch.launcher import PORT, LaunchPlan, LaunchResult
 from ncclt.launch.process import GRACE_S, KEEP_BYTES, ProcessSession
+from ncclt.launch.rank_check import is_deciding
+from ncclt.launch.slurm_job import job_loss
 
 KILL_GRACE_S = 1.0
 """After `kill`, for programs that have ranks elsewhere to end: mpirun, torchrun, srun and ssh need some time for it."""
@@ -19,8 +23,13 @@ _DEBUG = "NCCL_DEBUG"
 FORWARDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """Decide which NCCL and which Python a rank loads, so they are the same on every node."""
 
-_FIRST_PORT, _PORTS = 20000, 10000
+_PORTS = range(20000, 30000)
 """Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768)."""
+
+_PORT_TRIES = 5
+
+_PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDRINUSE|[Aa]ddress already in use)")
+"""torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where somebody else has the port."""
 
 
 class Starter:
@@ -54,8 +63,11 @@ class Starter:
 
     @property
     def inherited(self) -> tuple[str, ...]:
-        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
-        return tuple(sorted(name for name in self.environment if name.startswith("NCCL_")))
+        """Return the names of the variables for NCCL and our plugin that the environment brings.
+
+        Plans say which of them are removed.
+        """
+        return tuple(sorted(name for name in self.environment if name.startswith("NCCL_") or is_deciding(name)))
 
     def removed(self, variables: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of inherited variables that must not reach a command with some variables of its own."""
@@ -64,12 +76,23 @@ class Starter:
         )
 
     def kept(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the inherited NCCL_* variables that must reach every process of a command."""
+        """Return the inherited ones that must reach every process of a command."""
         names = set(self.inherited) - {*variables, *self.removed(variables)}
         return {name: self.environment[name] for name in sorted(names)}
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start the plan's command and wait for its end."""
+        """Start the plan's command and wait for its end; with another port where somebody else has the first one."""
+        result = self._run(plan)
+        for _ in range(_PORT_TRIES - 1):
+            if result.exit_code == 0 or result.killed or not _PORT_TAKEN.search(result.stderr + result.stdout):
+                break
+            result = self._run(plan)
+        if result.exit_code == 0 or result.killed:
+            return result
+        return replace(result, lost=job_loss(self.environment))
+
+    def _run(self, plan: LaunchPlan) -> LaunchResult:
+        plan = _with_port(plan, secrets.choice(_PORTS))
         kept = {name: value for name, value in self.environment.items() if name not in plan.unset_env}
         session = ProcessSession(
             plan,
@@ -102,13 +125,19 @@ def thread_variables(environment: Mapping[str, str], variables: Mapping[str, str
     return {} if "OMP_NUM_THREADS" in environment or "OMP_NUM_THREADS" in variables else {"OMP_NUM_THREADS": "1"}
 
 
-def master_port(argv: Sequence[str], variables: Mapping[str, str], hosts: Sequence[str]) -> int:
-    """Return the port on which the ranks of a command meet on their first host.
+def _with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
+    """Put a port into a plan.
 
-    It follows from the launch, so that a plan can be repeated, and no port of another machine can be asked for anyway.
-    Two launches get the same port in 1 of 10 000 cases, which matters only at the same time on the same first host: the
-    second one then fails with `address already in use`, an outcome like others. Set MASTER_PORT to choose it yourself.
+    No port of another machine can be asked for, and one that is free now may be taken a moment later. So it is chosen
+    blindly, and another one where it was taken: launches that are alike, even at the same time, do not meet each other.
     """
-    words = [*argv, "", *(f"{name}={value}" for name, value in sorted(variables.items())), "", *hosts]
-    digest = hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).digest()
-    return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
+
+    def fill(text: str) -> str:
+        return text.replace(PORT, str(port))
+
+    return replace(
+        plan,
+        argv=tuple(map(fill, plan.argv)),
+        set_env=tuple((name, fill(value)) for name, value in plan.set_env),
+        files=tuple((name, fill(text)) for name, text in plan.files),
+    )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.errors import BenchmarkError
+from ncclt.errors import BenchmarkError, HostLostError, StudyStoppedError
 from ncclt.launch.launcher import LaunchResult
+from ncclt.launch.rank_check import UNEXPECTED, unfit
 from ncclt.launched.secrets import without_secrets
 from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 
@@ -22,6 +24,8 @@ _LINE_CHARACTERS = 400
 _SEARCHED_CHARACTERS = 1 << 20  # of the end of each output: errors come late, and noise can be endless
 _NOT_STARTED = (126, 127)  # a shell's words for `cannot be executed` and `not found` (POSIX sh, 2.8.2)
 
+_HOST_LOST = "a node, or the connection to it, was lost"
+_PREEMPTED = "the scheduler took the nodes"
 _NO_ALGORITHM = "NCCL has no such algorithm and protocol for this collective"
 
 # What was said -> what it means. What names the cause itself goes before what follows from it. Sources: NCCL enqueue.cc
@@ -37,12 +41,20 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(
             r"(?i)\bnode[ _]fail|lost communication with a remote daemon|lost connection to|daemon has unexpectedly"
             r"|unexpectedly closed connection|closed by remote host|client_loop: send disconnect"
-            r"|ssh: connect to host .* port \d+: |no route to host"
+            r"|ssh: connect to host .* port \d+: |Timeout, server .* (?:not responding|no route to host)"
+            r"|it cannot be reached, or the connection was lost"
         ),
-        "a node, or the connection to it, was lost",
+        _HOST_LOST,
     ),
     (re.compile(r"(?i)uncorrectable ecc|fallen off the bus|NVRM: Xid"), "a GPU failed"),
-    (re.compile(r"(?i)DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE)"), "the scheduler ended the job"),
+    (re.compile(r"DUE TO (?:PREEMPTION|JOB REQUEUE)"), _PREEMPTED),
+    # Of the step perhaps: that the job's time is over is asked of Slurm.
+    (re.compile(r"DUE TO TIME LIMIT"), "the scheduler ended the launch"),
+)
+
+_FOREIGN_HINT = (
+    "a TaskProlog of slurm.conf, a profile script of the nodes or the image sets it: let that leave launches of ncclt "
+    "alone (all of them have NCCLT_LAUNCH), or, if every job shall have it, export it here too and add --keep-env"
 )
 
 # Parts of a line that differ although the cause is the same.
@@ -63,7 +75,36 @@ def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult,
         command: what was launched.
         launch: how that ended.
         limit_s: how long it was allowed to take.
+
+    Raises:
+        StudyStoppedError: the launch says nothing about its setting, and neither would the next one: its nodes are
+            gone (NodesLostError), or its ranks had another environment than planned.
     """
+    result = _judged(benchmark, command, launch, limit_s=limit_s)
+    if result.outcome not in (Outcome.OK, Outcome.WRONG_RESULT):  # data that came out wrong did so before that
+        require_place(launch)
+    return result
+
+
+def require_place(launch: LaunchResult) -> None:
+    """Refuse to judge a launch that failed because of where it ran.
+
+    Raises:
+        StudyStoppedError: see `judge`.
+    """
+    if why := unfit(f"{launch.stderr}\n{launch.stdout}"):
+        hint = _FOREIGN_HINT if why.startswith(UNEXPECTED) else "name the hosts so that all of them know these names"
+        raise StudyStoppedError(f"invalid: {without_secrets(why)}", hint=hint)
+    cause, evidence = _cause(launch)
+    replace(launch, lost=launch.lost or (cause if cause == _PREEMPTED else "")).require_nodes()
+    if cause == _HOST_LOST:
+        raise HostLostError(
+            f"{cause}: {without_secrets(evidence)}",
+            hint="start the same command again when all nodes are there; the launch that was running does not count",
+        )
+
+
+def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult, *, limit_s: float) -> TrialResult:
     if launch.failure:
         return TrialResult(outcome=Outcome.INVALID, detail=without_secrets(launch.failure), wall_s=launch.wall_s)
     cause, evidence = _cause(launch)
@@ -93,7 +134,8 @@ def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult,
 
 def _cause(launch: LaunchResult) -> tuple[str, str]:
     """Return what the output names as the cause and the line that does so, both empty where it names none."""
-    said = f"{launch.stdout[-_SEARCHED_CHARACTERS:]}\n{launch.stderr[-_SEARCHED_CHARACTERS:]}"
+    elsewhere = "\n".join(launch.left_elsewhere)
+    said = f"{launch.stdout[-_SEARCHED_CHARACTERS:]}\n{launch.stderr[-_SEARCHED_CHARACTERS:]}\n{elsewhere}"
     for pattern, meaning in _CAUSES:
         if match := pattern.search(said):
             start = said.rfind("\n", 0, match.start()) + 1

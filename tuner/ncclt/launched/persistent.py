@@ -167,6 +167,7 @@ class PersistentRunner:
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages, or this machine cannot be reached.
+            StudyStoppedError: the nodes are gone, or unfit to measure anything on.
             KeyboardInterrupt: `kill` was called.
         """
         if self._killed:

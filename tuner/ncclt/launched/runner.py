@@ -16,7 +16,7 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
 from ncclt.launch.guard import results_folder
 from ncclt.launch.launcher import Launcher, LaunchPlan
-from ncclt.launched.outcome import judge
+from ncclt.launched.outcome import judge, require_place
 from ncclt.launched.pace import Pace
 from ncclt.launched.timeouts import Timeouts
 from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
@@ -134,6 +134,7 @@ class LaunchedRunner:
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages, whatever the setting.
+            StudyStoppedError: the nodes are gone, or unfit to measure anything on.
             KeyboardInterrupt: `kill` was called.
         """
         try:
@@ -198,6 +199,8 @@ def asking(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequ
         launch = launcher.run(launcher.plan(argv, variables={}, timeout_s=timeout_s))
         if launch.killed:
             raise KeyboardInterrupt
+        if launch.exit_code != 0:
+            require_place(launch)
         said = f"{launch.failure}\n{launch.stderr}" if launch.failure else launch.stderr
         return CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=said)
 

@@ -12,6 +12,7 @@ from ncclt.core.fabric import Reading, Section
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, Runner, TrialResult
+from ncclt.errors import HostLostError
 
 RunnerFor = Callable[[tuple[str, ...], tuple[int, ...]], Runner]
 """Gives the runner of some nodes, or of some GPUs of one node; no GPUs = all of them."""
@@ -145,7 +146,11 @@ class Soundings:
             for size in sizes
         ]
         repeat = len(self.of(section))
-        result = runner.measure(DEFAULT, messages, repeat=repeat)
+        try:
+            result = runner.measure(DEFAULT, messages, repeat=repeat)
+        except HostLostError as error:
+            # Which one it is, smaller parts will show.
+            result = TrialResult(outcome=Outcome.CRASHED, detail=error.message)
         return Reading(
             section=section,
             ranks=ranks,

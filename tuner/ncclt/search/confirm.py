@@ -25,7 +25,7 @@ def confirm(
     workload: Workload,
     journal: Journal,
     *,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> Times:
     """Launch the finalists until they are confirmed; return the times of everything measured so far.
@@ -38,7 +38,7 @@ def confirm(
         runner: where trials run.
         workload: placed.
         journal: where trials are kept.
-        interrupted: asked before every launch.
+        interrupted: asked before every launch: why to stop; empty = go on.
         watch: told after every launch: the trial, launches done and planned in this round.
     """
     version = runner.cluster.version

@@ -95,7 +95,7 @@ class SearchEnd:
 
     Attributes:
         reason: for people.
-        interrupted: the user stopped it; there is more to measure.
+        interrupted: somebody stopped it; there is more to measure.
     """
 
     reason: str
@@ -110,7 +110,7 @@ def search(
     budget: Budget,
     *,
     clock: Callable[[], float],
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     watch: Callable[[Progress], None],
     kill: Callable[[], None] = lambda: None,
     mirror: bool = True,
@@ -126,7 +126,7 @@ def search(
         proposer: the Optuna study.
         budget: launches and seconds.
         clock: monotonic seconds.
-        interrupted: asked before every launch; true = the user wants to stop after the current trial.
+        interrupted: asked before every launch: why to stop after the current trial; empty = go on.
         watch: told after every launch.
         kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
         mirror: let Optuna hear of stored trials that it does not know; false while other processes search.
@@ -197,7 +197,7 @@ class _Work:
         default: Trial,
         best: _BestPolicy,
         spent_s: Callable[[], float],
-        interrupted: Callable[[], bool],
+        interrupted: Callable[[], str],
         watch: Callable[[Progress], None],
     ) -> None:
         self.end: SearchEnd | None = None
@@ -272,8 +272,8 @@ class _Work:
             return SearchEnd(reason=f"the time budget of {budget.seconds:g} s is used")
         if budget.gpu_hours is not None and self._gpu_seconds(runner) >= budget.gpu_hours * 3600:
             return SearchEnd(reason=f"the budget of {budget.gpu_hours:g} GPU hours is used")
-        if self._interrupted():
-            return SearchEnd(reason="interrupted by the user", interrupted=True)
+        if why := self._interrupted():
+            return SearchEnd(reason=why, interrupted=True)
         if reason := nothing_more(history, anchors=self._proposer.anchor_count, patience=budget.patience):
             return SearchEnd(reason=reason)
         return None

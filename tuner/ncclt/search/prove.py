@@ -64,7 +64,7 @@ def prove(
     blocks: int = MAX_BLOCKS,
     min_effect: float = MIN_EFFECT,
     anew: bool = False,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
     """Launch what the journal does not hold yet; return whether the proof is complete.
@@ -83,7 +83,7 @@ def prove(
         blocks: at most.
         min_effect: smallest gain worth a change, as a share.
         anew: begin a proof of its own, whatever the journal holds.
-        interrupted: asked before every launch.
+        interrupted: asked before every launch: why to stop; empty = go on.
         watch: told after every launch: the trial, launches done, and launches at most, if nothing is decided earlier.
     """
     held = [] if anew else last_verification(journal.trials())
@@ -114,7 +114,7 @@ def _prove(
     *,
     blocks: int,
     min_effect: float,
-    interrupted: Callable[[], bool],
+    interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
     # Only launches up to the present block are judged: so a proof that goes on decides as it did when it was launched.

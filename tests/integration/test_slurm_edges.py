@@ -1,0 +1,227 @@
+"""What surrounds a study on a real Slurm: other people's prologs, allocations that end, shared nodes, login shells."""
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.message import Collective, Message
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.slurm import create
+from ncclt.launched.outcome import judge
+from ncclt.measure.torch_collectives import TorchCollectives
+
+HERE = Path(__file__).parent
+FAKES = runpy.run_path(str(HERE.parent / "fakes" / "nccl_tests_stand_in.py"))
+PATIENT_S = 120.0
+STORE = ("--storage", "sqlite:///ncclt.db")
+FOREIGN = {"NCCL_TUNER_PLUGIN": "/srv/libother.so", "NCCLT_POLICY": "/srv/bert.csv"}
+
+
+NCCLT = (sys.executable, "-m", "ncclt")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with a stand-in for nccl-tests and a store that knows a workload of one message."""
+    folder = tmp_path_factory.mktemp("prepared")
+    FAKES["install"](folder)
+    (folder / "mine.csv").write_text("collective,dtype,size_bytes,calls_per_step\nall_reduce,float32,65536,4\n")
+    subprocess.run(
+        [*NCCLT, "profile", "import", "mine.csv", "--name", "mine", *STORE],
+        cwd=folder, env={**os.environ, "HOME": str(folder)}, check=True, capture_output=True, timeout=PATIENT_S,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def tuning(prepared, tmp_path):
+    """Start a study on two nodes."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    started = []
+
+    def start(environment, *words):
+        kept = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))}
+        study = subprocess.Popen(
+            [
+                *NCCLT, "tune", "--profile", "mine", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "1",
+                "--launcher", "slurm", "--nccl-tests", str(tmp_path), "--trials", "40", "--patience", "0", *STORE,
+                *words,
+            ],
+            cwd=tmp_path, env=kept | {"HOME": str(tmp_path), "NCCLT_STORE_IS_SHARED": "1"}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(study)
+        return study
+
+    yield start
+    for study in started:
+        study.kill()
+        study.communicate()
+
+
+def stored(folder):
+    """Return (number, outcome) of all trials, and state and reason of the only study."""
+    with closing(sqlite3.connect(folder / "ncclt.db")) as database:
+        trials = database.execute("select number, outcome from trials order by number").fetchall()
+        studies = database.execute("select state, json_extract(document, '$.reason') from studies").fetchall()
+    return trials, studies
+
+
+def wait_for_trials(folder, study, count):
+    deadline = time.monotonic() + PATIENT_S
+    while time.monotonic() < deadline and study.poll() is None:
+        if len(stored(folder)[0]) >= count:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"there are no {count} trials: {study.communicate(timeout=5)}")
+
+
+def test_variables_of_a_task_prolog_stop_a_study_before_anything_is_measured(slurm_cluster, tuning, tmp_path):
+    """Those that decide what NCCL does; those of the site's network do not, nor those that the plan has itself."""
+    with slurm_cluster.allocation() as environment:
+        with slurm_cluster.exporting(**FOREIGN):
+            study = tuning(environment)
+            _, stderr = study.communicate(timeout=PATIENT_S)
+        assert study.returncode == 1, stderr
+        prolog = slurm_cluster.folder / "task-prolog"
+        found = next(line for line in stderr.splitlines() if "invalid: unexpected" in line)
+        assert "unexpected NCCL_TUNER_PLUGIN=/srv/libother.so NCCLT_POLICY=/srv/bert.csv" in found
+        assert found.endswith(f"from TaskProlog={prolog}")
+        assert "--keep-env" in stderr
+        assert stored(tmp_path)[0] == []
+
+        told = "import os; print(os.environ['NCCL_IB_TC'], os.environ.get('NCCL_BUFFSIZE'))"
+        kept = create(shape=JobShape(nodes=2), environment=environment | {"NCCL_BUFFSIZE": "8388608"}, keep_env=True)
+        with slurm_cluster.exporting(NCCL_IB_TC="106", NCCL_BUFFSIZE="8388608"):
+            plan = kept.plan((sys.executable, "-S", "-c", told), variables={}, timeout_s=PATIENT_S)
+            result = kept.run(plan)
+        assert (result.exit_code, result.stdout.splitlines()) == (0, ["106 8388608"] * 2), result
+        with slurm_cluster.exporting(NCCL_BUFFSIZE="1048576"):
+            result = kept.run(plan)
+        assert (result.exit_code, result.stdout) == (78, "")
+        assert "unexpected NCCL_BUFFSIZE=1048576" in result.stderr
+
+
+def test_an_allocation_that_ends_is_no_outcome_of_a_setting(slurm_cluster, tuning, tmp_path):
+    """First its time, of which Slurm gives notice by SIGTERM; then somebody cancels it in the middle of a trial."""
+    with slurm_cluster.allocation("--time=3") as environment:
+        study = tuning(environment)
+        wait_for_trials(tmp_path, study, 2)
+        study.send_signal(signal.SIGTERM)
+        _, stderr = study.communicate(timeout=PATIENT_S)
+        job_id = environment["SLURM_JOB_ID"]
+        assert study.returncode == 75, stderr
+        assert f"the search stopped: Slurm job {job_id} has reached its time limit" in stderr
+    before, (state,) = stored(tmp_path)
+    assert state == ("interrupted", f"Slurm job {job_id} has reached its time limit")
+
+    with slurm_cluster.allocation() as environment:
+        study = tuning(environment)
+        wait_for_trials(tmp_path, study, len(before) + 1)
+        job_id = environment["SLURM_JOB_ID"]
+        slurm_cluster.ask("scancel", job_id)
+        _, stderr = study.communicate(timeout=PATIENT_S)
+    assert study.returncode == 75, stderr
+    assert f"the allocation is lost: Slurm job {job_id} was cancelled" in stderr
+    assert "start the same command in a new one" in stderr
+    trials, (state,) = stored(tmp_path)
+    assert len(trials) > len(before)
+    assert trials == [(number, "ok") for number in range(len(trials))]
+    assert state == ("interrupted", f"the allocation is lost: Slurm job {job_id} was cancelled")
+    with closing(sqlite3.connect(tmp_path / "ncclt.db")) as database:
+        assert database.execute("select * from leases").fetchall() == []
+
+
+def test_launches_that_are_alike_meet_on_ports_of_their_own(slurm_cluster):
+    """Two studies of one model share nodes: the same command with the same variables, at the same time."""
+    pytest.importorskip("torch.distributed")
+    message = Message(
+        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2, spans_nodes=True
+    )
+    benchmark = TorchCollectives(backend="gloo", budget_s=0.1)
+    (command,) = benchmark.commands((message,), folder=None)
+    outcomes = []
+    with slurm_cluster.allocation() as environment:
+        launcher = create(shape=JobShape(nodes=2), environment=environment)
+        plan = launcher.plan(command.argv, variables={}, timeout_s=PATIENT_S, files=command.files)
+
+        def launch():
+            result = judge(benchmark, command, launcher.run(plan), limit_s=PATIENT_S)
+            outcomes.append((result.outcome.value, result.detail))
+
+        threads = [threading.Thread(target=launch) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert outcomes == [("ok", "")] * 2
+
+
+def test_an_allocation_without_tasks_is_told_what_it_lacks(slurm_cluster, tmp_path):
+    """`salloc -N2` alone gives one CPU on each node."""
+    done = subprocess.run(
+        [
+            "salloc", "-N2", sys.executable, "-m", "ncclt", "tune", "--model", "bert", "--cluster", "leonardo",
+            "--nodes", "2", "--gpus-per-node", "4", "--launcher", "slurm", "--dry-run", *STORE,
+        ],
+        cwd=tmp_path, env=slurm_cluster.environment | {"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=PATIENT_S,
+    )  # fmt: skip
+    assert done.returncode == 2, done
+    assert "has 1 CPUs on n1, too few for 4 tasks, one for each GPU" in done.stderr
+    assert "allocate with --exclusive, or with --ntasks-per-node=4" in done.stderr
+    slurm_cluster.wait_until_empty()
+
+
+def test_a_follower_that_is_ended_says_what_becomes_of_its_job(slurm_cluster, tuning):
+    """It waits in the queue, and goes on doing so."""
+    study = tuning(slurm_cluster.environment, "--sbatch-arg=--begin=now+1hour", "--sbatch-arg=--gres=none")
+    said = ""
+    for line in study.stderr:
+        said += line
+        if "is pending" in line:
+            study.send_signal(signal.SIGHUP)
+            break
+    job_id = said.partition("submitted job ")[2].partition(";")[0]
+    try:
+        _, rest = study.communicate(timeout=PATIENT_S)
+        assert study.returncode == 128 + signal.SIGHUP, said + rest
+        assert f"job {job_id} goes on; `scancel {job_id}` ends it" in rest
+        shown = slurm_cluster.ask("scontrol", "show", "job", "--oneliner", job_id)
+        assert "JobState=PENDING" in shown
+        assert "OverSubscribe=NO" in shown  # whole nodes
+    finally:
+        slurm_cluster.ask("scancel", job_id)
+        slurm_cluster.wait_until_empty()
+
+
+def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_its_own(slurm_cluster, tmp_path):
+    """The plan needs no nodes; what gloo measures says nothing about the cluster's GPUs."""
+    environment = {n: v for n, v in slurm_cluster.environment.items() if not n.startswith("NCCL")}
+
+    def preflight(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "ncclt", "preflight", "--benchmark", "torch_collectives", "--backend", "gloo",
+             "--cluster", "leonardo", *words, *STORE],
+            cwd=tmp_path, env=environment | {"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=PATIENT_S,
+        )  # fmt: skip
+        assert done.returncode in (0, 4), done
+        return done.stdout
+
+    planned = preflight("--nodes", "2", "--launcher", "slurm", "--dry-run", "--json")
+    assert json.loads(planned)["hosts"] == ["n00", "n01"]
+    preflight("--nodes", "1", "--gpus-per-node", "2", "--launcher", "torchrun", "--sizes", "4K", "--quick", "--json")
+    with closing(sqlite3.connect(tmp_path / "ncclt.db")) as database:
+        assert database.execute("select cluster from preflights").fetchall() == [("leonardo-cpus",)]

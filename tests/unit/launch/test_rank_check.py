@@ -1,0 +1,50 @@
+"""The shell before a rank: the command starts where the environment is as planned, and nowhere else."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from ncclt.core.parameters import CATALOGUE, SET_BY_RULES
+from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit
+
+VALUE = "allreduce:ring,tree;broadcast:ring 'x' \"y\" $HOME `id` \\"
+PLANNED = {"NCCL_ALGO": VALUE, "NCCL_IB_HCA": "=mlx5_0", "OMP_NUM_THREADS": "1"}
+
+CASES = {
+    "as planned": (PLANNED, ""),
+    "the site's network": (PLANNED | {"NCCL_IB_TC": "106", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_IB_HCA": "mlx5_1"}, ""),
+    "a version of an image": (PLANNED | {"NCCL_VERSION": "2.28.9-1", "NCCLT_LAUNCH": "mark"}, ""),
+    "part of another value": (PLANNED | {"OTHER": "x\nNCCL_PROTO=LL\ny"}, ""),
+    "foreign": (PLANNED | {"NCCL_TUNER_PLUGIN": "/a b.so"}, "unexpected NCCL_TUNER_PLUGIN=/a b.so on "),
+    "two": (PLANNED | {"NCCL_PROTO": "LL", "NCCLT_POLICY_SHM": "/x"}, ("NCCL_PROTO=LL", "NCCLT_POLICY_SHM=/x")),
+    "empty": (PLANNED | {"NCCL_MAX_CTAS": ""}, "unexpected NCCL_MAX_CTAS= on "),
+    "changed": (PLANNED | {"NCCL_ALGO": "Tree"}, "unexpected NCCL_ALGO=Tree on "),
+    "removed": ({"NCCL_IB_HCA": "=mlx5_0"}, "unexpected NCCL_ALGO= on "),
+}
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
+    """Names and values; nothing in a value is run."""
+    if (path := shutil.which(shell)) is None:
+        pytest.skip(f"{shell} is not installed here")
+    environ, words = CASES[name]
+    argv = checked(("printf", "%s|", "ran", "a b", "--", "$x"), PLANNED)
+    done = subprocess.run(
+        (path, *argv[1:]), env={"PATH": "/usr/bin:/bin", **environ}, capture_output=True, text=True, timeout=60
+    )
+    if not words:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ran|a b|--|$x|", "")
+    else:
+        assert (done.returncode, done.stdout) == (UNFIT_CODE, "")
+        assert all(word in unfit(done.stderr) for word in ((words,) if isinstance(words, str) else words)), done.stderr
+
+
+def test_all_that_a_policy_or_a_search_may_set_decides():
+    """Whoever adds a parameter to the search adds it here."""
+    ours = [row.variable for row in CATALOGUE if row.safe or row.name in SET_BY_RULES]
+    assert [name for name in ours if not is_deciding(name)] == []
+    site = [row.variable for row in CATALOGUE if "the site's" in row.note]
+    assert [name for name in site if is_deciding(name)] == []

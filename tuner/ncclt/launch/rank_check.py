@@ -1,0 +1,71 @@
+"""A shell before each rank that compares its environment with the plan, and starts nothing where they differ.
+
+Between a launcher and its ranks others may set variables: a TaskProlog of slurm.conf, a profile script that a remote
+shell reads, an image. A rank that NCCL tunes by those measures something else than what the plan says, the default too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+DECIDING = (
+    # What ncclt itself sets or searches (core.parameters), and what overrules that or brings other values.
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+    *("NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+    *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_TUNER_*", "NCCL_CONF_FILE", "NCCL_NO_CACHE"),
+    *("NCCL_THREAD_THRESHOLDS", "NCCL_LL_BUFFSIZE", "NCCL_LL128_*", "NCCL_CTA_POLICY"),
+    # What hands a policy over to a job.
+    *("NCCLT_POLICY", "NCCLT_POLICY_*", "NCCLT_PLUGIN_REPORT", "NCCLT_RECOMMENDATION"),
+)
+"""Patterns of the variables that must be what the plan says.
+
+All others are the site's (interfaces, HCAs, service levels): a training has them too, and they may differ by node.
+"""
+
+UNFIT = "ncclt: unfit: "
+"""Begins the line by which a rank says why it did not start its command."""
+
+UNEXPECTED = "unexpected"
+"""Begins what that line says of variables; they follow as NAME=VALUE."""
+
+UNFIT_CODE = 78
+"""EX_CONFIG of sysexits.h."""
+
+_UNFIT_LINE = re.compile(rf"{re.escape(UNFIT)}(?P<why>.+?)\s*$", re.M)
+
+# Arguments: NAME=VALUE of each deciding variable of the plan, --, the command. In one line, for launchers have formats
+# of their own for commands. A line of `env` may be part of a longer value: only what is set is a variable.
+_CHECK = (
+    "odd= planned=; "
+    'while [ "$1" != -- ]; do name=${1%%=*}; eval "now=\\${$name-}"; '
+    '[ "$now" = "${1#*=}" ] || odd="$odd $name=$now"; planned="$planned $name "; shift; done; shift; '
+    "for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do "
+    f"case $name in {'|'.join(DECIDING)}) ;; *) continue ;; esac; "
+    'case $planned in *" $name "*) continue ;; esac; '
+    'eval "[ -z \\"\\${$name+set}\\" ] || odd=\\"\\$odd $name=\\$$name\\""; done; '
+    f'[ -z "$odd" ] || {{ echo "{UNFIT}{UNEXPECTED}$odd on $(uname -n)" >&2; exit {UNFIT_CODE}; }}; exec "$@"'
+)
+
+
+def is_deciding(name: str) -> bool:
+    """Tell whether a variable has to be what the plan says."""
+    return any(fnmatchcase(name, pattern) for pattern in DECIDING)
+
+
+def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command of a rank which starts only where the environment is as planned.
+
+    Args:
+        argv: the command.
+        variables: all NCCL_* and NCCLT_* variables that the plan gives to the ranks.
+    """
+    planned = (f"{name}={value}" for name, value in sorted(variables.items()) if is_deciding(name))
+    return ("sh", "-c", _CHECK, "sh", *planned, "--", *argv)
+
+
+def unfit(text: str) -> str:
+    """Return why ranks did not start their command; empty where none said so."""
+    said = _UNFIT_LINE.search(text)
+    return said["why"] if said else ""
