@@ -33,7 +33,7 @@ _EARLIER = 100
 
 @app.command(
     epilog="Exit codes: 0 = healthy, 4 = degraded, 1 = could not measure, 2 = wrong options, 69 = no store, "
-    "130 = interrupted. docs/preflight.md shows it in a Slurm prolog."
+    "75 = the allocation is gone, 130 = interrupted. docs/preflight.md shows it in a Slurm prolog."
 )
 def preflight(
     cluster: ground.ClusterName = None,

@@ -75,10 +75,11 @@ def agree(
         )
     found = find_decision(folder, job, question=question)
     if found is None:
-        texts = _asked(arguments, folder, job, question, ask)
-        found = texts if isinstance(texts, Decision) else None
-        if not isinstance(texts, Decision):
-            content = _content(texts, plan)
+        answer = _asked(arguments, folder, job, question, ask)
+        found = answer if isinstance(answer, Decision) else None
+        if not isinstance(answer, Decision):
+            texts = answer if isinstance(answer, OfferTexts) else None
+            content = _content(texts, plan, why=answer if isinstance(answer, str) else "")
             if arguments.dry_run:
                 say("ncclt: nobody has decided for this job yet; this would be proposed")
                 offer = texts.offer() if texts else None
@@ -90,32 +91,34 @@ def agree(
 
 def _asked(
     arguments: argparse.Namespace, folder: Path, job: Job, question: str, ask: Callable[[], OfferTexts]
-) -> OfferTexts | Decision | None:
-    """Return an offer; else, where none can be had here, what others decided meanwhile; None = nothing is offered."""
+) -> OfferTexts | Decision | str:
+    """Return an offer; else, where none can be had here, what others decided meanwhile; else why there is none."""
     try:
         return ask()
     except NotFoundError as error:
         if arguments.fallback == "fail":
             raise
-        _tell(error)
+        return _tell(error)
     except Exception as error:
         # Another node may reach what this one cannot: who comes first with an answer shall decide.
-        _tell(described(error))
+        why = _tell(described(error))
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
             return found
         if arguments.fallback == "fail":
             raise
-    return None
+        return why
 
 
-def _tell(error: NccltError) -> None:
+def _tell(error: NccltError) -> str:
     say(f"ncclt: {error.message}{f' ({error.hint})' if error.hint else ''}")
+    return error.message
 
 
-def _content(texts: OfferTexts | None, plan: Plan) -> dict[str, object]:
+def _content(texts: OfferTexts | None, plan: Plan, *, why: str) -> dict[str, object]:
     handover = plan(texts.offer() if texts else None, None)
     return {
+        "why": why or ("" if handover.form else "; ".join(handover.notes)),
         "env": texts.env if texts else "",
         "table": texts.table if texts else "",
         "form": handover.form.value if handover.form else "",
@@ -130,7 +133,9 @@ def _followed(decision: Decision, plan: Plan) -> tuple[Offer | None, Handover]:
         say(f"ncclt: this job was decided on {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
             say(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
-    handover = plan(offer, form) if form else Handover(notes=("nothing is set: the job was decided so",))
+    why = decision.content.get("why")  # not said by an older ncclt
+    unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
+    handover = plan(offer, form) if form else Handover(notes=(unset,))
     here = effective(handover, os.environ)
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
     if different:
