@@ -75,7 +75,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         ):
             search(
                 [runner], workload, journal, proposer, request.budget,
-                clock=time.monotonic, interrupted=lambda: False, watch=watch,
+                clock=time.monotonic, interrupted=lambda: "", watch=watch,
             )  # fmt: skip
         total = time.perf_counter() - started - runner.seconds
     last = (marks[-1] - marks[-21]) / 20

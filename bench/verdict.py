@@ -198,7 +198,7 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
         runner, journal = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeJournal()
         prove(
             runner, workload, journal, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
-            blocks=blocks, interrupted=lambda: False, watch=lambda *_: None,
+            blocks=blocks, interrupted=lambda: "", watch=lambda *_: None,
         )  # fmt: skip
         verdict = verdict_of(Arm.TABLE, POLICY, journal.trials(), workload, min_effect=MIN_EFFECT)
         decisions.append(verdict.decision)

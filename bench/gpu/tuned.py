@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
         )
         result = tune(
             request, ground, store,
-            watcher=Printing(), interrupted=lambda: time.monotonic() - started > limit_s,
+            watcher=Printing(), interrupted=lambda: "the time is over" if time.monotonic() - started > limit_s else "",
             clock=time.monotonic, now=utc_now,
         )  # fmt: skip
         messages = [row.calls.message for row in result.messages]

@@ -10,7 +10,10 @@ import time
 
 import pytest
 
+from ncclt.launch import mpirun
+from ncclt.launch.launcher import JobShape
 from ncclt.launch.members import members, new_mark
+from ncclt.launch.rank_check import UNFIT_CODE, unfit
 
 PATIENT_S = 120.0
 WORD = "NCCLT_TEST_WORD"
@@ -92,3 +95,20 @@ def test_100_mb_of_output_cost_little_memory():
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 40_000, "KiB; 8 MiB are kept, once as bytes and once as text"
+
+
+def test_a_variable_that_mpirun_hands_on_and_the_plan_does_not_name_starts_no_rank():
+    """As what the profile of a remote shell sets; the site's network is left to the site."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+
+    def run(*foreign, variables):
+        words = [word for variable in foreign for word in ("-x", variable)]
+        launcher = mpirun.create(shape=JobShape(processes_per_node=2), extra=words)
+        return launcher.run(launcher.plan(("echo", "ran"), variables=variables, timeout_s=PATIENT_S))
+
+    fine = run("NCCL_IB_TC=106", variables={"NCCL_ALGO": "allreduce:ring,tree;broadcast:ring"})
+    assert (fine.exit_code, fine.stdout.split()) == (0, ["ran"] * 2), fine
+    refused = run("NCCL_TUNER_PLUGIN=/srv/other.so", variables={})
+    assert (refused.exit_code, refused.stdout) == (UNFIT_CODE, "")
+    assert unfit(refused.stderr).startswith("unexpected NCCL_TUNER_PLUGIN=/srv/other.so on ")

@@ -137,10 +137,10 @@ def test_the_same_request_resumes_and_publishes_nothing_twice(store):
 
 def test_an_interrupted_study_publishes_nothing_and_goes_on(store):
     asked = itertools.count()
-    stopped = run(store, interrupted=lambda: next(asked) >= 3)
+    stopped = run(store, interrupted=lambda: "told to stop" * (next(asked) >= 3))
 
     assert stopped.recommendation is None
-    assert store.study(stopped.study.id).state is StudyState.INTERRUPTED
+    assert (stopped.study.state, stopped.study.reason) == (StudyState.INTERRUPTED, "told to stop")
     assert store.recommendations() == ()
     assert run(store).recommendation.table.verdict.decision is Decision.TUNED
 
@@ -148,7 +148,7 @@ def test_an_interrupted_study_publishes_nothing_and_goes_on(store):
 def test_an_interruption_during_the_proof_goes_on_with_the_proof(store):
     whole = len(run(store, name="whole").trials)
     asked = itertools.count()
-    stopped = run(store, name="stopped", interrupted=lambda: next(asked) >= whole - 5)
+    stopped = run(store, name="stopped", interrupted=lambda: "told to stop" * (next(asked) >= whole - 5))
     assert stopped.recommendation is None
 
     done = run(store, name="stopped")

@@ -262,8 +262,9 @@ def _tune(
         interrupted=interrupted, watch=watcher.proved,
     )  # fmt: skip
     trials = tuple(journal.trials())
-    stop = interrupted() or end.reason
-    if not complete or end.interrupted or interrupted():
+    why = interrupted()
+    stop = why or end.reason
+    if not complete or end.interrupted or why:
         store.set_state(study.id, StudyState.INTERRUPTED, stop)
         return TuneResult(
             study=store.study(study.id), trials=trials, resumed=resumed, stop=stop,

@@ -90,6 +90,8 @@ def test_a_container_that_was_restarted_has_failed():
 def test_a_pod_may_fail_as_a_whole():
     seen = judged(pod("l", RUNNING), worker("w0", {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}))
     assert (seen.stage, seen.exit_code, seen.reason) == (Stage.ENDED, None, "pod w0: Evicted: low on memory")
+    killed = ended(137, container="worker") | {"reason": "Evicted", "message": "low on memory"}
+    assert judged(pod("l", ended(1)), worker("w0", killed)).reason == "pod w0: Evicted: low on memory"
 
 
 def test_the_first_pod_of_a_train_job_leads():

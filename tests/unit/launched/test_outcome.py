@@ -121,6 +121,7 @@ def test_every_ending_has_its_outcome_and_first_line(name):
         "client_loop: send disconnect: Broken pipe",
         "ssh: connect to host n2 port 22: Connection timed out",
         "Timeout, server n2 not responding.",
+        "ncclt: kubernetes: pod ncclt-7-node-0-1: Evicted: The node was low on resource: ephemeral-storage.",
     ],
 )
 @pytest.mark.parametrize("ending", [{"exit_code": 255}, {"exit_code": -15, "timed_out": True}])

@@ -112,9 +112,9 @@ def test_the_time_budget_ends_the_search(cluster, workload, landscape):
 
 def test_a_wish_to_stop_is_obeyed_after_the_running_trial(cluster, workload, landscape):
     runs = itertools.count()
-    end, _, journal = run(cluster, workload, landscape, interrupted=lambda: next(runs) >= 3)
+    end, _, journal = run(cluster, workload, landscape, interrupted=lambda: "told to stop" * (next(runs) >= 3))
 
-    assert end.interrupted
+    assert (end.interrupted, end.reason) == (True, "told to stop")
     assert len(journal.trials()) == 4
 
 

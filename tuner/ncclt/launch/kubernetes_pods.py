@@ -13,6 +13,9 @@ _UNSTARTABLE = frozenset(
 )
 """Reasons of a waiting container that no patience cures; ErrImagePull is left out, for it is tried again first."""
 
+TAKEN = ("Evicted", "Preempted", "Terminated", "NodeLost")
+"""Reasons of a failed pod whose node was taken away, whatever its containers ended with (Terminated: of the node)."""
+
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -103,7 +106,7 @@ def _failures(pod: Any) -> Iterator[tuple[str, str, int | None, str]]:
         said = f" ({end['message'].strip()})" if end.get("message") else ""
         yield end.get("finishedAt") or "", f"pod {_name(pod)}: {how}{said}", int(end["exitCode"]), _name(pod)
     status = _status(pod)
-    if not ended and status.get("phase") == "Failed":
+    if status.get("phase") == "Failed" and (not ended or status.get("reason") in TAKEN):
         how = ": ".join(word for word in (status.get("reason"), status.get("message")) if word) or "it failed"
         yield "", f"pod {_name(pod)}: {how}", None, _name(pod)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import BenchmarkError, HostLostError, StudyStoppedError
+from ncclt.launch.kubernetes_pods import TAKEN
 from ncclt.launch.launcher import LaunchResult
 from ncclt.launch.rank_check import UNEXPECTED, unfit
 from ncclt.launched.secrets import without_secrets
@@ -43,6 +44,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
             r"|unexpectedly closed connection|closed by remote host|client_loop: send disconnect"
             r"|ssh: connect to host .* port \d+: |Timeout, server .* (?:not responding|no route to host)"
             r"|it cannot be reached, or the connection was lost"
+            rf"|ncclt: kubernetes: pod \S+: (?:{'|'.join(TAKEN)})\b"
         ),
         _HOST_LOST,
     ),
