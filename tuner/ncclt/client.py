@@ -46,6 +46,8 @@ MAX_AGE_S = 30 * 86400.0
 
 _CACHE_SCHEMA = 2
 _CLOCKS_DIFFER_S = 300.0
+_MOST_HINT_LINES = 24
+
 _WRONG_SERVER = "is this the address of an ncclt server?"
 
 
@@ -335,7 +337,9 @@ def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
     if not isinstance(problem, dict):
         return ClientError(f"{said}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code)
     message = problem.get("detail") or problem.get("title") or said
-    return ClientError(one_line(message), hint=one_line(problem.get("hint") or ""), status=error.code)
+    # What there is for other jobs is listed, one line for each.
+    hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:_MOST_HINT_LINES])
+    return ClientError(one_line(message), hint=hint, status=error.code)
 
 
 def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:

@@ -1,0 +1,181 @@
+"""Only what fits, and the newest: shapes of jobs, clocks, finished studies, stores that are not there or damaged."""
+
+import json
+import sqlite3
+import threading
+from contextlib import closing
+
+import psycopg
+import pytest
+
+SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
+NAMES = ("--cluster", "leonardo", "--model", "nasnetmobile")
+TUNE = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "6", "--quiet")
+LIST = "    --gpus-per-node 4 --nccl-version 2.22.3   (SIMULATED)"
+
+
+@pytest.fixture
+def tuned(ncclt):
+    """The command line, with one finished study in the user's own store and no launcher around."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NCCL_VERSION", "LD_PRELOAD", "PET_NNODES"):
+        assert name not in ncclt.environment
+    # A PATH without any Python: its NCCL would be taken for the job's.
+    (ncclt.folder / "bin").mkdir()
+    for name in ("sh", "env", "echo"):
+        (ncclt.folder / "bin" / name).symlink_to(f"/bin/{name}")
+    ncclt.variables["PATH"] = str(ncclt.folder / "bin")
+    ncclt(*TUNE)
+    return ncclt
+
+
+def test_a_job_gets_what_was_measured_for_its_whole_shape_or_a_list(tuned):
+    refused = tuned("env", *NAMES, "--nodes", "2", rc=3)
+    assert refused.stdout == ""
+    assert "GPUs per node, NCCL version not given" in refused.stderr
+    assert LIST in refused.stderr.splitlines()
+    # The line as it stands there.
+    whole = tuned("env", *NAMES, "--nodes", "2", *LIST.partition("(")[0].split())
+    assert "NCCLT_SIMULATED" in whole.stdout
+    # What the launcher says counts as if it were an option.
+    tuned.variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}
+    tuned.variables["NCCL_VERSION"] = "2.22.3-1"
+    assert tuned("env", *NAMES).stdout == whole.stdout
+    tuned.variables["SLURM_GPUS_ON_NODE"] = "8"
+    other = tuned("env", *NAMES, rc=3)
+    assert other.stdout == ""
+    assert "GPUs per node: measured with 4, asked for 8 (" in other.stderr
+    assert "GPUs per node 8 by SLURM_GPUS_ON_NODE=8" in other.stderr
+    tuned.variables["SLURM_GPUS_ON_NODE"] = "4"
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "said"),
+    [
+        (("--nodes", "2"), ("--nproc-per-node=8",), "GPUs per node: measured with 4, asked for 8"),
+        (SHAPE, ("--nproc-per-node=8",), "--gpus-per-node 4 contradicts the job: GPUs per node 8 by torchrun"),
+        (SHAPE, ("--nnodes=3", "--nproc-per-node=4"), "--nodes 2 contradicts the job: nodes 3 by torchrun"),
+        (("--nodes", "2"), ("--nproc-per-node=4",), "NCCL version not given"),
+        (SHAPE, ("--nnodes=2", "--nproc-per-node=4"), "SIMULATED"),
+    ],
+)
+def test_a_command_of_another_shape_starts_unchanged_and_says_why(tuned, options, command, said):
+    torchrun = tuned.folder / "bin" / "torchrun"
+    torchrun.write_text("#!/bin/sh\necho given $NCCLT_RECOMMENDATION\n")
+    torchrun.chmod(0o755)
+    tuned.variables["NCCLT_PLUGIN"] = "/nowhere"
+    done = tuned("run", *NAMES, "--no-plugin", *options, "--", "torchrun", *command, "train.py")
+    assert done.stdout == "given\n", "the simulated verdict for variables is keep-default in any case"
+    assert said in done.stderr
+    failed = tuned("run", *NAMES, "--no-plugin", "--fallback", "fail", *options, "--", "torchrun", *command, rc=None)
+    assert (failed.returncode, failed.stdout) == ((0, "given\n") if said == "SIMULATED" else (3, ""))
+
+
+def test_the_line_that_tune_prints_works_as_it_stands(ncclt):
+    done = ncclt(*TUNE)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("use it:"))
+    assert line == f'use it:  eval "$(ncclt env {" ".join((*NAMES, *SHAPE))})"'
+    assert "SIMULATED" in ncclt("env", *NAMES, *SHAPE).stdout
+
+
+def test_a_clock_that_was_ahead_hides_nothing_that_was_tuned_later(ncclt):
+    """The first revision is of 2028 by its clock; what is tuned afterwards is served."""
+    ncclt(*TUNE)
+    path = ncclt.folder / ".local" / "share" / "ncclt" / "ncclt.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (text,) = connection.execute("SELECT document FROM recommendations").fetchone()
+        ahead = json.dumps(json.loads(text) | {"created": "2028-10-22T00:00:00.000+00:00"})
+        connection.execute("UPDATE recommendations SET created = '2028-10-22', document = ?", [ahead])
+    ncclt(*TUNE, "--seed", "3")
+    newest = json.loads(ncclt("studies", "list", "--json").stdout)["studies"][0]
+    served = json.loads(ncclt("env", *NAMES, *SHAPE, "--format", "json").stdout)
+    assert newest["name"].endswith("-seed3")
+    shown = json.loads(ncclt("studies", "show", newest["id"], "--json").stdout)
+    assert served["recommendation"] == shown["recommendation"]["id"]
+
+
+def test_a_finished_study_is_not_that_of_another_request(ncclt):
+    """Another smallest effect, or another workload under its name, is proven again."""
+    first = json.loads(ncclt(*TUNE, "--json").stdout)
+    other = json.loads(ncclt(*TUNE, "--min-effect", "0.2", "--json").stdout)
+    assert other["study"] == first["study"]
+    assert other["recommendation"] != first["recommendation"]
+    assert "is not served" not in ncclt(*TUNE[:-1]).stderr
+
+
+READERS = [
+    ("studies", "list"),
+    ("studies", "show", "x"),
+    ("studies", "replay", "x"),
+    ("cluster", "list"),
+    ("cluster", "show", "leonardo"),
+    ("profile", "list"),
+    ("profile", "show", "bert"),
+    ("profile", "diff", "bert", "gpt2"),
+    ("preflight", "--history"),
+    ("estimate", "--profile", "bert", "--cluster", "leonardo", "--compute-ms", "1"),
+    ("tune", "--model", "bert", "--cluster", "leonardo", "--dry-run"),
+    ("env", "--cluster", "leonardo", "--model", "bert"),
+]
+
+
+def test_commands_that_read_make_no_store(ncclt):
+    """A store that was named must be there; the user's own need not."""
+    ncclt.variables["XDG_DATA_HOME"] = str(ncclt.folder / "data")
+    for words in READERS:
+        done = ncclt(*words, rc=None)
+        assert done.returncode == (3 if words[0] == "env" or "x" in words else 0), (words, done.stderr)
+    ncclt.variables["NCCLT_STORAGE"] = f"sqlite:///{ncclt.folder}/none/dir/n.db"
+    for words in READERS:
+        done = ncclt(*words, rc=69)
+        assert done.stdout == ""
+        assert f"there is no store at {ncclt.folder}/none/dir/n.db" in done.stderr
+    started = ncclt("run", "--cluster", "leonardo", "--model", "bert", "--", "echo", "ran")
+    assert started.stdout == "ran\n"
+    assert "there is no store at" in started.stderr
+    assert list(ncclt.folder.iterdir()) == []
+
+
+def test_a_file_that_is_damaged_ends_tune_before_a_verdict(ncclt):
+    path = ncclt.folder / "ncclt.db"
+    words = (*TUNE[:-1], "--patience", "0", "--storage", f"sqlite:///{path}", "--json")
+    ncclt(*words)
+    whole = path.read_bytes()
+    for content in (whole[:8192] + b"\xa5" * (len(whole) - 8192), b"\x00"):
+        path.write_bytes(content)
+        done = ncclt(*words, "--continue", "1", rc=69)
+        assert done.stdout == ""
+        assert path.read_bytes() == content
+    path.write_bytes(whole)
+    assert json.loads(ncclt(*words).stdout)["verdict"]
+
+
+def test_connections_that_postgresql_ends_do_not_end_tune(ncclt, postgresql):
+    """Every connection of the study is terminated again and again while it runs, wherever it is just then."""
+    with psycopg.connect(postgresql.get_uri(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE terminated")
+        process = ncclt.start(*TUNE[:-1], "--json", "--storage", postgresql.get_uri(database="terminated"))
+        ended = 0
+        pause = threading.Event()
+        # From the first trial on: who cannot open its store says so at once.
+        while process.poll() is None and not started(postgresql):
+            pause.wait(0.05)
+        while process.poll() is None and ended < 40:
+            ended += admin.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'terminated'"
+            ).fetchone()[0]
+            pause.wait(0.3)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert ended > 0
+    document = json.loads(out)
+    assert document["verdict"]
+    assert len(document["trials"]) == 6
+    assert [trial["number"] for trial in document["trials"]] == list(range(6))
+
+
+def started(postgresql):
+    try:
+        with psycopg.connect(postgresql.get_uri(database="terminated"), connect_timeout=5) as connection:
+            return connection.execute("SELECT count(*) FROM ncclt.trials").fetchone()[0] > 0
+    except psycopg.Error:
+        return False
