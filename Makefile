@@ -4,6 +4,8 @@ WORKERS ?= auto
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
+DEMO := --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3
+
 .DEFAULT_GOAL := help
 .PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files format bench fuzz mutants clean
 
@@ -24,11 +26,11 @@ help: ## Show this list.
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/user
 
-demo: .venv/user ## Tune BERT on two simulated nodes, to a verdict; a second run resumes.
+demo: .venv/user ## Tune BERT on two simulated nodes, to a verdict; a second run prints the same.
 	NCCLT_LAUNCHER=simulate $(BIN)/ncclt tune --model bert --nodes 2
 	@echo
-	@echo 'What a launcher gets from $(BIN)/ncclt env --cluster leonardo --model bert --nodes 2:'
-	@$(BIN)/ncclt env --cluster leonardo --model bert --nodes 2
+	@echo 'What a launcher gets from $(BIN)/ncclt env $(DEMO):'
+	@$(BIN)/ncclt env $(DEMO)
 	@echo
 	@echo 'Browse the study: $(BIN)/ncclt serve, then http://127.0.0.1:8080'
 

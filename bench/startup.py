@@ -18,6 +18,7 @@ from pathlib import Path
 
 NCCLT = [sys.executable, "-m", "ncclt"]
 TARGET = 2.0
+SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
 
 
 def seconds(argv: list[str]) -> float:
@@ -37,7 +38,7 @@ def main() -> None:
         storage = f"sqlite:///{Path(folder) / 'bench.db'}"
         tune = ["tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "8", "--quiet"]
         subprocess.run([*NCCLT, *tune, "--storage", storage], check=True, capture_output=True)
-        env = [*NCCLT, "env", "--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--storage", storage]
+        env = [*NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", storage]
         commands = {"python -c 'import typer' (peer)": [sys.executable, "-c", "import typer"], "ncclt env": env}
         times: dict[str, list[float]] = {name: [] for name in commands}
         for run in range(arguments.runs + 1):

@@ -135,7 +135,7 @@ def test_commands_that_read_make_no_store(ncclt):
     assert list(ncclt.folder.iterdir()) == []
 
 
-def test_a_file_that_is_damaged_ends_tune_before_a_verdict(ncclt):
+def test_a_damaged_file_ends_tune_before_a_verdict(ncclt):
     path = ncclt.folder / "ncclt.db"
     words = (*TUNE[:-1], "--patience", "0", "--storage", f"sqlite:///{path}", "--json")
     ncclt(*words)
