@@ -34,6 +34,7 @@ SOURCE = Workload(
     provenance=Provenance(source="test"),
 )
 RING = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE),))
+SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
     assert "stale" in done.stdout
     assert "2.30.7" in done.stdout
 
-    asked = ["--cluster", moved.name, "--model", "mine", "--storage", proven.url, "--format", "tuner-csv"]
+    asked = ["--cluster", moved.name, "--model", "mine", *SHAPE, "--storage", proven.url, "--format", "tuner-csv"]
     assert env.main(asked) == 3
 
     proven.store.add_cluster(sample_cluster(), replace=True)
@@ -144,7 +145,8 @@ def test_an_undecided_one_serves_nothing_and_says_why(proven, capsys):
     proven.store.publish(replace(found, id="r4", table=replace(found.table, verdict=verdict)))
 
     for format in ("export", "tuner-csv", "json"):
-        code = env.main(["--cluster", found.cluster, "--model", "mine", "--storage", proven.url, "--format", format])
+        names = ("--cluster", found.cluster, "--model", "mine", *SHAPE)
+        code = env.main([*names, "--storage", proven.url, "--format", format])
         printed = capsys.readouterr()
         assert (code, printed.out) == (3, "")
         assert "is undecided: no gain is proven" in printed.err

@@ -29,7 +29,19 @@ def ask(command, capsys):
     command.store.publish(found)
 
     def call(*words):
-        code = env.main(["--cluster", found.cluster, "--model", found.model, "--storage", command.url, *words])
+        names = (
+            "--cluster",
+            found.cluster,
+            "--model",
+            found.model,
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "4",
+            "--nccl-version",
+            "2.28.9",
+        )
+        code = env.main([*names, "--storage", command.url, *words])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 
