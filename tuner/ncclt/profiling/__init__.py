@@ -110,7 +110,7 @@ def _detect(paths: Sequence[Path], named: Reader | None) -> Reader:
             )
         if not kinds:
             raise TraceError(
-                f"{path} is no trace or log that ncclt can read",
+                f"{path.name} is no trace or log that ncclt can read",
                 hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
             )
         if candidates and kinds[0] not in candidates:

@@ -150,7 +150,7 @@ def check_readable(path: Path) -> None:
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="check the path; shell patterns must match at least one file")
     if not any(one.strip() for one in heads(path)):
-        raise TraceError(f"{path} is empty", hint="was the profiler still writing? export the trace again")
+        raise TraceError(f"{path.name} is empty", hint="was the profiler still writing? export the trace again")
 
 
 def head(document: Document) -> bytes:
