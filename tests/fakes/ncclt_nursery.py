@@ -31,6 +31,7 @@ def start(words, environ, folder, out, err):
     main()
 
 
+print("ready", flush=True)
 for line in sys.stdin:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
@@ -40,5 +41,5 @@ for line in sys.stdin:
         texts = []
         for file in (out, err):
             file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
+            texts.append(file.read().decode(errors="surrogateescape"))
     print(json.dumps([os.waitstatus_to_exitcode(status), *texts]), flush=True)

@@ -29,6 +29,37 @@ PATIENT_S = 120
 SHOW = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(repr(sorted(os.environb.items())).encode())"]
 
 
+@pytest.fixture(scope="module")
+def nursery():
+    """Return a caller of `ncclt` that saves the start of the interpreter; it returns exit code, stdout and stderr."""
+    path = _HERE.parent / "fakes" / "ncclt_nursery.py"
+    with subprocess.Popen(
+        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+
+        def call(words, environ, folder):
+            process.stdin.write(json.dumps([words, environ, str(folder)]) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield call
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(nursery, tmp_path):
+    """Return a caller of `ncclt run WORDS -- SHOW` that returns what became of it, and the environment it got."""
+
+    def call(*words, environ=None, folder=tmp_path):
+        given = alone.environ(tmp_path) if environ is None else environ
+        code, out, err = nursery(["run", *words, "--", *SHOW], given, folder)
+        streams = [text.encode(errors="surrogateescape") for text in (out, err)]
+        return subprocess.CompletedProcess(words, code, *streams), given
+
+    return call
+
+
 def start(tmp_path, *words, environ=None, command=SHOW, **options):
     """Run `ncclt run WORDS -- command`; return what became of it, and the environment that it was started in."""
     given = alone.environ(tmp_path) if environ is None else environ
@@ -82,8 +113,13 @@ def read_only(folder):
 STREAMS = [closed, full_disk, full_file_system, reader_gone, nobody_reads, read_only]
 
 
-@pytest.mark.parametrize("words", [(), ("--debug",), ("--report", "reports"), ("--shared", "shared")])
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        *((stream, ()) for stream in STREAMS),
+        *((full_disk, words) for words in [("--debug",), ("--report", "reports"), ("--shared", "shared")]),
+    ],
+)
 def test_stderr_that_takes_nothing_stops_no_job(tmp_path, stream, words):
     (tmp_path / "shared").mkdir()
     opened = stream(tmp_path)
@@ -125,19 +161,18 @@ HOSTS = [
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_server_that_is_no_address_stops_no_job(tmp_path, host):
-    assert is_unchanged(*start(tmp_path, *NAMES, "--server", host))
-    if host.isprintable():
-        assert is_unchanged(*start(tmp_path, *NAMES, environ=alone.environ(tmp_path, NCCLT_SERVER=host)))
-    refused, _given = start(tmp_path, *NAMES, "--server", host, "--fallback", "fail")
+def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
+    assert is_unchanged(*run(*NAMES, "--server", host))
+    assert is_unchanged(*run(*NAMES, environ=alone.environ(tmp_path, NCCLT_SERVER=host)))
+    refused, _given = run(*NAMES, "--server", host, "--fallback", "fail")
     assert (refused.returncode != 0, refused.stdout) == (True, b"")
 
 
 @pytest.mark.parametrize(
     ("words", "more"),
     [
-        (["--cluster", b"\xff", "--model", "bert"], {}),
-        (["--cluster", "c", "--model", b"\xff\xfe"], {"NCCLT_SERVER": AWAY}),
+        (["--cluster", "\udcff", "--model", "bert"], {}),
+        (["--cluster", "c", "--model", "\udcff\udcfe"], {"NCCLT_SERVER": AWAY}),
         (["--model", "bert"], {}),
         (["--model", "bert"], {"NCCLT_CLUSTER": "\udcff"}),
         (NAMES, {"NCCLT_STORAGE": "nonsense"}),
@@ -151,8 +186,8 @@ def test_a_server_that_is_no_address_stops_no_job(tmp_path, host):
         ([*NAMES, "--server", AWAY, "--nodes", "9" * 500], {}),
     ],
 )
-def test_values_from_outside_stop_no_job(tmp_path, words, more):
-    assert is_unchanged(*start(tmp_path, *words, environ=alone.environ(tmp_path) | more))
+def test_values_from_outside_stop_no_job(tmp_path, run, words, more):
+    assert is_unchanged(*run(*words, environ=alone.environ(tmp_path) | more))
 
 
 def test_a_working_folder_that_is_gone_stops_no_job(tmp_path):
@@ -175,18 +210,16 @@ PROJECTS = {
 
 
 @pytest.mark.parametrize("kind", PROJECTS)
-def test_a_project_file_of_any_kind_stops_no_job(tmp_path, kind):
+def test_a_project_file_of_any_kind_stops_no_job(tmp_path, run, nursery, kind):
     PROJECTS[kind](tmp_path / "ncclt.toml")
-    done, given = start(tmp_path, "--model", "bert", environ=alone.environ(tmp_path, NCCLT_CLUSTER="leonardo"))
+    done, given = run("--model", "bert", environ=alone.environ(tmp_path, NCCLT_CLUSTER="leonardo"))
     assert done.returncode == 0
-    assert done.stdout == start(tmp_path, *NAMES, environ=given, cwd="/")[0].stdout
+    assert done.stdout == run(*NAMES, environ=given, folder="/")[0].stdout
     assert b"nothing is set" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
     if kind != "a link to itself":  # is no file, as where there is none
-        asked = subprocess.run(
-            [*alone.NCCLT, "env", *NAMES], env=given, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENT_S
-        )
-        assert (asked.returncode, asked.stdout, "ncclt.toml" in asked.stderr) == (2, "", True), asked
+        code, out, err = nursery(["env", *NAMES], given, tmp_path)
+        assert (code, out, "ncclt.toml" in err) == (2, "", True), err
 
 
 CACHED = {
@@ -197,12 +230,12 @@ CACHED = {
 }
 
 
-def test_a_cache_of_any_content_stops_no_job(tmp_path):
+def test_a_cache_of_any_content_stops_no_job(tmp_path, run):
     """Each file that an honest answer has left is spoilt in turn; the server is away by then."""
     environ = alone.environ(tmp_path)
     with FAKE.hostile("none") as server:
         words = [*NAMES, "--server", server.url, "--timeout", "60"]
-        fresh, _given = start(tmp_path, *words, environ=environ)
+        fresh, _given = run(*words, environ=environ)
     assert b"NCCL_" in fresh.stdout, fresh
     files = [path for path in Path(environ["XDG_CACHE_HOME"]).rglob("*.json") if path.is_file()]
     assert files
@@ -215,7 +248,7 @@ def test_a_cache_of_any_content_stops_no_job(tmp_path):
                 os.mkfifo(path)
             else:
                 path.write_text(text, errors="surrogateescape")
-            done, _given = start(tmp_path, *words, environ=environ)
+            done, _given = run(*words, environ=environ)
             assert (done.returncode, done.stdout[:2]) == (0, b"[("), (text, done)
             assert b"Traceback" not in done.stderr
 
@@ -253,6 +286,11 @@ def test_an_unexpected_exception_stops_no_job(tmp_path, what):
     words = ["--model", "bert", "--server", AWAY]
     environ = breaking(tmp_path, what)
     assert is_unchanged(*start(tmp_path, *words, environ=environ))
+
+
+def test_a_failure_is_shown_and_final_where_that_was_asked_for(tmp_path):
+    words = [*NAMES, "--server", AWAY]
+    environ = breaking(tmp_path, "ncclt.delivery:KeyError")
     shown, _given = start(tmp_path, *words, "--debug", environ=environ)
     assert (shown.returncode, b"Traceback" in shown.stderr, shown.stdout != b"") == (0, True, True)
     for refusing in (["--fallback", "fail"], ["--dry-run"]):
@@ -271,8 +309,8 @@ def test_a_process_that_cannot_follow_the_others_does_not_start(tmp_path, words)
 @pytest.mark.parametrize(
     "words", [["--nodes", "two", *NAMES], ["--bogus", *NAMES], ["--cluster", "c"], [*NAMES, "--timeout", "nan"]]
 )
-def test_words_that_make_no_sense_are_refused_whatever_is_installed(tmp_path, words):
-    done, _given = start(tmp_path, *words)
+def test_words_that_make_no_sense_are_refused_whatever_is_installed(run, words):
+    done, _given = run(*words)
     assert (done.returncode, done.stdout, done.stderr.startswith(b"ncclt: ")) == (2, b"", True)
 
 
@@ -294,23 +332,6 @@ def test_an_environment_that_the_system_refuses_is_left_out(tmp_path):
 # Servers that attack.
 
 
-@pytest.fixture(scope="module")
-def nursery():
-    """Return a caller of `ncclt` that saves the start of the interpreter."""
-    path = _HERE.parent / "fakes" / "ncclt_nursery.py"
-    with subprocess.Popen(
-        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-
-        def call(words, environ, folder):
-            process.stdin.write(json.dumps([words, environ, str(folder)]) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield call
-        process.stdin.close()
-
-
 @pytest.mark.parametrize("attack", FAKE.ATTACKS)
 def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, attack):
     """With a plugin, so that the table is asked for as well."""
@@ -327,7 +348,8 @@ def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, attack):
     assert code == 0
     assert "Traceback" not in err
     assert {name: value for name, value in shown.items() if name not in added} == environ
-    assert all(name.startswith(("NCCL_", "NCCLT_")) for name in added)
+    own = {"NCCL_TUNER_PLUGIN": str(tmp_path / "plugin.so"), "NCCLT_POLICY": added.get("NCCLT_POLICY")}
+    assert FAKE.all_legal({name: value for name, value in added.items() if value != own.get(name)}), added
     if attack in FAKE.OUTAGES:
         assert added == {}
         assert time.monotonic() - begun_s < timeout_s + 20
@@ -335,7 +357,7 @@ def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, attack):
         assert added["NCCLT_RECOMMENDATION"]
 
 
-def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path):
+def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
     """With --shared: what a server says wrong must not be what keeps a job from starting."""
     (tmp_path / "shared").mkdir()
     task = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
@@ -343,7 +365,7 @@ def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path):
         words = ["--server", server.url, "--shared", "shared", "--wait", "0", "--timeout", "60"]
         for rank in "01":
             environ = alone.environ(tmp_path, **task, SLURM_PROCID=rank)
-            done, _given = start(tmp_path, *NAMES, *words, environ=environ)
+            done, _given = run(*NAMES, *words, environ=environ)
             assert (done.returncode, b"NCCL_" in done.stdout) == (0, False), done.stderr
     assert len(list((tmp_path / "shared").glob("ncclt-decision-*"))) == 1
 
@@ -374,43 +396,37 @@ def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
 # Servers that files name.
 
 
-def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path):
+def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path, run, nursery):
     """Whoever can write to the working folder would else decide what a job runs with."""
     project = tmp_path / "ncclt.toml"
     project.write_text(f"server = '{AWAY}'\n")
     env = ["env", *NAMES, "--format"]
     for mode, taken in ((0o644, True), (0o664, False), (0o646, False)):
         project.chmod(mode)
-        done, _given = start(tmp_path, *NAMES)
+        done, _given = run(*NAMES)
         assert done.returncode == 0
         assert (b"127.0.0.1:9" in done.stderr) == taken
         assert (f"is named by {project}" if taken else "server is not taken from") in done.stderr.decode()
         for words in ([*env, "export"], [*env, "slurm-taskprolog"]):
-            asked = subprocess.run(
-                [*alone.NCCLT, *words], env=alone.environ(tmp_path), cwd=tmp_path, capture_output=True, text=True,
-                timeout=PATIENT_S, check=False,
-            )  # fmt: skip
-            assert (asked.returncode, asked.stdout) == (69 if taken else 2, "")
-            assert (f"is named by {project}" if taken else "chmod go-w") in asked.stderr
+            code, out, err = nursery(words, alone.environ(tmp_path), tmp_path)
+            assert (code, out) == (69 if taken else 2, "")
+            assert (f"is named by {project}" if taken else "chmod go-w") in err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
-def test_a_store_named_by_another_users_file_is_refused_where_it_is_needed(tmp_path):
+def test_a_store_named_by_another_users_file_is_refused_where_it_is_needed(tmp_path, run, nursery):
     project = tmp_path / "ncclt.toml"
     project.write_text("storage = 'sqlite:////nowhere/else.db'\ncluster = 'leonardo'\n")
     os.chown(project, 4711, 4711)
 
     def call(*words):
-        return subprocess.run(
-            [*alone.NCCLT, *words], env=alone.environ(tmp_path), cwd=tmp_path, capture_output=True, text=True,
-            timeout=PATIENT_S, check=False,
-        )  # fmt: skip
+        return nursery(words, alone.environ(tmp_path), tmp_path)
 
-    refused = call("studies", "list")
-    assert (refused.returncode, "it belongs to user 4711" in refused.stderr) == (2, True)
-    assert call("studies", "list", "--storage", f"sqlite:///{tmp_path}/own.db").returncode != 2
-    assert "not taken" in call("config", "show", "--json").stdout
-    done, _given = start(tmp_path, "--model", "bert")
+    code, _out, err = call("studies", "list")
+    assert (code, "it belongs to user 4711" in err) == (2, True)
+    assert call("studies", "list", "--storage", f"sqlite:///{tmp_path}/own.db")[0] != 2
+    assert "not taken" in call("config", "show", "--json")[1]
+    done, _given = run("--model", "bert")
     assert (done.returncode, b"it belongs to user 4711" in done.stderr) == (0, True)
 
 
@@ -484,11 +500,11 @@ def test_as_the_first_process_of_a_container_it_reaps_the_orphans(beside):
     assert process.returncode == 5, err
 
 
-def test_reports_that_cannot_be_kept_stop_no_job(tmp_path, store):
+def test_reports_that_cannot_be_kept_stop_no_job(tmp_path, store, run):
     (tmp_path / "file").touch()
     words = [*NAMES, "--storage", store.url, "--no-plugin", "--report", "file"]
-    done, _given = start(tmp_path, *words)
+    done, _given = run(*words)
     assert (done.returncode, b"NCCLT_RECOMMENDATION" in done.stdout) == (0, True)
     assert b"no reports are kept" in done.stderr
-    refused, _given = start(tmp_path, *words, "--fallback", "fail")
+    refused, _given = run(*words, "--fallback", "fail")
     assert (refused.returncode, refused.stdout) == (1, b"")
