@@ -23,7 +23,7 @@ library, store = alone.library, alone.store
 FAKE = SimpleNamespace(**runpy.run_path(str(_HERE.parent / "fakes" / "hostile_server.py")))
 
 AWAY = "http://127.0.0.1:9"
-NAMES = ["--cluster", "leonardo", "--model", "bert"]
+NAMES = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE]
 PATIENT_S = 120
 # Shows its environment on stdout, byte for byte.
 SHOW = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(repr(sorted(os.environb.items())).encode())"]
