@@ -157,8 +157,8 @@ def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, 
     script = tmp_path / "prolog.sh"
     done = subprocess.run(
         [
-            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *alone.SHAPE, "--server", url, "--timeout", "60",
-            "--format", "slurm-taskprolog", "--output", str(script),
+            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *alone.SHAPE, "--server", url,
+            "--timeout", "60", "--format", "slurm-taskprolog", "--output", str(script),
         ],
         env=alone.environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -6,24 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.cli import offer, run
-from ncclt.errors import InputError, UsageError
+from ncclt.cli import offer, run_prepare
+from ncclt.errors import InputError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
 
 
-@pytest.mark.parametrize(("number", "stops"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EACCES, True)])
-def test_a_full_disk_costs_the_reports_and_not_the_training(tmp_path, monkeypatch, capsys, number, stops):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+def test_a_full_disk_costs_the_reports_and_not_the_training(tmp_path, monkeypatch, capsys, number):
     def refused(**_options):
         raise OSError(number, "no")
 
     monkeypatch.setattr("tempfile.mkdtemp", refused)
-    if stops:
-        with pytest.raises(UsageError, match="cannot write"):
-            run._report_folder(tmp_path)
-    else:
-        assert run._report_folder(tmp_path) is None
-        assert "no reports are kept" in capsys.readouterr().err
+    assert run_prepare._report_folder(argparse.Namespace(report=tmp_path, fallback="cached")) is None
+    assert "no reports are kept" in capsys.readouterr().err
+    with pytest.raises(InputError, match="nothing can be written"):
+        run_prepare._report_folder(argparse.Namespace(report=tmp_path, fallback="fail"))
 
 
 def test_a_revision_published_between_two_answers_is_asked_for_again(monkeypatch):
