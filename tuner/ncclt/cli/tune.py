@@ -181,7 +181,7 @@ def tune(
     choice = options.choice()
     # Whatever can be refused is refused here, before anything is created.
     budget = Budget(trials=trials, seconds=seconds, gpu_hours=gpu_hours, patience=patience, steps=steps)
-    with (open_to_read if dry_run else open_store)(storage) as store:
+    with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         workload = store.workload(name)
         if steps is not None and workload.provenance.whole_file:
             raise UsageError(

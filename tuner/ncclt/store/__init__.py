@@ -43,10 +43,14 @@ _LATER = {
 _DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")
 
 
-def open_to_read(url: str | None = None) -> Store:
+def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Store:
     """Open a store for a command that only reads: nothing is made or migrated.
 
     Where the user's own store is not there yet, it is as if it were: without anything but what was shipped.
+
+    Args:
+        url: as for `open_store`.
+        would_be_made: the command only shows what it would do, and would make the store that was named.
 
     Raises:
         UsageError: the text is no URL of a database that ncclt can use.
@@ -59,7 +63,7 @@ def open_to_read(url: str | None = None) -> Store:
         if store.migration().current:
             return store
         store.close()
-    if not location.is_default:
+    if not location.is_default and not (would_be_made and location.path is not None and not location.path.exists()):
         raise no_store(location)
     return _open(Location(url="sqlite://", path=Path(":memory:")), migrate=True)
 
