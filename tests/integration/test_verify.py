@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,13 +22,6 @@ from ncclt.testing.store_contract import RING, sample_recommendation
 PATIENT_S = 240.0
 TRAINING = Path(__file__).parent / "training" / "paced.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
-# Without torchrun's own seconds, for the test that needs sixteen launches.
-TWO_RANKS = """
-export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$1; shift
-for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
-for pid in $pids; do wait $pid || code=$?; done
-exit $code
-"""
 CLI = """
 from ncclt.cli import application
 application.COMMANDS["verify"] = "ncclt.cli.verify"
@@ -63,7 +55,7 @@ print(*sorted(name for name in os.environ if name.startswith("NCCL_")), flush=Tr
 from torch.optim.optimizer import Optimizer
 optimizer = Optimizer()
 for _ in range(int(sys.argv[1])):
-    time.sleep(0.012 if os.environ.get("SLOW") else 0.004)
+    time.sleep(0.02 if os.environ.get("SLOW") else 0.004)
     optimizer.step()
 print("trained to the end")
 """
@@ -133,47 +125,34 @@ def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_the
 
 
 def test_the_ranks_of_torchrun_are_timed_and_ended_after_the_window(tmp_path):
-    """The second side fails at once, so that two launches do."""
+    """The second side fails at once, so that two launches do; a stand-in for PyTorch makes the many of a comparison."""
     pytest.importorskip("torch.distributed")
-    done = _verify(tmp_path, ["--env", "FAIL=1", "--json"], [*TORCHRUN, "100000"])
+    done = _verify(tmp_path, ["--base", "SLOW=1", "--env", "FAIL=1", "--json"], [*TORCHRUN, "100000"])
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["ranks"], document["hosts"]) == (2, 1)
     timed, failed = _stored(tmp_path)[0].launches
     assert len(timed.step_us) == 8
-    assert all(19_000 < time_us < 2_000_000 for time_us in timed.step_us)
+    assert all(29_000 < time_us < 2_000_000 for time_us in timed.step_us), "SLOW=1 pauses 30 ms a step"
     assert failed.failure
 
 
-def test_true_positive_an_environment_that_slows_the_training(tmp_path):
-    pytest.importorskip("torch.distributed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = ["sh", "-c", TWO_RANKS, "sh", port, sys.executable, str(TRAINING), "100000"]
-    # On a busy machine four blocks may not suffice.
-    done = _verify(tmp_path, ["--base", "SLOW=1", "--blocks", "12"], command, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert "verdict: tuned: training steps are faster by" in done.stdout
-    (stored,) = _stored(tmp_path)
-    assert stored.verdict.decision is Decision.TUNED
-    assert 1.1 < stored.verdict.speedup < 2.0
-    assert (stored.base_env, stored.tuned_env, stored.recommendation) == ((("SLOW", "1"),), (), "")
-
-
-def test_table_percentiles_and_progress(tmp_path, job):
+def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress(tmp_path, job):
     done = _verify(tmp_path, ["--base", "SLOW=1", "--model", "toy"], [*job, "100000"])
     assert done.returncode == 0, done.stderr
     header, base, tuned, verdict = done.stdout.splitlines()
     assert " ".join(header.split()) == "side launches steps p50 ms p75 ms p90 ms p95 ms"
     assert base.split()[:3] == ["base", "8", "64"]
     assert tuned.split()[:3] == ["tuned", "8", "64"]
-    assert float(base.split()[3]) > 11 > float(tuned.split()[3]) > 3
+    assert float(base.split()[3]) > 19 > float(tuned.split()[3]) > 3
     assert verdict.startswith("verdict: tuned: ")
     assert "launch 16 of 16 at most, base: " in done.stderr
     assert "trained to the end" not in done.stdout + done.stderr
     assert not list(tmp_path.glob(".ncclt-record-*"))
-    assert _stored(tmp_path, model="toy")
+    (stored,) = _stored(tmp_path, model="toy")
+    assert stored.verdict.decision is Decision.TUNED
+    assert 1.5 < stored.verdict.speedup < 6.0
+    assert (stored.base_env, stored.tuned_env, stored.recommendation) == ((("SLOW", "1"),), (), "")
 
 
 def test_inherited_variables_are_named_and_reach_no_side(tmp_path, job):
