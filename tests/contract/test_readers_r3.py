@@ -142,3 +142,26 @@ class TestCsv(OnlyReaderOfItsFiles):
     @pytest.fixture
     def expected(self):
         return {_message("broadcast", 64, "int32"): 2.0}
+
+
+class TestNcclTests(OnlyReaderOfItsFiles):
+    @pytest.fixture
+    def reader(self):
+        return reader_named("nccl_tests")
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        half = "time algbw busbw #wrong"
+        path = tmp_path / "all_gather.txt"
+        path.write_text(
+            "# Collective test starting: all_gather_perf\n# nThread 1 nGpus 2 minBytes 64 maxBytes 128\n"
+            "#  Rank  0 Group  0 Pid 1\n#  Rank  1 Group  0 Pid 1\n"
+            f"#  size count type redop root {half} {half}\n"
+            "64 8 float none -1 10 1 1 0 12 1 1 0\n64 8 float none -1 30 1 1 0 12 1 1 0\n"
+            "# Avg bus bandwidth : 1\n"
+        )
+        return [path]
+
+    @pytest.fixture
+    def expected(self):
+        return {_message("all_gather", 64, "float32"): 1.0}

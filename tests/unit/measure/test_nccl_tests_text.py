@@ -189,3 +189,36 @@ def test_mutated_text_raises_nothing_else(data):
         return
     assert any(test.rows for test in found)
     assert all(row.size_bytes >= 0 for test in found for row in test.rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "head", "redop", "root"),
+    [
+        ("redop", "", "", None),  # alltoall before 2.10, as SuperBench publishes it
+        ("redop root", "-1", "", -1),
+        ("redop root", "", "", None),
+        ("root", "", None, None),
+        ("", "", None, None),
+    ],
+)
+def test_blank_columns_are_read(columns, head, redop, root):
+    """A name in the header with nothing below it."""
+    half = "time algbw busbw error"
+    text = (
+        f"# nThread 1 nGpus 2\n# size count type {columns} {half} {half}\n32 1 float {head} 8.9 1 2 N/A 8.5 1 2 N/A\n"
+    )
+    (test,) = parse_text(text)
+    (row,) = test.rows
+    assert (row.redop, row.root, row.out_of_place.time_us, row.in_place.time_us) == (redop, root, 8.9, 8.5)
+
+
+def test_a_row_that_lost_a_word_is_not_taken_for_one_with_a_blank():
+    """The operation is there, so what is missing is something else."""
+    (test,) = parse_text(WHOLE.replace(ROW, f"{ROW}\n{ROW.replace(' 20.11', '')}"))
+    assert (len(test.rows), test.unreadable_lines) == (1, 1)
+
+
+def test_the_command_above_a_table_is_kept():
+    """Releases before 2.17 do not name their program."""
+    (test,) = parse_text(f"+ srun -n 8 ./build/all_reduce_perf_mpi -b 8\n{WHOLE}")
+    assert (test.program, test.command) == (None, "all_reduce_perf")

@@ -216,3 +216,28 @@ def test_records_of_the_readme_give_the_extractors_table(shared_data):
     assert table(workload) == {(r["collective"], r["size_bytes"], r["group_size"]): r["calls"] for r in rows}
     assert workload.provenance.source == "inspector"
     assert workload.provenance.created == "2025-05-23"
+
+
+@pytest.mark.parametrize("layout", ["indented", "tabs", "array", "one per line in an array", "one line"])
+def test_records_through_a_formatter_are_read(dump, layout):
+    """`jq .`, `jq -s .`, `jq -cs .` and editors."""
+    rows = [record(sn=n, size=10_000) for n in range(3)]
+    text = {
+        "indented": "\n".join(json.dumps(row, indent=2) for row in rows),
+        "tabs": "\n\n".join(json.dumps(row, indent="\t") for row in rows),
+        "array": json.dumps(rows, indent=2),
+        "one per line in an array": "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]",
+        "one line": json.dumps(rows),
+    }[layout]
+    workload = dump([text])
+    assert workload == dump(rows)
+    assert table(workload) == {("all_reduce", 10_000, 4): 3.0}
+
+
+def test_a_spread_record_that_is_cut_off_is_counted(dump):
+    """The next record is not swallowed by it."""
+    whole = json.dumps(record(sn=1), indent=2)
+    cut = "\n".join(whole.splitlines()[:-4])
+    workload = dump([cut, record(sn=2), whole, cut])
+    assert table(workload) == {("all_reduce", 65_536, 4): 2.0}
+    assert "left out: 2 lines that are cut off or no record" in workload.provenance.notes

@@ -236,3 +236,14 @@ def test_document_without_events_is_no_trace(tmp_path, document):
     path.write_text(json.dumps(document))
     with pytest.raises(TraceError, match="traceEvents"):
         _read(path)
+
+
+def test_sizes_have_the_limit_of_every_reader(trace):
+    """A larger count is damage: counted in a note, never a message."""
+    trace.comm("allreduce", MOST_BYTES // 4)
+    trace.comm("allreduce", MOST_BYTES // 4 + 1)
+    workload = kineto.read([trace.write()], name="t")
+    assert [m.message.size_bytes for m in workload.messages] == [MOST_BYTES]
+    assert "left out: 1 x allreduce of an impossible size" in workload.provenance.notes
+    with pytest.raises(InputError):
+        Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=MOST_BYTES + 1)

@@ -286,3 +286,42 @@ def test_hostile_lines_take_linear_time(tmp_path, piece):
     with pytest.raises(TraceError):
         nccl_log.read([path], name="hostile")
     assert time.process_time() - started < 5
+
+
+def _shared_log():
+    """Two nodes of two ranks in one file, longer than the piece of a line that is read at once."""
+    places = [(h, p) for h in ("n0", "n1") for p in (1, 2)]
+    rows = [
+        row
+        for rank, (h, p) in enumerate(places)
+        for row in init(rank, host=h, pid=p, dev=p - 1, comm=f"0xa{p}", nodes=2).split("\n")
+    ]
+    for n in range(150):
+        for h, p in places:
+            rows += [
+                call(c, 256, host=h, pid=p, dev=p - 1, comm=f"0xa{p}", op=f"{n:x}") for c in ("AllReduce", "AllGather")
+            ]
+    return rows
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r", " ", "\t", "\\n"], ids=["crlf", "cr", "blank", "tab", "escaped"])
+@pytest.mark.parametrize("tag", ["", "[1,0]<stdout>:"], ids=["bare", "tagged"])
+def test_a_log_without_line_feeds_reads_the_same(tmp_path, end, tag):
+    """Through `tr`, a terminal, or a JSON of somebody's log service."""
+    rows = _shared_log()
+    paths = [tmp_path / "lines" / "job.log", tmp_path / "joined" / "job.log"]
+    for path, separator in zip(paths, ("\n", end), strict=True):
+        path.parent.mkdir()
+        path.write_bytes("".join(f"{tag}{row}{separator}" for row in rows).encode())
+    lines, joined = (nccl_log.read([path], name="job") for path in paths)
+    assert joined == lines
+    assert table(joined) == {("all_reduce", "float32", 1024, 4): 150.0, ("all_gather", "float32", 4096, 4): 150.0}
+
+
+def test_a_log_whose_statements_run_into_each_other_is_refused(tmp_path):
+    """Where one ends the host of the next begins: nothing tells `0x3` and `n0` apart."""
+    path = tmp_path / "glued.log"
+    path.write_text("".join(_shared_log()))
+    with pytest.raises(TraceError, match="has lost its line ends") as caught:
+        nccl_log.read([path], name="job")
+    assert "NCCL_DEBUG_FILE" in caught.value.hint

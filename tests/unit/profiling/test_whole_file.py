@@ -1,0 +1,99 @@
+"""Sources that mark no step: they say so everywhere, and never call what they hold a step."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli.estimate import estimate
+from ncclt.cli.profile_view import print_profile, profile_document
+from ncclt.core.payback import cost_words, payback_of
+from ncclt.core.recommendation import Decision, Verdict
+from ncclt.core.workload import WHOLE_FILE, workload_from_document
+from ncclt.errors import UsageError
+from ncclt.profiling import read_workload
+from ncclt.testing.store_contract import sample_study, sample_trial
+
+SOURCES = {
+    "tracelens": "rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,operation_count\n"
+    "0,allreduce,2,Float,100,100,6\n",
+    "csv": "collective,size_bytes,calls,dtype\nall_reduce,400,6,float32\n",
+    "nccl_log": "n0:1:9 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x2 count 100 datatype 7 op 0 root 0 "
+    "comm 0xa [nranks=2] stream 0x3\n" * 6,
+    "aicb": "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count\n"
+    "CommType.all_reduce,CommGroup.dp_group,2,400,backward,None,None,,None,None,None,6\n",
+}
+
+
+@pytest.fixture(params=sorted(SOURCES))
+def workload(request, tmp_path):
+    """A file of six equal calls, of each source."""
+    path = tmp_path / "file"
+    path.write_text(SOURCES[request.param])
+    return read_workload([path], name="w", source=request.param)
+
+
+def test_it_is_said_in_words_and_in_json(workload, capsys):
+    print_profile(workload, limit=0)
+    out = capsys.readouterr().out
+    assert "whole file, number of steps unknown" in out
+    assert "calls/file" in out
+    assert "bytes for the whole file" in out
+    assert not [line for line in out.splitlines() if "step" in line and "number of steps unknown" not in line]
+    document = profile_document(workload)
+    assert document["provenance"]["whole_file"] is True
+    assert document["provenance"]["steps"] == 0
+    assert WHOLE_FILE in document["provenance"]["notes"]
+    assert workload_from_document(json.loads(json.dumps(workload.to_document()))) == workload
+
+
+def test_it_is_divided_by_the_steps_that_somebody_knows(workload, capsys):
+    divided = workload.over_steps(3, "as told")
+    assert [m.calls_per_step for m in divided.messages] == [2.0]
+    assert (divided.provenance.steps, divided.provenance.whole_file) == (3, False)
+    assert WHOLE_FILE not in divided.provenance.notes
+    print_profile(divided, limit=0)
+    assert "calls/step" in capsys.readouterr().out
+    with pytest.raises(UsageError):
+        divided.over_steps(2, "again")
+    with pytest.raises(UsageError):
+        workload.over_steps(0, "none")
+
+
+def test_no_payback_in_steps_is_claimed(workload):
+    verdict = Verdict(
+        decision=Decision.TUNED, speedup=1.1, interval=(1.05, 1.15), default_us=1000.0, policy_us=900.0, blocks=4,
+        reason="",
+    )  # fmt: skip
+    study = replace(sample_study("s"), workload=workload)
+    trials = [replace(sample_trial(0), seconds=100.0)]
+    assert payback_of(study, trials, verdict) is None
+    assert "number of steps unknown" in cost_words(study, trials, verdict)
+    assert payback_of(replace(study, workload=workload.over_steps(2, "as told")), trials, verdict) is not None
+
+
+def test_an_estimate_compares_no_step_with_it(command, workload):
+    command.store.add_workload(workload)
+    words = ("--profile", "w", "--cluster", "dgx-a100", "--nodes", "2", "--gpus-per-node", "1")
+    out = command(estimate, *words)
+    assert "for the whole file" in out
+    assert "a step" not in out
+    with pytest.raises(UsageError, match="number of steps|how many steps"):
+        command(estimate, *words, "--compute-ms", "5")
+
+
+def test_traces_that_mark_steps_are_not_mixed_with_those_that_do_not(new_trace):
+    """Calls of a step and of a whole file are never compared."""
+    paths = []
+    for rank in (0, 1):
+        trace = new_trace().job(rank, 2)
+        for number in range(3):
+            start = 1000.0 * (number + 1)
+            if rank == 0:
+                trace.step(number, start, start + 900)
+            trace.comm("allreduce", 256)["ts"] = start + 10
+        paths.append(trace.write(f"{rank}.json"))
+    workload = read_workload(paths, name="t")
+    assert [m.calls_per_step for m in workload.messages] == [1.0]
+    assert (workload.provenance.steps, workload.provenance.whole_file) == (3, False)
+    assert "1 of 2 traces mark no training step: their calls do not count" in workload.provenance.notes
