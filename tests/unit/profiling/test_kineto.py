@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclt.errors import TraceError
+from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.errors import InputError, TraceError
 from ncclt.profiling import kineto
 
 

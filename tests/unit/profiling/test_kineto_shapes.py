@@ -1,5 +1,7 @@
 """Traces without metadata: operators and annotations together give each call once."""
 
+import pytest
+
 from ncclt.profiling import kineto
 
 

@@ -77,3 +77,20 @@ def test_ranks_with_different_steps_are_compared_per_step(new_trace):
         paths.append(trace.write(f"{rank}.json"))
     workload = kineto.read(paths, name="t")
     assert workload.messages[0].calls_per_step == 1
+
+
+def test_traces_that_mark_steps_are_not_mixed_with_those_that_do_not(new_trace):
+    """Calls of a step and of a whole file are never compared."""
+    paths = []
+    for rank in (0, 1):
+        trace = new_trace().job(rank, 2)
+        for number in range(3):
+            start = 1000.0 * (number + 1)
+            if rank == 0:
+                trace.step(number, start, start + 900)
+            trace.comm("allreduce", 256)["ts"] = start + 10
+        paths.append(trace.write(f"{rank}.json"))
+    workload = kineto.read(paths, name="t")
+    assert [m.calls_per_step for m in workload.messages] == [1.0]
+    assert (workload.provenance.steps, workload.provenance.whole_file) == (3, False)
+    assert "1 of 2 traces mark no training step: their calls do not count" in workload.provenance.notes

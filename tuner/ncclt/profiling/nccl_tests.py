@@ -151,7 +151,7 @@ def _collective(test: NcclTest, label: str) -> Collective | None:
     """
     program = test.program or test.command
     if program:
-        return _PROGRAMS.get(program)
+        return _PROGRAMS.get(program.removesuffix("_mpi"))  # as NAME_SUFFIX of its Makefile names them
     row = next((row for row in test.rows if row.size_bytes and row.count), None)
     known = None if row is None else _by_form(row, test)
     if row is not None and known is None:

@@ -66,7 +66,7 @@ def test_no_payback_in_steps_is_claimed(workload):
         reason="",
     )  # fmt: skip
     study = replace(sample_study("s"), workload=workload)
-    trials = [replace(sample_trial(0), seconds=100.0)]
+    trials = [sample_trial(0)]
     assert payback_of(study, trials, verdict) is None
     assert "number of steps unknown" in cost_words(study, trials, verdict)
     assert payback_of(replace(study, workload=workload.over_steps(2, "as told")), trials, verdict) is not None
@@ -78,22 +78,5 @@ def test_an_estimate_compares_no_step_with_it(command, workload):
     out = command(estimate, *words)
     assert "for the whole file" in out
     assert "a step" not in out
-    with pytest.raises(UsageError, match="number of steps|how many steps"):
+    with pytest.raises(UsageError, match="how many steps"):
         command(estimate, *words, "--compute-ms", "5")
-
-
-def test_traces_that_mark_steps_are_not_mixed_with_those_that_do_not(new_trace):
-    """Calls of a step and of a whole file are never compared."""
-    paths = []
-    for rank in (0, 1):
-        trace = new_trace().job(rank, 2)
-        for number in range(3):
-            start = 1000.0 * (number + 1)
-            if rank == 0:
-                trace.step(number, start, start + 900)
-            trace.comm("allreduce", 256)["ts"] = start + 10
-        paths.append(trace.write(f"{rank}.json"))
-    workload = read_workload(paths, name="t")
-    assert [m.calls_per_step for m in workload.messages] == [1.0]
-    assert (workload.provenance.steps, workload.provenance.whole_file) == (3, False)
-    assert "1 of 2 traces mark no training step: their calls do not count" in workload.provenance.notes
