@@ -18,7 +18,20 @@ from pathlib import Path
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 MAX_SEED_BYTES = 200_000
-WORDS = (b'{"traceEvents": []}', b'{"schema": "1.1.1", "nodes": []}', b"[]", b"{}", b"collective,size_bytes,calls\n")
+TABLE = (
+    b"# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 2\n#  Rank  0 Pid 1\n#  Rank  1 Pid 1\n"
+    b"#  size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+    b"64 16 float sum -1 10 1 1 0 12 1 1 0\n# Avg bus bandwidth : 1\n"
+)
+WORDS = (
+    b'{"traceEvents": []}',
+    b'{"schema": "1.1.1", "nodes": []}',
+    b"[]",
+    b"{}",
+    b"collective,size_bytes,calls\n",
+    b'{"version":3,"config":{"nthreads":1,"ngpus":2},"results":[]}',
+    TABLE,
+)
 
 
 def fuzz(name: str, corpus: str, findings: str, seconds: int) -> None:
