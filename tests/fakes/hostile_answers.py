@@ -220,7 +220,7 @@ def document(**changed: object) -> dict[str, object]:
     return {
         "schema": 1, "recommendation": "r-1", "cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4,
         "nccl_version": "2.28.9", "decision": "tuned", "speedup": 1.08, "interval": [1.06, 1.1], "simulated": False,
-        "launcher": "slurm", "variables": dict(HONEST), "lost": [], "table": [rule],
+        "launcher": "slurm", "variables": dict(HONEST), "lost": [], "remarks": [_REMARK[2:-1]], "table": [rule],
         "table_parameters": {"BUFFSIZE": 8388608}, "table_verdict": verdict, **changed,
     }  # fmt: skip
 

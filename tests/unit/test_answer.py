@@ -78,9 +78,12 @@ def hostile_document(chance):
             rule = document["table"][0]
             rule[chance.choice(list(rule))] = chance.choice((*JUNK, _word(chance)))
         case 3:
-            document[chance.choice(("model", "cluster", "launcher", "reason"))] = _word(chance) * 9
-            document["lost"] = [_word(chance) * 20]
+            document[chance.choice(("model", "cluster", "launcher", "decision"))] = _word(chance) * 9
+            document["lost"] = document["remarks"] = [_word(chance) * 20]
         case 4:
+            threads, each = chance.randrange(17), chance.randrange(65)
+            document["variables"] = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
+        case 5:
             document |= {"decision": chance.choice(("tuned", "undecided", "keep-default")), "simulated": True}
     text = json.dumps(document)
     return _mutated(chance, text) if chance.randrange(10) == 0 else text

@@ -24,7 +24,7 @@ FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "fakes" 
 SENT = json.dumps(FAKE.document(variables={"NCCL_ALGO": "allreduce:tree;allgather:ring"}))
 GOOD = (
     "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n"
-    "# ncclt r-1: bert on leonardo 2x4, NCCL 2.28.9: tuned: 1.08x, 95 % 1.06-1.10\n"
+    "# ncclt r-1: bert on leonardo 2x4, NCCL 2.28.9: tuned, 1.08x\n"
 )
 PROBLEM = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "nothing\nfits", "hint": "run tune"}
 
@@ -293,7 +293,7 @@ FORMS = {
 
 def _without_marks(text):
     """Return a text whose remarks hold none of the marks that mean something to a shell, and none beside a number."""
-    return re.sub(r"(?m)^# .*$", lambda line: re.sub(r"[;<>():,\s]+", " ", line[0]).rstrip(), text)
+    return re.sub(r"(?m)^# .*$", lambda line: re.sub(r"[;<>()\s]+", " ", line[0]).rstrip(), text)
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
@@ -309,7 +309,8 @@ def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
         assert json.loads(text) == json.loads(path.read_text())
     else:
         assert _without_marks(text) == _without_marks(path.read_text())
-        remarks = [line for line in text.splitlines() if line.startswith("# ")]
+        # A TaskProlog is a file and no text for `eval`; what it says of itself was written here.
+        remarks = [line for line in text.splitlines() if line.startswith("# ") and format != "slurm-taskprolog"]
         assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
 
 
@@ -318,9 +319,9 @@ def test_every_format_of_the_renderer_is_one_of_the_client():
 
 
 def test_an_undecided_answer_is_no_environment():
-    undecided = reply(body=json.dumps(FAKE.document(decision="undecided", reason="too noisy", variables={})))
+    undecided = reply(body=json.dumps(FAKE.document(decision="undecided", remarks=["r-1: too noisy"], variables={})))
     with serving(undecided) as server:
-        with pytest.raises(ClientError, match="undecided: too noisy") as caught:
+        with pytest.raises(ClientError, match="undecided: r-1: too noisy") as caught:
             fetch(server.url)
         assert json.loads(fetch(server.url, format="json").text)["decision"] == "undecided"
     assert not caught.value.is_outage

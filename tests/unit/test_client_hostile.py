@@ -130,7 +130,9 @@ def test_one_bad_pair_refuses_the_whole_answer(pair):
 def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
     """The names of model and cluster and the remarks are the server's; an interactive zsh would run a remark."""
     evil = f"a'; touch {tmp_path}/evil; $(touch {tmp_path}/evil) `touch {tmp_path}/evil` > {tmp_path}/evil\n"
-    document = FAKE.document(model=evil, cluster=evil, lost=[evil, f"\nexport LD_PRELOAD={tmp_path}/evil.so\n"])
+    document = FAKE.document(
+        model=evil, cluster=evil, lost=[evil], remarks=[evil, f"\nexport LD_PRELOAD={tmp_path}/evil.so\n"]
+    )
     with serving(reply(body=json.dumps(document))) as server:
         text = fetch(server.url).text
     for script in ('eval "$1"; env', "eval $1; env", f"{text}env"):

@@ -179,8 +179,9 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     return {
         **{name: document[name] for name in _DOCUMENT},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
-        "reason": one_line(document.get("reason", "")),
         "lost": [one_line(sentence) for sentence in document["lost"]],
+        # Servers of an earlier ncclt say no more than what is lost.
+        "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
         "variables": checked(document["variables"], nccl_version),
         "table": [{name: rule[name] for name in _RULE} for rule in document["table"]],
         "table_parameters": parameters,
@@ -206,7 +207,7 @@ def written(text: str, form: str, nccl_version: str | None = None) -> str:
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
-        error = AnswerError(f"{document['model']} on {document['cluster']} is undecided: {document['reason']}")
+        error = AnswerError(f"undecided: {' '.join(document['remarks'][:1])}")
         error.undecided = True
         raise error
     pairs = dict(document["variables"])
@@ -217,7 +218,7 @@ def written(text: str, form: str, nccl_version: str | None = None) -> str:
     one, between, whole = _FORMS[form]
     return whole.format(
         pairs=between.join(one.format(n, v, f"'{v}'" if ";" in v else v) for n, v in pairs.items()),
-        remarks="".join(f"{line}\n" for sentence in _sentences(document) for line in _remark(sentence)),
+        remarks="".join(f"{line}\n" for sentence in document["remarks"] for line in _remark(sentence)),
         names=",".join(pairs),
         nodes=document["nodes"],
         gpus=document["gpus_per_node"],
@@ -242,22 +243,6 @@ def _table(text: str, nccl_version: str | None) -> str:
     for name, value in _NEEDS.findall("\n".join(lines)):
         checked({name: value}, nccl_version)
     return "".join(f"{line}\n" for line in lines)
-
-
-def _sentences(document: Mapping[str, Any]) -> list[str]:
-    """Return what belongs beside the variables, as core/remark.py says it."""
-    size = f"{document['nodes']}x{document['gpus_per_node']}, NCCL {document['nccl_version']}"
-    proof = document["reason"]
-    if document["decision"] == "tuned":
-        low, high = ("inf" if end is None else f"{end:.2f}" for end in document["interval"])
-        proof = f"{document['speedup']:.2f}x, 95 % {low}-{high}"
-    names = f"ncclt {document['recommendation']}: {document['model']} on {document['cluster']} {size}"
-    said = [f"{names}: {document['decision']}: {proof}"]
-    if document["simulated"]:
-        said.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
-    elif document["launcher"] == "replay":
-        said.append("REPLAYED: the times were recorded elsewhere, nothing was launched for this")
-    return said + [f"lost: {sentence}" for sentence in document["lost"]]
 
 
 def _remark(sentence: str) -> list[str]:

@@ -14,9 +14,6 @@ from collections.abc import Iterable
 
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 
-NOTHING_PROVEN = "no policy that plain variables can express was proven"
-"""Why there are no variables where only the table is proven."""
-
 _LINE_LENGTH = 200
 _SPELLED_OUT = str.maketrans({"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": ">=", "≤": "<="})
 _HARMLESS = re.compile(r"[^A-Za-z0-9 .,:;%+=/@()<>_-]")
@@ -48,7 +45,7 @@ def headline(recommendation: Recommendation, delivery: Delivery | None) -> str:
         f"{valid.nodes}x{valid.gpus_per_node}, NCCL {valid.nccl_version}"
     )
     if delivery is None:
-        return f"{what}: {Decision.KEEP_DEFAULT}: {NOTHING_PROVEN}"
+        return f"{what}: {Decision.KEEP_DEFAULT}: no policy that plain variables can express was proven"
     verdict = delivery.verdict
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"

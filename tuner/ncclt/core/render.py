@@ -9,7 +9,7 @@ from typing import Any
 from ncclt.core.compile import TUNER_API_SINCE, Compiled, compile_policy
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
-from ncclt.core.remark import NOTHING_PROVEN, comment_lines, remarks, token
+from ncclt.core.remark import comment_lines, remarks, token
 from ncclt.core.render_foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
 from ncclt.core.render_prolog import PrologJob, task_prolog
 from ncclt.core.render_shell import (
@@ -225,11 +225,11 @@ def _render_json(recommendation: Recommendation, delivery: Delivery | None, comp
         "decision": (verdict.decision if verdict else Decision.KEEP_DEFAULT).value,
         "speedup": verdict.speedup if verdict else None,
         "interval": verdict.to_document()["interval"] if verdict else None,
-        "reason": verdict.reason if verdict else NOTHING_PROVEN,
         "simulated": recommendation.simulated,
         "launcher": recommendation.launcher,
         "variables": dict(compiled.variables),
         "lost": list(compiled.lost),
+        "remarks": remarks(recommendation, delivery, compiled.lost),
         "table": effective["rules"],
         "table_parameters": effective["parameters"],
         "table_verdict": table.verdict.to_document(),
