@@ -93,9 +93,7 @@ def delivered_of(recommendation: Recommendation, form: Form) -> Delivered:
     valid = recommendation.fingerprint
     version = NcclVersion.parse(valid.nccl_version)
     policy = delivery.effective if form is Form.VARIABLES else Policy(parameters=delivery.effective.parameters)
-    variables = compile_policy(
-        policy, version=version, collectives=recommendation.collectives, dtypes=recommendation.dtypes
-    ).variables
+    variables = compile_policy(policy, version=version, collectives=recommendation.collectives).variables
     return Delivered(
         recommendation=recommendation.id,
         cluster=recommendation.cluster,

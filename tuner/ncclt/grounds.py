@@ -117,6 +117,7 @@ def launched_ground(
         reason=place.reason,
         covers=lambda _message: True,
         expressible=expressible,
+        beside_compute=place.beside is not None,
         notes=(*said, *_notes(place, environ), *_notes_on_forcing(place, plugin)),
         inert=_GLOO_IS_INERT if place.is_gloo else "",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
-from ncclt.core.parameters import CATALOGUE, SET_BY_RULES, Parameter, searchable
+from ncclt.core.parameters import CATALOGUE, COMPETES_WITH_COMPUTE, SET_BY_RULES, Parameter, searchable
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
@@ -91,6 +91,7 @@ class Ground:
         covers: tells whether a message can be measured there.
         recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
         expressible: tells whether a setting can be forced there as a whole.
+        beside_compute: a matrix product runs beside the collectives.
         notes: what the reader of the result must know.
         inert: why no setting can change anything there, empty where one can; then nothing is proven and nothing but
             the default published, whatever the noise looks like.
@@ -104,6 +105,7 @@ class Ground:
     covers: Callable[[Message], bool]
     recorded: tuple[Setting, ...] | None = None
     expressible: Callable[[Setting], bool] = lambda _setting: True
+    beside_compute: bool = False
     notes: tuple[str, ...] = ()
     inert: str = ""
 
@@ -115,7 +117,14 @@ class Ground:
     @property
     def way(self) -> str:
         """Return a word for each thing that sets the times measured here apart from those of plain launches."""
-        return ("+plugin" if self.by_variables is not None else "") + ("+persistent" if self.persistent else "")
+        words = {
+            "+plugin": self.by_variables is not None,
+            "+persistent": self.persistent,
+            "+beside": self.beside_compute,
+            # Before, variables forced a minimum of channels as well.
+            "+most": self.is_launched,
+        }
+        return "".join(word for word, holds in words.items() if holds)
 
     def require_alike(self, trials: Iterable[Trial]) -> None:
         """Refuse to search on where the trials of a study could not be compared with those that would be made here.
@@ -204,7 +213,7 @@ class Ground:
 
         if self.recorded is not None:
             return recorded_space(self.recorded)
-        ladders = process_wide_ladders(process_wide, self.runner.cluster)
+        ladders = process_wide_ladders(process_wide, self.runner.cluster, beside_compute=self.beside_compute)
         return cluster_space(
             workload.collectives, self.runner.cluster, parameters=ladders, expressible=self.expressible
         )
@@ -217,14 +226,16 @@ def _not_alike(how: str, option: str) -> UsageError:
     )
 
 
-def process_wide_ladders(names: tuple[str, ...], cluster: Cluster) -> dict[str, tuple[int, ...]]:
+def process_wide_ladders(
+    names: tuple[str, ...], cluster: Cluster, *, beside_compute: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Return the values to try of each process-wide parameter, without its default.
 
     Raises:
         UsageError: a parameter that may not be searched with this NCCL; the hint names those that may.
     """
     version = cluster.version
-    allowed = {p.name: p for p in searchable(version)}
+    allowed = {p.name: p for p in searchable(version, beside_compute=beside_compute)}
     known = {p.name: p for p in CATALOGUE}
     for name in names:
         if name not in allowed:
@@ -243,6 +254,8 @@ def process_wide_ladders(names: tuple[str, ...], cluster: Cluster) -> dict[str, 
 def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
     if not row.exists_in(version):
         return f"it came with NCCL {row.since}"
+    if row.name == COMPETES_WITH_COMPUTE:
+        return "channels beyond NCCL's own take SMs from compute, which only trials beside compute show (--beside gemm)"
     if row.name in SET_BY_RULES:
         return "the search chooses algorithm, protocol and channels itself"
     return f"ncclt never sets it{f' ({row.note})' if row.note else ''}"

@@ -354,9 +354,7 @@ def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, P
     table = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
 
     def expressible(policy: Policy) -> bool:
-        return compile_policy(
-            policy, version=version, collectives=workload.collectives, dtypes=workload.dtypes
-        ).complete
+        return compile_policy(policy, version=version, collectives=workload.collectives).complete
 
     confirmed = Times(
         by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},

@@ -105,7 +105,6 @@ def recommended_variables(recommendation: Recommendation) -> Variables:
             delivery.effective,
             version=NcclVersion.parse(recommendation.fingerprint.nccl_version),
             collectives=recommendation.collectives,
-            dtypes=recommendation.dtypes,
         )
         if compiled.variables:
             return compiled.variables

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ncclt import __version__
 from ncclt.core.message import format_bytes
+from ncclt.core.remark import channels_words
 from ncclt_api.pages import wording
 
 
@@ -32,6 +33,7 @@ def _environment() -> Environment:
         "count": wording.format_count,
         "range": wording.format_range,
         "size": format_bytes,
+        "channels": channels_words,
     }
     environment.globals |= {"version": __version__, "dash": wording.NONE}
     return environment

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli.tune import tune
+from ncclt.errors import UsageError
 from ncclt.testing.store_contract import sample_cluster, sample_workload
 
 
@@ -53,3 +54,15 @@ def test_what_is_measured_in_another_way_is_another_study(planned):
     }
     assert len(names) == 4
     assert planned("--persistent", built=False)["study"] in names, "nothing but the way counts"
+
+
+def test_more_channels_than_nccl_opens_are_searched_beside_compute_alone(planned):
+    """Alone they always look better: what they take from compute shows beside it."""
+    with pytest.raises(UsageError, match=r"MIN_CTAS is not searched.*--beside gemm"):
+        planned("--process-wide", "MIN_CTAS")
+
+    there = planned("--process-wide", "MIN_CTAS", "--beside", "gemm", "--benchmark", "torch_collectives")
+
+    assert "MIN_CTAS" in there["parameters"]
+    assert there["study"] != planned("--beside", "gemm", "--benchmark", "torch_collectives")["study"]
+    assert not any("MIN_CTAS" in said for said in planned("--through", "variables")["first"])

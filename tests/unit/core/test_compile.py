@@ -12,6 +12,7 @@ from ncclt.core.compile import compile_policy, rule_label, variables_for_setting
 from ncclt.core.legality import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
+from ncclt.core.selection import ALGORITHM_WORDS
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
@@ -23,7 +24,7 @@ _spec.loader.exec_module(nccl)
 VERSIONS = [
     NcclVersion.parse(text)
     for text in ("2.19.3", "2.20.5", "2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.2", "2.27.5", "2.28.9",
-                 "2.29.7", "2.30.7", "2.31.2", "2.32.3")
+                 "2.29.7", "2.30.7", "2.31.2", "2.32.3", "2.18.6")
 ]  # fmt: skip
 V2_22, V2_28, V2_31 = (NcclVersion.parse(text) for text in ("2.22.3", "2.28.9", "2.31.2"))
 AR, AG, RS, BC = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST
@@ -180,7 +181,7 @@ def test_from_2_31_a_base_list_comes_first_and_what_it_takes_away_is_said():
 def test_channels_are_written_as_the_version_wants_them(version, unit):
     compiled = variables_for_setting(Setting(channels=8), version=NcclVersion.parse(version), collectives=[AR])
 
-    assert dict(compiled.variables) == {f"NCCL_MIN_{unit}": "8", f"NCCL_MAX_{unit}": "8"}
+    assert dict(compiled.variables) == {f"NCCL_MAX_{unit}": "8"}
 
 
 def test_channels_of_one_collective_must_not_bind_another():
@@ -277,11 +278,68 @@ def test_a_rule_that_the_version_does_not_implement_is_refused():
             compile_policy(policy, version=V2_22, collectives=[AG])
 
 
-def test_an_algorithm_that_fails_some_calls_says_so():
-    compiled = variables_for_setting(Setting(algorithm=Algorithm.NVLS), version=V2_28, collectives=[AR])
+REDUCED = ("Sum", "Prod", "Min", "Max", "Avg")
+DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64", "fp8")
 
-    assert dict(compiled.variables) == {"NCCL_ALGO": "allreduce:nvls"}
-    assert "some data types" in compiled.lost[0]
+
+def serves(algorithm, function, dtype, operation):
+    """What NCCL has kernels for (nccl.h, device/generate.py): written from its tables and not from ours."""
+    if algorithm == "Ring":
+        return True
+    if algorithm == "Tree":
+        return function == "AllReduce"
+    if algorithm in ("NVLS", "NVLSTree"):
+        if function == "AllGather":
+            return True
+        sums = dtype not in ("int8", "uint8", "fp8") and operation in ("Sum", "Min", "Max")
+        return sums and (operation == "Sum" or dtype not in ("float32", "float64"))
+    return algorithm == "PAT" and (function == "AllGather" or operation != "Avg")  # CollNet: as the network pleases
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_no_call_of_a_job_fails_by_what_is_delivered(version):
+    """Every algorithm, protocol and collective; every dtype and operation of every collective of NCCL."""
+    delivered = set()
+    for collective, algorithm, protocol in itertools.product(TUNABLE, [None, *Algorithm], [None, *Protocol]):
+        if not is_legal(collective, algorithm, protocol, version=version):
+            continue
+        policy = Policy(rules=(Rule(collective=collective, algorithm=algorithm, protocol=protocol),))
+        compiled = compile_policy(policy, version=version, collectives=[collective])
+        left = nccl.enabled(dict(compiled.variables), version)
+        for function, dtype, operation in itertools.product(FUNCTION.values(), DTYPES, REDUCED):
+            algorithms = {pair[0] for pair in left[function]}
+            assert any(serves(a, function, dtype, operation) for a in algorithms), (compiled.variables, function, dtype)
+        if compiled.variables:
+            delivered.add(algorithm)
+        else:
+            assert compiled.lost or not (algorithm or protocol)
+    assert delivered - {None} == {Algorithm.RING, Algorithm.TREE}
+
+
+@pytest.mark.parametrize("version", [V2_28, V2_31], ids=str)
+@pytest.mark.parametrize("algorithm", [Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.COLLNET_CHAIN])
+def test_an_algorithm_that_fails_some_calls_is_measured_and_not_delivered(algorithm, version):
+    """A trial forces exactly its setting; a job gets it by the table, where NCCL keeps its way out."""
+    setting = Setting(algorithm=algorithm, protocol=Protocol.SIMPLE)
+    tried = variables_for_setting(setting, version=version, collectives=[AR])
+    assert dict(tried.variables)["NCCL_ALGO"].endswith(f"allreduce:{ALGORITHM_WORDS[algorithm]}")
+    assert tried.complete
+
+    rule = Rule(collective=AR, algorithm=algorithm, protocol=Protocol.SIMPLE)
+    delivered = compile_policy(Policy(rules=(rule,)), version=version, collectives=[AR])
+    assert (delivered.variables, delivered.complete) == ((), False)
+    assert "such a call would fail" in delivered.lost[0]
+    assert "tuner-csv" in delivered.lost[1]
+
+
+def test_what_is_lost_takes_along_only_what_was_measured_with_it():
+    ring = Rule(collective=AG, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
+    policy = Policy(rules=(Rule(collective=AR, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE), ring))
+
+    assert dict(compile_policy(policy, version=V2_28, collectives=[AR, AG]).variables) == {
+        "NCCL_ALGO": "allgather:ring", "NCCL_PROTO": "allgather:Simple",
+    }  # fmt: skip
+    assert compile_policy(policy, version=V2_31, collectives=[AR, AG]).variables == ()
 
 
 def test_the_default_changes_nothing():
@@ -295,22 +353,3 @@ def test_a_rule_has_a_label_for_people():
     rule = Rule(collective=AR, min_bytes=1024, max_bytes=65536, group_size=4, algorithm=Algorithm.TREE, channels=8)
 
     assert rule_label(rule) == "all_reduce 1 KiB to 64 KiB in groups of 4: tree/auto c=8"
-
-
-def test_an_algorithm_that_lacks_a_dtype_of_the_workload_is_not_forced():
-    """Nothing else would be left for that call from 2.24 on; a table leaves NCCL its way out."""
-    policy = Policy(
-        rules=(
-            Rule(collective=AR, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE),
-            Rule(collective=AG, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE),
-        )
-    )
-    sent = [(AR, "bfloat16"), (AR, "uint8"), (AG, "uint8"), (BC, "uint8")]
-
-    lossy = compile_policy(policy, version=V2_28, collectives=[AR, AG, BC], dtypes=sent)
-
-    assert dict(lossy.variables) == {"NCCL_ALGO": "allgather:nvls", "NCCL_PROTO": "allgather:Simple"}
-    assert lossy.lost[0] == "all_reduce: nvls/simple: the workload sends uint8, which nvls lacks: that call would fail"
-    assert not lossy.complete
-    assert compile_policy(policy, version=V2_31, collectives=[AR, AG, BC], dtypes=sent).variables == ()
-    assert compile_policy(policy, version=V2_28, collectives=[AR, AG], dtypes=[(AR, "bfloat16")]).complete

@@ -190,7 +190,7 @@ def test_the_id_is_that_of_the_content_and_not_of_the_time():
 
 def test_the_rules_behind_variables():
     version = NcclVersion(2, 28, 9)
-    text = {"NCCL_ALGO": "allreduce:ring", "NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8", "NCCL_BUFFSIZE": "8388608"}
+    text = {"NCCL_ALGO": "allreduce:ring", "NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8", "NCCL_BUFFSIZE": "8388608"}
     rules = {rule.collective: rule for rule in policy_of_variables(text, version).rules}
     ruled = rules[Collective.ALL_REDUCE]
     assert (ruled.algorithm, ruled.protocol, ruled.channels) == (Algorithm.RING, None, 8)

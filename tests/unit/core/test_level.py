@@ -105,7 +105,7 @@ def test_channels_that_a_table_would_not_give_to_everybody_are_said_by_variables
     """`Setting.applied_to` says that they reach a collective that lacks the pair."""
     wanted = force(TREE, plugin=True, collectives=WITH_GATHER)
     assert [rule.channels for rule in wanted.rules] == [None]
-    assert dict(wanted.variables) == {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": "4"}
+    assert dict(wanted.variables) == {"NCCL_MAX_CTAS": "4"}
 
 
 def test_a_pair_that_confines_the_others_is_said_by_variables_alone():
@@ -131,11 +131,11 @@ def test_more_channels_than_there_are_is_refused():
 
 def test_ranks_start_with_what_is_fixed_for_life_and_the_list():
     wanted = force(TREE)
-    assert start_variables(wanted, OLD) == {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": "4"}
+    assert start_variables(wanted, OLD) == {"NCCL_MAX_CTAS": "4"}
     assert dict(started(wanted, OLD).variables) == start_variables(wanted, OLD)
     again = start_variables(force(TREE, version=SINCE), SINCE)
     assert set(again) == {"NCCL_NO_CACHE"}
-    assert {"NCCL_MIN_CTAS", "NCCL_BUFFSIZE"} <= set(again["NCCL_NO_CACHE"].split(","))
+    assert {"NCCL_MAX_CTAS", "NCCL_BUFFSIZE"} <= set(again["NCCL_NO_CACHE"].split(","))
     assert started(force(TREE, version=SINCE), SINCE) == Force()
 
 

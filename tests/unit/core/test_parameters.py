@@ -114,7 +114,13 @@ def test_channels_are_deprecated_where_ctas_took_their_place():
 
 def test_what_rules_say_is_in_the_catalogue_and_never_searched():
     assert {row.name for row in CATALOGUE} >= SET_BY_RULES
-    assert not SET_BY_RULES & {row.name for row in searchable(V)}
+    assert not SET_BY_RULES & {row.name for row in searchable(V, beside_compute=True)}
+
+
+def test_more_channels_than_nccl_opens_are_searched_beside_compute_alone():
+    """Collectives that run alone always look better with them."""
+    alone, beside = ({row.name for row in searchable(V, beside_compute=compute)} for compute in (False, True))
+    assert beside - alone == {"MIN_CTAS"}
 
 
 def test_rendering_loads_nothing_heavy():

@@ -132,7 +132,6 @@ def test_a_shell_gets_exactly_the_variables_whatever_the_names(tmp_path, quoted,
 PLAIN_VARIABLES = {
     "NCCL_ALGO": "allreduce:ring;allgather:ring",
     "NCCL_PROTO": "allreduce:Simple;allgather:Simple",
-    "NCCL_MIN_CTAS": "8",
     "NCCL_MAX_CTAS": "8",
     "NCCL_BUFFSIZE": "8388608",
 }
@@ -182,10 +181,24 @@ def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
     assert "ONE channel" in text
 
 
-def test_the_table_of_a_newer_nccl_says_that_channels_are_a_limit():
-    newer = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version="2.31.2"))
+@pytest.mark.parametrize("version", ["2.28.9", "2.31.2"])
+@pytest.mark.parametrize("format", ["tuner-csv", "export"])
+def test_channels_are_said_to_be_a_maximum(version, format):
+    """By a table and by variables, in every version: no more SMs are taken from compute than by NCCL itself."""
+    found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))
 
-    assert "upper limit" in render(newer, format="tuner-csv", version=NcclVersion.parse("2.31.2"))
+    text = render(found, format=format, version=NcclVersion.parse(version))
+
+    assert "Numbers of channels are a maximum" in text
+    assert "MIN_CTAS" not in text
+
+
+def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
+    policy = replace(PLAIN, parameters=(("MIN_CTAS", 32),))
+    text = render(replace(TUNED, variables=Delivery(policy=policy, verdict=PROVEN)), format="export", version=V)
+
+    assert "export NCCL_MIN_CTAS=32" in text
+    assert "takes SMs from compute; it was measured beside a matrix product" in text.replace("\n# ", " ")
 
 
 def test_json_holds_both_deliveries_with_their_verdicts():

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cost_graph import graph_of
 from ncclt.core.legality import Algorithm, Protocol, choices
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
@@ -116,6 +117,19 @@ def test_parameters_matter_where_they_are_understood_and_nowhere_else():
     assert runner.expected_us(Setting(parameters=(("BUFFSIZE", 65536),)), large) > base
     assert runner.expected_us(Setting(parameters=(("NTHREADS", 64),)), large) > base
     assert runner.expected_us(Setting(parameters=(("SOME_NEW_ONE", 7),)), large) == base
+
+
+def test_channels_beyond_those_that_nccl_opens_change_nothing():
+    """They are a maximum: neither a table nor NCCL_MAX_CTAS opens more."""
+    most = graph_of(LEONARDO).channels
+    runner = SimulatedRunner(LEONARDO, seed=1)
+
+    def time_us(channels):
+        ring = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=channels)
+        return runner.expected_us(ring, message(64 << 20))
+
+    assert time_us(most) == time_us(2 * most)
+    assert time_us(most) != time_us(most // 2)
 
 
 def test_a_group_within_a_node_does_not_use_the_network():

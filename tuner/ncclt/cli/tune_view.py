@@ -17,6 +17,7 @@ from ncclt.core.level import split
 from ncclt.core.message import format_bytes
 from ncclt.core.payback import cost_words, payback_of
 from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.remark import channels_words
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 
@@ -144,6 +145,9 @@ def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_op
     if ground.recorded is not None:
         print("The times were replayed from recorded measurements, not taken on this machine.")
     print(f"stored: study {result.study.name} ({len(result.trials)} trials) in {store.shown}")
+    for words in dict.fromkeys(channels_words(d.effective) for d in (found.table, found.variables) if d):
+        if words:
+            print(words)
     print(use_lines(found, storage_option))
 
 
@@ -241,6 +245,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "blocks": verdict.blocks if verdict else 0,
         "policy": found.table.policy.to_document() if found else None,
         "variables": _variables_row(found),
+        "channels": channels_words(found.table.effective) if found else "",
         "recommendation": {"id": found.id, "revision": found.revision} if found else None,
         "messages": [_message_row(row) for row in result.messages],
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ncclt.core.legality import Algorithm, Protocol, is_legal, lacks_dtype
+from ncclt.core.legality import Algorithm, Protocol, is_legal, serves_every_call
 from ncclt.core.message import Collective, format_bytes
 from ncclt.core.parameters import SET_BY_RULES, check_value, parameter
 from ncclt.core.policy import Policy, Rule, uniform_policy
@@ -32,17 +32,10 @@ from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
 
 CTAS_SINCE = NcclVersion(2, 17)
-"""From here MIN_CTAS and MAX_CTAS; MIN_NCHANNELS and MAX_NCHANNELS are deprecated from the same version on."""
+"""From here MAX_CTAS; MAX_NCHANNELS is deprecated from the same version on."""
 
 TUNER_API_SINCE = NcclVersion(2, 21)
 """From here NCCL speaks a tuner API that the plugin of ncclt has (v2); before, no table takes effect."""
-
-_CAVEATS: dict[Algorithm, str] = {
-    Algorithm.NVLS: "NCCL has NVLS for some data types and operations only; a call with others fails",
-    Algorithm.NVLS_TREE: "NCCL has NVLSTree for some data types and operations only; a call with others fails",
-    Algorithm.PAT: "NCCL has PAT for no averaging reduce_scatter; such a call fails",
-}
-"""Where a forced algorithm can fail a call that the measurement did not make (NCCL src/enqueue.cc, 2.30.7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +54,42 @@ class Compiled:
     complete: bool = True
 
 
-def compile_policy(
-    policy: Policy,
-    *,
-    version: NcclVersion,
-    collectives: Iterable[Collective],
-    dtypes: Iterable[tuple[Collective, str]] = (),
-) -> Compiled:
-    """Return the variables that apply a policy, for one NCCL version.
+def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
+    """Return the variables that deliver a policy to jobs, for one NCCL version.
+
+    Whatever a job calls, it must not fail: every collective keeps an algorithm that serves each of its calls.
 
     Args:
         policy: what was measured.
         version: NCCL of the job.
-        collectives: all that the workload sends; each keeps a legal algorithm.
-        dtypes: what it sends in which collective; each of these keeps one as well, as far as they are known.
+        collectives: all that the workload sends.
 
     Raises:
         SettingError: a rule that this NCCL does not implement, a parameter that ncclt does not know or outside its
             domain, or (a bug) a result that would leave some collective without an algorithm.
     """
+    return _compile(policy, version, frozenset(collectives), delivered=True)
+
+
+def variables_for_setting(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
+    """Return the variables under which a trial of one setting is launched.
+
+    A trial forces exactly its setting, also an algorithm that some calls lack: a call that fails is a failed trial.
+
+    Raises:
+        SettingError: the setting forces nothing legal on any of the collectives, or as for `compile_policy`.
+    """
     workload = frozenset(collectives)
+    check_setting(setting, workload, version=version)
+    return _compile(uniform_policy(setting, workload, version=version), version, workload, delivered=False)
+
+
+def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collective], *, delivered: bool) -> Compiled:
     rules = tuple(r for r in policy.rules if r.algorithm or r.protocol or r.channels is not None)
     for rule in rules:
         check_rule(rule, version)
     refused = _refused_parameters(policy, version)
-    reasons = _inexpressible(policy, rules, workload, version) | _without_dtype(rules, dtypes)
+    reasons = _inexpressible(policy, rules, workload, version) | (_failing(rules) if delivered else {})
     kept = tuple(rule for rule in rules if rule not in reasons)
     if reasons and not _separable(policy, rules, version):
         kept = ()
@@ -100,20 +104,9 @@ def compile_policy(
     variables = _variables(kept, version)
     if not reasons:
         variables |= {parameter(n).variable: str(v) for n, v in policy.parameters if n not in refused}
-    _verify(variables, kept, version)
+    _verify(variables, kept, version, delivered=delivered)
     lost += _side_effects(variables, kept, workload, version)
     return Compiled(variables=tuple(sorted(variables.items())), lost=tuple(lost), complete=not reasons and not refused)
-
-
-def variables_for_setting(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
-    """Return the variables under which a trial of one setting is launched.
-
-    Raises:
-        SettingError: the setting forces nothing legal on any of the collectives, or as for `compile_policy`.
-    """
-    workload = frozenset(collectives)
-    check_setting(setting, workload, version=version)
-    return compile_policy(uniform_policy(setting, workload, version=version), version=version, collectives=workload)
 
 
 def rule_label(rule: Rule) -> str:
@@ -192,24 +185,17 @@ def _inexpressible(
     return reasons
 
 
-def _without_dtype(rules: tuple[Rule, ...], dtypes: Iterable[tuple[Collective, str]]) -> dict[Rule, str]:
-    """Return rule -> reason for the rules that would leave a dtype of the workload without an algorithm.
+def _failing(rules: tuple[Rule, ...]) -> dict[Rule, str]:
+    """Return rule -> reason for the rules under which some call of their collective would fail.
 
-    A table does no such harm: what NCCL has not got for a call is not in its choice.
+    Naming Ring beside the algorithm would save that call, and leave the choice for all others to NCCL: no longer what
+    was measured. A table does no such harm: what NCCL has not got for a call is not in its choice.
     """
-    reasons = {}
-    sent = sorted(dtypes)
-    for rule in rules:
-        lacking = [
-            dtype
-            for collective, dtype in sent
-            if rule.algorithm and collective is rule.collective and lacks_dtype(collective, rule.algorithm, dtype)
-        ]
-        if lacking:
-            reasons[rule] = (
-                f"the workload sends {', '.join(lacking)}, which {rule.algorithm} lacks: that call would fail"
-            )
-    return reasons
+    return {
+        rule: f"NCCL has no {rule.algorithm} for some data types, operations or communicators: such a call would fail"
+        for rule in rules
+        if rule.algorithm and not serves_every_call(rule.collective, rule.algorithm)
+    }
 
 
 def _separable(policy: Policy, rules: tuple[Rule, ...], version: NcclVersion) -> bool:
@@ -232,21 +218,23 @@ def _variables(rules: tuple[Rule, ...], version: NcclVersion) -> dict[str, str]:
     unit = "CTAS" if version >= CTAS_SINCE else "NCHANNELS"
     for rule in rules:
         if rule.channels is not None:
-            variables[f"NCCL_MIN_{unit}"] = variables[f"NCCL_MAX_{unit}"] = str(rule.channels)
+            # No minimum: above what NCCL opens by itself it would take SMs from the compute beside it.
+            variables[f"NCCL_MAX_{unit}"] = str(rule.channels)
     return variables
 
 
-def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: NcclVersion) -> None:
-    """Read the variables back: no collective may be without an algorithm, no rule may have become another.
+def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: NcclVersion, *, delivered: bool) -> None:
+    """Read the variables back: no call may be without an algorithm, no rule may have become another.
 
     All collectives are looked at: a job may broadcast or gather although its workload does not show it.
     """
     wanted = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS:
         left = remaining_pairs(variables, collective, version)
-        if not left:
+        serving = [pair for pair in left if not delivered or serves_every_call(collective, pair.algorithm)]
+        if not serving:
             raise SettingError(
-                f"NCCL {version} would have no algorithm left for {collective}", hint="this is a bug in ncclt"
+                f"NCCL {version} would have no algorithm left for calls of {collective}", hint="this is a bug in ncclt"
             )
         rule = wanted.get(collective)
         if rule and not all(_fits(pair, rule) for pair in left):
@@ -261,7 +249,7 @@ def _side_effects(
     variables: Mapping[str, str], rules: tuple[Rule, ...], workload: frozenset[Collective], version: NcclVersion
 ) -> list[str]:
     """Return what the variables do beyond the policy, one sentence each."""
-    notes = [f"{rule_label(rule)}: {_CAVEATS[rule.algorithm]}" for rule in rules if rule.algorithm in _CAVEATS]
+    notes = []
     ruled = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS if version >= BASE_NEEDED_SINCE else ():
         rule = ruled.get(collective)

@@ -23,12 +23,12 @@ from ncclt.core.attestation import (
 )
 from ncclt.core.legality import Algorithm
 from ncclt.core.message import format_bytes
-from ncclt.core.parameters import SET_BY_RULES
+from ncclt.core.parameters import COMPETES_WITH_COMPUTE, SET_BY_RULES
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.selection import COLLECTIVE_WORDS, legal_pairs, remaining_pairs
 from ncclt.core.version import NcclVersion
 
-CHOICE_VARIABLES = tuple(sorted(f"NCCL_{name}" for name in SET_BY_RULES))
+CHOICE_VARIABLES = tuple(sorted(f"NCCL_{name}" for name in {*SET_BY_RULES, COMPETES_WITH_COMPUTE}))
 """What decides algorithm, protocol and channels beside any table."""
 
 _ORDER = (RowState.DIFFERS, RowState.UNCERTAIN, RowState.AS_WANTED, RowState.NOT_SEEN)
@@ -100,8 +100,8 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
     Raises:
         SettingError: a word that ncclt never writes.
     """
-    bounds = {variables.get(f"NCCL_{end}_{unit}") for end in ("MIN", "MAX") for unit in ("CTAS", "NCHANNELS")} - {None}
-    channels = next((int(bound) for bound in bounds if bound), None) if len(bounds) == 1 else None
+    most = variables.get("NCCL_MAX_CTAS") or variables.get("NCCL_MAX_NCHANNELS")
+    channels = int(most) if most else None
     rules = []
     for collective in COLLECTIVE_WORDS:
         left, legal = remaining_pairs(variables, collective, version), legal_pairs(collective, version)

@@ -76,10 +76,6 @@ LEGAL: dict[Collective, dict[Algorithm, frozenset[Protocol]]] = {
 """What NCCL implements: collective -> algorithm -> protocols. all_to_all and send_recv have no choice at all."""
 
 
-NVLS_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64"})
-"""What NVSwitches can sum, as NCCL 2.30.7 uses them; float32 and float64 have no minimum or maximum there."""
-
-
 def is_legal(
     collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, *, version: NcclVersion
 ) -> bool:
@@ -92,13 +88,16 @@ def is_legal(
     return protocol is None or protocol in algorithms[algorithm]
 
 
-def lacks_dtype(collective: Collective, algorithm: Algorithm, dtype: str) -> bool:
-    """Tell whether an algorithm has no reduction of a dtype, so that a call for which nothing else is left fails.
+def serves_every_call(collective: Collective, algorithm: Algorithm) -> bool:
+    """Tell whether an algorithm takes every call of a collective: any dtype, operation, size and communicator.
 
-    Which operations it has besides sums is not looked at: no workload says its operations.
+    Variables that leave a collective without such an algorithm fail those of its calls that nothing else takes, with
+    `no algorithm/protocol available` (NCCL src/enqueue.cc, 2.18 to 2.32). Ring takes all, and so does Tree for
+    all_reduce. NVLS and NVLSTree lack data types and operations (fp8, products; float32 has sums only) and
+    communicators without multicast, PAT averages and communicators with several ranks per node, CollNet whatever the
+    network's plugin does not offer.
     """
-    reduces = collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
-    return reduces and algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE) and dtype not in NVLS_DTYPES
+    return algorithm is Algorithm.RING or (algorithm is Algorithm.TREE and collective is Collective.ALL_REDUCE)
 
 
 def ll128_is_automatic(cluster: Cluster) -> bool:

@@ -120,7 +120,8 @@ CATALOGUE: tuple[Parameter, ...] = (
     # Choice of algorithm: these are written by the compiler from rules, never from a policy's parameters.
     _row("ALGO", "2.5", _COMM, None, None, "an algorithm that a collective lacks makes its call fail since 2.24"),
     _row("PROTO", "2.5", _COMM, None, None, "naming LL128, or any ^ list, bypasses NCCL's safety check of LL128"),
-    _row("MIN_CTAS", "2.17", _FRESH, _COUNT, 1, "channels at least", safe=True),
+    _row("MIN_CTAS", "2.17", _FRESH, _COUNT, 1, "channels at least; beyond NCCL's own they take SMs from compute",
+         safe=True, ladder=(16, 32, 64)),
     _row("MAX_CTAS", "2.17", _FRESH, _COUNT, 64, "channels at most", safe=True),
     _row("MIN_NCHANNELS", "2.5", _FRESH, _COUNT, None, "use MIN_CTAS", safe=True, deprecated="2.17"),
     _row("MAX_NCHANNELS", "2.5", _FRESH, _COUNT, 64, "use MAX_CTAS", safe=True, deprecated="2.17"),
@@ -215,7 +216,7 @@ CATALOGUE: tuple[Parameter, ...] = (
 )  # fmt: skip
 """Every variable that ncclt knows, grouped by what it acts on."""
 
-SET_BY_RULES = frozenset({"ALGO", "PROTO", "MIN_CTAS", "MAX_CTAS", "MIN_NCHANNELS", "MAX_NCHANNELS"})
+SET_BY_RULES = frozenset({"ALGO", "PROTO", "MAX_CTAS", "MIN_NCHANNELS", "MAX_NCHANNELS"})
 """What a policy says with its rules and so never with its parameters."""
 
 _BY_NAME = {row.name: row for row in CATALOGUE}
@@ -236,6 +237,10 @@ def parameter(name: str) -> Parameter:
         hint = f"did you mean {', '.join(close)}?" if close else "see ncclt.core.parameters for those that it knows"
         raise SettingError(f"ncclt knows no NCCL parameter {name!r}", hint=hint)
     return found
+
+
+COMPETES_WITH_COMPUTE = "MIN_CTAS"
+"""Searched only where compute runs beside the collectives: alone, more channels than NCCL's own always look good."""
 
 
 def check_value(name: str, value: int | str, version: NcclVersion) -> None:
@@ -260,14 +265,20 @@ def _domain(row: Parameter) -> str:
     return ", ".join(str(value) for value in row.values)
 
 
-def searchable(version: NcclVersion) -> tuple[Parameter, ...]:
-    """Return the parameters that a search may try: safe, current in this version, and with a ladder of values."""
+def searchable(version: NcclVersion, *, beside_compute: bool = False) -> tuple[Parameter, ...]:
+    """Return the parameters that a search may try: safe, current in this version, and with a ladder of values.
+
+    Args:
+        version: of NCCL.
+        beside_compute: whether trials run beside a matrix product, as `COMPETES_WITH_COMPUTE` needs.
+    """
     return tuple(
         row
         for row in CATALOGUE
         if row.safe
         and row.ladder
         and row.name not in SET_BY_RULES
+        and (beside_compute or row.name != COMPETES_WITH_COMPUTE)
         and row.exists_in(version)
         and not row.is_deprecated_in(version)
     )

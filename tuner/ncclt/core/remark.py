@@ -12,6 +12,8 @@ import re
 import textwrap
 from collections.abc import Iterable
 
+from ncclt.core.parameters import COMPETES_WITH_COMPUTE
+from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 
 _LINE_LENGTH = 200
@@ -53,6 +55,19 @@ def headline(recommendation: Recommendation, delivery: Delivery | None) -> str:
     return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"
 
 
+def channels_words(policy: Policy) -> str:
+    """Say what a policy's channels mean for the compute beside them; empty where it leaves them to NCCL."""
+    least = dict(policy.parameters).get(COMPETES_WITH_COMPUTE)
+    if least is not None:
+        return (
+            f"NCCL_{COMPETES_WITH_COMPUTE}={least} may open more channels than NCCL does by itself, which takes SMs "
+            "from compute; it was measured beside a matrix product"
+        )
+    if any(rule.channels is not None for rule in policy.rules):
+        return "Numbers of channels are a maximum: no more SMs are taken from compute than by NCCL itself"
+    return ""
+
+
 def remarks(recommendation: Recommendation, delivery: Delivery | None, lost: Iterable[str]) -> list[str]:
     """Return every sentence that belongs beside what is delivered."""
     sentences = [headline(recommendation, delivery)]
@@ -60,4 +75,6 @@ def remarks(recommendation: Recommendation, delivery: Delivery | None, lost: Ite
         sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
     elif recommendation.launcher == "replay":
         sentences.append("REPLAYED: the times were recorded elsewhere, nothing was launched for this")
+    if words := channels_words(delivery.effective if delivery else Policy()):
+        sentences.append(words)
     return sentences + [f"lost: {sentence}" for sentence in lost]

@@ -134,9 +134,7 @@ def _delivered(recommendation: Recommendation, version: NcclVersion) -> tuple[De
     """Return what the variables deliver, None where they can say nothing, and the variables."""
     delivery = recommendation.variables
     policy = delivery.effective if delivery else Policy()
-    compiled = compile_policy(
-        policy, version=version, collectives=recommendation.collectives, dtypes=recommendation.dtypes
-    )
+    compiled = compile_policy(policy, version=version, collectives=recommendation.collectives)
     if not compiled.variables and not policy.is_default:
         delivery = None  # nothing of it can be said, so nothing may be claimed either
     compiled = replace(compiled, lost=(*_left_to_the_table(recommendation, delivery), *compiled.lost))

@@ -29,8 +29,6 @@ ANY = -1
 _LONGEST_ID = 64
 """As the plugin keeps it."""
 
-_CHANNELS_ARE_A_LIMIT_SINCE = NcclVersion(2, 31)
-
 _WARNING = (
     "WARNING: made for the tuner plugin of ncclt. The example plugin of NVIDIA runs every call that matches no row, "
     "and every row with channels -1, on ONE channel."
@@ -68,8 +66,6 @@ def table_rules(recommendation: Recommendation, version: NcclVersion) -> tuple[l
             lost.append(f"{rule_label(rule)}: a row must name algorithm and protocol")
         else:
             rules.append(rule)
-    if version >= _CHANNELS_ARE_A_LIMIT_SINCE and any(rule.channels is not None for rule in policy.rules):
-        lost.append(f"NCCL {version} takes the channels of a table as an upper limit")
     parameters = compile_policy(
         Policy(parameters=policy.parameters), version=version, collectives=recommendation.collectives
     )

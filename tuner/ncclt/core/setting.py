@@ -30,7 +30,7 @@ class Setting:
     Attributes:
         algorithm: forced where it is legal for a collective, None = NCCL chooses.
         protocol: likewise.
-        channels: exact number of channels, None = NCCL chooses.
+        channels: the most channels, of those that NCCL opens by itself; None = NCCL chooses.
         parameters: process-wide parameters by catalogue name without `NCCL_`, sorted, for example
             (("BUFFSIZE", 8388608),).
         confined: NCCL chooses, but no longer among all it has: only of what `applied_to` returns, so never stored.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 REMOVED = "[removed]"
 
@@ -164,11 +165,5 @@ def _library_patterns() -> tuple[re.Pattern[str], ...]:
         from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     except ImportError:
         return ()  # an installation without the extra `tune`: the rules above are enough for the best known services
-    return tuple(_denied(get_mapping_from_secret_type_to_class().values()))
-
-
-def _denied(detectors: object) -> Iterator[re.Pattern[str]]:
-    assert isinstance(detectors, type({}.values()))
-    for detector in detectors:
-        if detector.__name__ not in _UNWANTED:
-            yield from detector().denylist
+    detectors: Iterable[Any] = get_mapping_from_secret_type_to_class().values()
+    return tuple(form for detector in detectors if detector.__name__ not in _UNWANTED for form in detector().denylist)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ncclt.core.cluster import Cluster
 from ncclt.core.cost_graph import graph_of
 from ncclt.core.cost_model import Choice, cell_channels, nccl_choice
-from ncclt.core.legality import Protocol, ll128_is_automatic
+from ncclt.core.legality import Algorithm, Protocol, ll128_is_automatic
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting, max_channels
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -122,8 +122,10 @@ class SimulatedRunner:
     def _channels(self, setting: Setting, message: Message, choice: Choice) -> int:
         if setting.channels is None:
             return choice.channels
-        ranks = graph_of(self._cluster, message.group_size, message.spans_nodes).ranks
-        return cell_channels(message.collective, choice.protocol, message.size_bytes, ranks, setting.channels)
+        graph = graph_of(self._cluster, message.group_size, message.spans_nodes)
+        nvls = choice.algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE)
+        most = min(setting.channels, graph.nvls_channels if nvls else graph.channels)
+        return cell_channels(message.collective, choice.protocol, message.size_bytes, graph.ranks, most)
 
     def _refusal(self, setting: Setting, messages: Sequence[Message]) -> str:
         """Return why NCCL would not run under the setting, empty where it would."""
