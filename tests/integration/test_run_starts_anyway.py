@@ -1,6 +1,7 @@
 """`ncclt run` starts the job as if it were not there, whatever fails on its side; and what must not start does not."""
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ FAKE = SimpleNamespace(**runpy.run_path(str(_HERE.parent / "fakes" / "hostile_se
 AWAY = "http://127.0.0.1:9"
 NAMES = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE]
 PATIENT_S = 120
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 # Shows its environment on stdout, byte for byte.
 SHOW = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(repr(sorted(os.environb.items())).encode())"]
 
@@ -488,14 +490,15 @@ def test_as_the_first_process_of_a_container_it_reaps_the_orphans(beside):
     code = (
         "import os, subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "orphan = subprocess.run(['sh', '-c', 'true & echo $!'], capture_output=True, text=True).stdout.strip()\n"
+        "leave = ['sh', '-c', 'sleep 0.5 >&- 2>&- & echo $!']\n"
+        "orphan = subprocess.run(leave, capture_output=True, text=True).stdout.strip()\n"
         "deadline = time.monotonic() + 60\n"
         "while Path(f'/proc/{orphan}').exists() and time.monotonic() < deadline:\n"
         "    time.sleep(0.05)\n"
         "sys.exit(9 if Path(f'/proc/{orphan}').exists() else 5)"
     )
-    libc = __import__("ctypes").CDLL(None)
-    process = beside([sys.executable, "-c", code], preexec_fn=lambda: libc.prctl(36, 1, 0, 0, 0))
+    libc = ctypes.CDLL(None)
+    process = beside([sys.executable, "-c", code], preexec_fn=lambda: libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     _out, err = process.communicate(timeout=PATIENT_S)
     assert process.returncode == 5, err
 
