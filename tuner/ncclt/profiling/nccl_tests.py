@@ -152,7 +152,7 @@ def _collective(test: NcclTest, label: str) -> Collective | None:
     program = test.program or test.command
     if program:
         return _PROGRAMS.get(program.removesuffix("_mpi"))  # as NAME_SUFFIX of its Makefile names them
-    row = next((row for row in test.rows if row.size_bytes and row.count), None)
+    row = next((row for row in test.rows if row.size_bytes and row.count and _has_known_type(row)), None)
     known = None if row is None else _by_form(row, test)
     if row is not None and known is None:
         raise TraceError(
@@ -162,13 +162,21 @@ def _collective(test: NcclTest, label: str) -> Collective | None:
     return known
 
 
+def _has_known_type(row: NcclTestRow) -> bool:
+    try:
+        parse_dtype(row.dtype)
+    except InputError:
+        return False
+    return True
+
+
 def _by_form(row: NcclTestRow, test: NcclTest) -> Collective | None:
     """Return the only collective that prints such a row, None where there are several.
 
     Source: getCollPrintParams, *GetCollByteCount and *GetBw of nccl-tests 2.0 to 2.19.
     """
-    per_element = row.size_bytes / row.count / DTYPE_SIZES[parse_dtype(row.dtype)]
-    is_part = test.ranks > 1 and math.isclose(per_element, test.ranks)  # count is one rank's part
+    # Whether count is one rank's part.
+    is_part = test.ranks > 1 and row.size_bytes == row.count * DTYPE_SIZES[parse_dtype(row.dtype)] * test.ranks
     if row.root is not None and row.root >= 0:
         if is_part:
             return None  # gather, scatter
