@@ -46,8 +46,6 @@ MAX_AGE_S = 30 * 86400.0
 
 _CACHE_SCHEMA = 2
 _CLOCKS_DIFFER_S = 300.0
-_MOST_HINT_LINES = 24
-
 _WRONG_SERVER = "is this the address of an ncclt server?"
 
 
@@ -338,7 +336,7 @@ def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
         return ClientError(f"{said}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code)
     message = problem.get("detail") or problem.get("title") or said
     # What there is for other jobs is listed, one line for each.
-    hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:_MOST_HINT_LINES])
+    hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:24])
     return ClientError(one_line(message), hint=hint, status=error.code)
 
 
