@@ -99,6 +99,6 @@ def test_an_option_that_makes_no_sense_is_a_problem(client, options):
 
 
 def test_nothing_is_given_to_a_plugin_that_would_run_everything_on_one_channel(client):
-    answer = client.get(ENV, params={"model": "resnet101", "format": "nvidia-csv"})
+    answer = client.get(ENV, params={"model": "resnet101", **JOB, "format": "nvidia-csv"})
     assert answer.status_code == 404
     assert "one channel" in answer.json()["detail"]
