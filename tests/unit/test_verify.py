@@ -197,3 +197,17 @@ def test_a_lost_allocation_disqualifies_nobody(tmp_path):
 
     with pytest.raises(NodesLostError, match="the allocation is lost: Slurm job 7 was cancelled"):
         _verify(tmp_path, play)
+
+
+def test_neither_command_line_nor_last_lines_are_kept_with_their_secrets(tmp_path):
+    """They stand in the store and on pages; the training itself gets its words as they are."""
+    argv = ("train", "--api-key", "verysecret", "--lr", "1e-4")
+
+    def play(variables, number):
+        return LaunchResult(exit_code=3, stderr="boom at step 7\nHF_TOKEN=verysecret") if "X" in variables else [[1, 1]]
+
+    found, launcher, _ = _verify(tmp_path, play, argv=argv)
+
+    assert "verysecret" not in json.dumps(found.to_document())
+    assert "boom at step 7" in json.dumps(found.to_document())
+    assert launcher.plans[0].argv == argv
