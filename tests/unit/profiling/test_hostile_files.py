@@ -31,14 +31,14 @@ class Zeros(io.RawIOBase):
 
 
 def _zeros_gz(path, size_bytes):
-    with gzip.open(path, "wb", compresslevel=1) as packed:
+    with gzip.open(path, "wb", compresslevel=6) as packed:
         for _ in range(size_bytes // 2**22):
             packed.write(bytes(2**22))
     return path
 
 
 def _tar(path, mode, members):
-    with tarfile.open(path, mode, compresslevel=1) if "gz" in mode else tarfile.open(path, mode) as archive:
+    with tarfile.open(path, mode, compresslevel=6) if "gz" in mode else tarfile.open(path, mode) as archive:
         for name, size, content in members:
             info = tarfile.TarInfo(name)
             info.size = size
