@@ -222,6 +222,18 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
 
     planned = preflight("--nodes", "2", "--launcher", "slurm", "--dry-run", "--json")
     assert json.loads(planned)["hosts"] == ["n00", "n01"]
-    preflight("--nodes", "1", "--gpus-per-node", "2", "--launcher", "torchrun", "--sizes", "4K", "--quick", "--json")
+    preflight(
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--launcher",
+        "torchrun",
+        "--sizes",
+        "4K",
+        "--expect",
+        "0.0001",
+        "--json",
+    )
     with closing(sqlite3.connect(tmp_path / "ncclt.db")) as database:
         assert database.execute("select cluster from preflights").fetchall() == [("leonardo-cpus",)]
