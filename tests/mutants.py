@@ -41,7 +41,8 @@ CODE = Path("tuner/ncclt")
 # The tests of a package, near ones first.
 TESTS = {
     "core": ["unit/core", "unit/test_decision.py", "unit/test_check.py", "unit/test_verify.py", "unit/test_delivery.py",
-             "unit/test_attestation.py", "unit/test_tune.py", "unit/simulate", "unit/measure"],
+             "unit/test_attestation.py", "unit/test_tune.py", "unit/simulate/test_truth.py",
+             "unit/profiling/test_merge_ranks.py"],
     "search": ["unit/search", "unit/test_tune.py", "unit/test_decision.py"],
     "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/test_tune.py", "unit/cli"],
     "launch": ["unit/launch", "contract/test_launchers.py", "unit/launched", "unit/test_grounds.py",

@@ -51,7 +51,13 @@ def test_the_table_of_nccl(collective, algorithm, protocol, legal):
 
 @pytest.mark.parametrize(
     ("algorithm", "collective", "first"),
-    [(Algorithm.PAT, AG, "2.23"), (Algorithm.NVLS_TREE, AR, "2.18"), (Algorithm.NVLS, AR, "2.17")],
+    [
+        (Algorithm.PAT, AG, "2.23"),
+        (Algorithm.NVLS_TREE, AR, "2.18"),
+        (Algorithm.NVLS, AR, "2.17"),
+        (Algorithm.COLLNET_CHAIN, AR, "2.14"),
+        (Algorithm.COLLNET_DIRECT, AR, "2.14"),
+    ],
 )
 def test_an_algorithm_exists_from_its_first_version_on(algorithm, collective, first):
     since = NcclVersion.parse(first)

@@ -214,3 +214,7 @@ def test_without_patience_the_search_never_stops_by_itself():
 def test_a_budget_of_nothing_is_refused(values):
     with pytest.raises(UsageError):
         Budget(**values)
+
+
+def test_the_smallest_budgets_are_budgets():
+    assert Budget(trials=1, seconds=0.001, gpu_hours=0.001, patience=0, steps=1).trials == 1
