@@ -87,13 +87,9 @@ def _with_variables(texts: OfferTexts, offer: Offer, job: PrologJob) -> str:
             f"what variables can say for {job.model} is undecided",
             hint="--policy-dir hands over the table where that is proven",
         )
-    variables = [*offer.variables, ("NCCLT_RECOMMENDATION", offer.recommendation)]
-    said = [f"ncclt: recommendation {offer.recommendation}, NCCL {offer.nccl_version}"]
-    if offer.simulated:
-        variables.append(("NCCLT_SIMULATED", "1"))
-        said.append(f"SIMULATED: {offer.model} was tuned on a model of {offer.cluster}, nothing was measured")
-    said += [f"lost: {sentence}" for sentence in document.get("lost", ())]
-    return task_prolog(variables, comment_lines(said), job=job)
+    simulated = [("NCCLT_SIMULATED", "1")] if offer.simulated else []
+    variables = [*offer.variables, ("NCCLT_RECOMMENDATION", offer.recommendation), *simulated]
+    return task_prolog(variables, comment_lines(map(str, document.get("remarks", ()))), job=job)
 
 
 def _with_table(arguments: argparse.Namespace, offer: Offer, job: PrologJob, plugin: Path) -> str:
