@@ -1,16 +1,13 @@
 """`ncclt run` starts the job as if it were not there, whatever fails on its side; and what must not start does not."""
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
 import resource
 import runpy
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,13 +17,11 @@ _HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("run_starting", _HERE / "test_run.py")
 alone = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(alone)
-library, store = alone.library, alone.store
 FAKE = SimpleNamespace(**runpy.run_path(str(_HERE.parent / "fakes" / "hostile_server.py")))
 
 AWAY = "http://127.0.0.1:9"
 NAMES = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE]
 PATIENT_S = 120
-PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 # Shows its environment on stdout, byte for byte.
 SHOW = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(repr(sorted(os.environb.items())).encode())"]
 
@@ -329,185 +324,3 @@ def test_an_environment_that_the_system_refuses_is_left_out(tmp_path):
             [sys.executable, "-c", code, name, value, may], capture_output=True, timeout=PATIENT_S, check=False
         )
         assert (done.stdout, done.returncode) == (wanted, 0 if wanted else 126), done.stderr
-
-
-# Servers that attack.
-
-
-@pytest.mark.parametrize("attack", FAKE.ATTACKS)
-def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, attack):
-    """With a plugin, so that the table is asked for as well."""
-    (tmp_path / "plugin.so").touch()
-    environ = alone.environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
-    timeout_s = 0.5 if attack in FAKE.OUTAGES else 60
-    with FAKE.hostile(attack) as server:
-        words = ["run", *NAMES, "--server", server.url, "--timeout", str(timeout_s)]
-        begun_s = time.monotonic()
-        code, out, err = nursery([*words, "--", *SHOW], environ, tmp_path)
-    shown = {os.fsdecode(name): os.fsdecode(value) for name, value in eval(out)}  # what SHOW printed
-    added = {name: value for name, value in shown.items() if environ.get(name) != value}
-
-    assert code == 0
-    assert "Traceback" not in err
-    assert {name: value for name, value in shown.items() if name not in added} == environ
-    own = {"NCCL_TUNER_PLUGIN": str(tmp_path / "plugin.so"), "NCCLT_POLICY": added.get("NCCLT_POLICY")}
-    assert FAKE.all_legal({name: value for name, value in added.items() if value != own.get(name)}), added
-    if attack in FAKE.OUTAGES:
-        assert added == {}
-        assert time.monotonic() - begun_s < timeout_s + 20
-    if attack in FAKE.HARMLESS:
-        assert added["NCCLT_RECOMMENDATION"]
-
-
-def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
-    """With --shared: what a server says wrong must not be what keeps a job from starting."""
-    (tmp_path / "shared").mkdir()
-    task = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
-    with FAKE.hostile("a value is a list") as server:
-        words = ["--server", server.url, "--shared", "shared", "--wait", "0", "--timeout", "60"]
-        for rank in "01":
-            environ = alone.environ(tmp_path, **task, SLURM_PROCID=rank)
-            done, _given = run(*NAMES, *words, environ=environ)
-            assert (done.returncode, b"NCCL_" in done.stdout) == (0, False), done.stderr
-    assert len(list((tmp_path / "shared").glob("ncclt-decision-*"))) == 1
-
-
-def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
-    from ncclt import client
-    from ncclt.cli import offer
-
-    asked = []
-
-    def fetch_env(_server, *, format, timeout_s, **_more):
-        asked.append(timeout_s)
-        time.sleep(0.2)
-        # Revisions that do not match make it ask a third time.
-        golden = _HERE.parent / "golden" / "env" / f"tuned.{format}"
-        return client.Fetched(golden.read_text().replace("id=r-1f3c", "id=r-other"), "server")
-
-    monkeypatch.setattr(client, "fetch_env", fetch_env)
-    options = dict.fromkeys(("nodes", "gpus_per_node", "nccl_version"))
-    arguments = SimpleNamespace(model="bert", timeout=0.5, fallback="none", **options)
-    with pytest.raises(offer.InputError, match="one revision"):
-        offer.offered(arguments, "leonardo", AWAY, None, with_table=True)
-    assert asked[0] <= 0.5
-    assert asked[1] <= 0.3
-    assert 0 < asked[2] <= 0.1
-
-
-# Servers that files name.
-
-
-def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path, run, nursery):
-    """Whoever can write to the working folder would else decide what a job runs with."""
-    project = tmp_path / "ncclt.toml"
-    project.write_text(f"server = '{AWAY}'\n")
-    env = ["env", *NAMES, "--format"]
-    for mode, taken in ((0o644, True), (0o664, False), (0o646, False)):
-        project.chmod(mode)
-        done, _given = run(*NAMES)
-        assert done.returncode == 0
-        assert (b"127.0.0.1:9" in done.stderr) == taken
-        assert (f"is named by {project}" if taken else "server is not taken from") in done.stderr.decode()
-        for words in ([*env, "export"], [*env, "slurm-taskprolog"]):
-            code, out, err = nursery(words, alone.environ(tmp_path), tmp_path)
-            assert (code, out) == (69 if taken else 2, "")
-            assert (f"is named by {project}" if taken else "chmod go-w") in err
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
-def test_a_store_named_by_another_users_file_is_refused_where_it_is_needed(tmp_path, run, nursery):
-    project = tmp_path / "ncclt.toml"
-    project.write_text("storage = 'sqlite:////nowhere/else.db'\ncluster = 'leonardo'\n")
-    os.chown(project, 4711, 4711)
-
-    def call(*words):
-        return nursery(words, alone.environ(tmp_path), tmp_path)
-
-    code, _out, err = call("studies", "list")
-    assert (code, "it belongs to user 4711" in err) == (2, True)
-    assert call("studies", "list", "--storage", f"sqlite:///{tmp_path}/own.db")[0] != 2
-    assert "not taken" in call("config", "show", "--json")[1]
-    done, _given = run("--model", "bert")
-    assert (done.returncode, b"it belongs to user 4711" in done.stderr) == (0, True)
-
-
-# Beside the command.
-
-
-@pytest.fixture
-def beside(tmp_path, store):
-    """Return a starter of `ncclt run --report` around a command; what it starts is ended."""
-    running = []
-
-    def call(command, **options):
-        words = [*NAMES, "--storage", store.url, "--no-plugin", "--report", str(tmp_path / "reports")]
-        process = subprocess.Popen(
-            [*alone.NCCLT, "run", *words, "--", *command], env=alone.environ(tmp_path), cwd=tmp_path,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-        )  # fmt: skip
-        running.append(process)
-        return process
-
-    yield call
-    for process in running:
-        with process:
-            process.kill()
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def test_the_command_ends_with_us_when_we_are_killed(beside):
-    """With everything that it has started, in a session of its own too, as the ranks of torchrun are."""
-    code = (
-        "import os, subprocess, sys, time\n"
-        "rank = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-        "print(os.getpid(), rank.pid, flush=True)\n"
-        "time.sleep(300)"
-    )
-    process = beside([sys.executable, "-c", code])
-    pids = [int(word) for word in process.stdout.readline().split()]
-    try:
-        assert all(is_running(pid) for pid in pids)
-        process.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + PATIENT_S
-        while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert [pid for pid in pids if is_running(pid)] == []
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def test_as_the_first_process_of_a_container_it_reaps_the_orphans(beside):
-    """Here as a subreaper, which inherits orphans as process 1 does."""
-    code = (
-        "import os, subprocess, sys, time\n"
-        "from pathlib import Path\n"
-        "leave = ['sh', '-c', 'sleep 0.5 >&- 2>&- & echo $!']\n"
-        "orphan = subprocess.run(leave, capture_output=True, text=True).stdout.strip()\n"
-        "deadline = time.monotonic() + 60\n"
-        "while Path(f'/proc/{orphan}').exists() and time.monotonic() < deadline:\n"
-        "    time.sleep(0.05)\n"
-        "sys.exit(9 if Path(f'/proc/{orphan}').exists() else 5)"
-    )
-    libc = ctypes.CDLL(None)
-    process = beside([sys.executable, "-c", code], preexec_fn=lambda: libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-    _out, err = process.communicate(timeout=PATIENT_S)
-    assert process.returncode == 5, err
-
-
-def test_reports_that_cannot_be_kept_stop_no_job(tmp_path, store, run):
-    (tmp_path / "file").touch()
-    words = [*NAMES, "--storage", store.url, "--no-plugin", "--report", "file"]
-    done, _given = run(*words)
-    assert (done.returncode, b"NCCLT_RECOMMENDATION" in done.stdout) == (0, True)
-    assert b"no reports are kept" in done.stderr
-    refused, _given = run(*words, "--fallback", "fail")
-    assert (refused.returncode, refused.stdout) == (1, b"")

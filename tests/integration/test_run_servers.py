@@ -1,0 +1,110 @@
+"""`ncclt run` and the servers that it is told of: none stops a job, and none is taken from a file of somebody else."""
+
+import importlib.util
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("run_starts", Path(__file__).with_name("test_run_starts_anyway.py"))
+starts = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(starts)
+alone, nursery, run, FAKE = starts.alone, starts.nursery, starts.run, starts.FAKE
+AWAY, NAMES, SHOW = starts.AWAY, starts.NAMES, starts.SHOW
+
+
+@pytest.mark.parametrize("attack", FAKE.ATTACKS)
+def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, attack):
+    """With a plugin, so that the table is asked for as well."""
+    (tmp_path / "plugin.so").touch()
+    environ = alone.environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
+    timeout_s = 0.5 if attack in FAKE.OUTAGES else 60
+    with FAKE.hostile(attack) as server:
+        words = ["run", *NAMES, "--server", server.url, "--timeout", str(timeout_s)]
+        begun_s = time.monotonic()
+        code, out, err = nursery([*words, "--", *SHOW], environ, tmp_path)
+    shown = {os.fsdecode(name): os.fsdecode(value) for name, value in eval(out)}  # what SHOW printed
+    added = {name: value for name, value in shown.items() if environ.get(name) != value}
+
+    assert code == 0
+    assert "Traceback" not in err
+    assert {name: value for name, value in shown.items() if name not in added} == environ
+    own = {"NCCL_TUNER_PLUGIN": str(tmp_path / "plugin.so"), "NCCLT_POLICY": added.get("NCCLT_POLICY")}
+    assert FAKE.all_legal({name: value for name, value in added.items() if value != own.get(name)}), added
+    if attack in FAKE.OUTAGES:
+        assert added == {}
+        assert time.monotonic() - begun_s < timeout_s + 20
+    if attack in FAKE.HARMLESS:
+        assert added["NCCLT_RECOMMENDATION"]
+
+
+def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
+    """With --shared: what a server says wrong must not be what keeps a job from starting."""
+    (tmp_path / "shared").mkdir()
+    task = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    with FAKE.hostile("a value is a list") as server:
+        words = ["--server", server.url, "--shared", "shared", "--wait", "0", "--timeout", "60"]
+        for rank in "01":
+            environ = alone.environ(tmp_path, **task, SLURM_PROCID=rank)
+            done, _given = run(*NAMES, *words, environ=environ)
+            assert (done.returncode, b"NCCL_" in done.stdout) == (0, False), done.stderr
+    assert len(list((tmp_path / "shared").glob("ncclt-decision-*"))) == 1
+
+
+def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
+    from ncclt import client
+    from ncclt.cli import offer
+
+    asked = []
+
+    def fetch_env(_server, *, format, timeout_s, **_more):
+        asked.append(timeout_s)
+        time.sleep(0.2)
+        # Revisions that do not match make it ask a third time.
+        golden = Path(__file__).parents[1] / "golden" / "env" / f"tuned.{format}"
+        return client.Fetched(golden.read_text().replace("id=r-1f3c", "id=r-other"), "server")
+
+    monkeypatch.setattr(client, "fetch_env", fetch_env)
+    options = dict.fromkeys(("nodes", "gpus_per_node", "nccl_version"))
+    arguments = SimpleNamespace(model="bert", timeout=0.5, fallback="none", **options)
+    with pytest.raises(offer.InputError, match="one revision"):
+        offer.offered(arguments, "leonardo", AWAY, None, with_table=True)
+    assert asked[0] <= 0.5
+    assert asked[1] <= 0.3
+    assert 0 < asked[2] <= 0.1
+
+
+def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path, run, nursery):
+    """Whoever can write to the working folder would else decide what a job runs with."""
+    project = tmp_path / "ncclt.toml"
+    project.write_text(f"server = '{AWAY}'\n")
+    env = ["env", *NAMES, "--format"]
+    for mode, taken in ((0o644, True), (0o664, False), (0o646, False)):
+        project.chmod(mode)
+        done, _given = run(*NAMES)
+        assert done.returncode == 0
+        assert (b"127.0.0.1:9" in done.stderr) == taken
+        assert (f"is named by {project}" if taken else "server is not taken from") in done.stderr.decode()
+        for words in ([*env, "export"], [*env, "slurm-taskprolog"]):
+            code, out, err = nursery(words, alone.environ(tmp_path), tmp_path)
+            assert (code, out) == (69 if taken else 2, "")
+            assert (f"is named by {project}" if taken else "chmod go-w") in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_store_named_by_another_users_file_is_refused_where_it_is_needed(tmp_path, run, nursery):
+    project = tmp_path / "ncclt.toml"
+    project.write_text("storage = 'sqlite:////nowhere/else.db'\ncluster = 'leonardo'\n")
+    os.chown(project, 4711, 4711)
+
+    def call(*words):
+        return nursery(words, alone.environ(tmp_path), tmp_path)
+
+    code, _out, err = call("studies", "list")
+    assert (code, "it belongs to user 4711" in err) == (2, True)
+    assert call("studies", "list", "--storage", f"sqlite:///{tmp_path}/own.db")[0] != 2
+    assert "not taken" in call("config", "show", "--json")[1]
+    done, _given = run("--model", "bert")
+    assert (done.returncode, b"it belongs to user 4711" in done.stderr) == (0, True)
