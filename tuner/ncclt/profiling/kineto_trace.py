@@ -20,7 +20,7 @@ from ncclt.profiling.kineto_stream import ESCAPED_ASCII, stream_trace
 from ncclt.profiling.kineto_stream_kernels import KERNEL_CATEGORIES, note_kernels
 
 # Each backend of c10d names its annotations after itself: nccl, hccl (Ascend, Gaudi), xccl (Intel), cncl, gloo, ...
-_ANNOTATION = re.compile(r"(?:[a-z]{0,7}ccl|cncl|gloo|mpi|ucc):")
+_ANNOTATION = re.compile(r"(?:[a-z]ccl|cncl|gloo|mpi|ucc):")
 _KERNEL = re.compile(r"nccl(?i:\w*kernel|sym)")
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 # CPU-side events; torch before 1.11 wrote operators and annotations alike as "Operator".
@@ -33,7 +33,7 @@ _COLON = rb"[ \t\n\r]*+:[ \t\n\r]*+"
 _OF_INTEREST = re.compile(
     rb'"name"'
     + _COLON
-    + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]{0,7}ccl:|cncl:|gloo:|mpi:|ucc:|ProfilerStep#[0-9])'
+    + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]ccl:|cncl:|gloo:|mpi:|ucc:|ProfilerStep#[0-9])'
 )
 _CORRELATION = re.compile(rb'"correlation"' + _COLON + rb'"?[ \t\n\r]*+(-?[0-9]{1,18})')
 _TIME = re.compile(rb'"ts"')
