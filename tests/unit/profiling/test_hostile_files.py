@@ -56,7 +56,7 @@ def _bomb_in_tar(path):
 
 def _bomb_in_bomb(path):
     inner = _zeros_gz(path.with_name("inner"), GIB * 3 // 8)
-    return _tar(path, "w:gz", [("zeros.gz", inner.stat().st_size, inner.open("rb"))])
+    return _tar(path, "w:gz", [("zeros.gz", inner.stat().st_size, io.BytesIO(inner.read_bytes()))])
 
 
 def _many_members(path):
