@@ -10,10 +10,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 FOREIGN = ("NCCL", "SLURM", "SBATCH", "SRUN", "OMPI_", "PMI", "TORCHELASTIC_", "XDG_")
 PATIENT_S = 60.0
+
+# A busy machine is no failure: neither a deadline of 200 ms an example, nor a second to make ten of them.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure(config):

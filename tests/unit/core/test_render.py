@@ -117,7 +117,9 @@ def in_bash(text, folder, *, quoted):
 
 
 @pytest.mark.parametrize("quoted", [True, False])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(model=hostile, cluster=hostile, reason=hostile, kept=st.booleans())
 @example(model=HOSTILE, cluster="*", reason=HOSTILE, kept=True)
 def test_a_shell_gets_exactly_the_variables_whatever_the_names(tmp_path, quoted, model, cluster, reason, kept):

@@ -195,7 +195,9 @@ def test_cut_archive_is_refused(tmp_path):
         inspector.read([path], name="cut")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
+)
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_damaged_dumps_are_read_in_part(tmp_path, noise, at):
     """Noise spoils at most the lines it touches."""

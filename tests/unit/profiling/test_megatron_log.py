@@ -132,7 +132,9 @@ def test_unknown_dtype_is_assumed_aloud(log):
     assert any("'float4'" in note for note in workload.provenance.notes)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
+)
 @given(st.binary(max_size=300), st.integers(0, 60))
 def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
     """Noise spoils at most the lines it touches."""

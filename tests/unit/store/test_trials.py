@@ -66,7 +66,9 @@ def store(tmp_path):
         yield opened
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(trial=TRIALS)
 def test_any_trial_comes_back(store, trial):
     # repr, because -0.0 == 0.0 and what is promised is equality to the bit.
