@@ -118,7 +118,7 @@ def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(shard, sent
         form = (*FAKE.PAIR_FORMATS, *TABLES)[number % (len(FAKE.PAIR_FORMATS) + len(TABLES))]
         sent.text = hostile_table(chance, form) if form in TABLES else hostile_document(chance)
         try:
-            text = fetch_env("http://s", cluster="c", model="m", nccl_version=version, format=form).text
+            text = fetch_env("http://s", cluster="leonardo", model="bert", nccl_version=version, format=form).text
         except ClientError:
             text = ""
         if text and form in TABLES:
@@ -172,7 +172,7 @@ def test_a_real_shell_reads_the_same_pairs(sent):
     while len(wanted) < 200:
         sent.text = hostile_document(chance)
         try:
-            text = fetch_env("http://s", cluster="c", model="m", nccl_version="2.28.9").text
+            text = fetch_env("http://s", cluster="leonardo", model="bert", nccl_version="2.28.9").text
         except ClientError:
             continue
         wanted.append(FAKE.pairs_in(text, "export"))
@@ -199,4 +199,7 @@ def test_every_safe_value_of_the_catalogue_passes(sent):
             continue
         for value in row.values:
             sent.text = json.dumps(FAKE.document(variables={row.variable: str(value)}))
-            assert f"{row.variable}={value}\n" in fetch_env("http://s", cluster="c", model="m", format="dotenv").text
+            assert (
+                f"{row.variable}={value}\n"
+                in fetch_env("http://s", cluster="leonardo", model="bert", format="dotenv").text
+            )

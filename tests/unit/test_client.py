@@ -91,8 +91,9 @@ def test_a_good_answer_is_returned_as_it_is():
 
 
 def test_names_are_quoted_and_what_was_not_said_is_not_asked():
-    with serving(reply()) as server:
-        fetch(server.url + "/tuner", cluster="a/../b?c", model="x&format=json#é")
+    names = {"cluster": "a/../b?c", "model": "x&format=json#é"}
+    with serving(reply(body=json.dumps({**json.loads(SENT), **names}))) as server:
+        fetch(server.url + "/tuner", **names)
 
     assert server.seen[0].path == "/tuner/v1/clusters/a%2F..%2Fb%3Fc/env?model=x%26format%3Djson%23%C3%A9&format=json"
 

@@ -127,6 +127,19 @@ def test_one_bad_pair_refuses_the_whole_answer(pair):
                 fetch(server.url, **options_of(form))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"cluster": "another"}, {"model": "another"}, {"nodes": 3}, {"gpus_per_node": 8}],
+    ids=lambda o: next(iter(o)),
+)
+def test_an_answer_for_another_job_is_refused(other, tmp_path):
+    """A proxy may mix up its answers, and a server its names."""
+    named = f"it is for {next(iter(other))} "
+    with serving(reply(body=json.dumps(FAKE.document(**other)))) as server, pytest.raises(ClientError, match=named):
+        fetch(server.url, cache_dir=tmp_path, fallback="cached")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
     """The names of model and cluster and the remarks are the server's; an interactive zsh would run a remark."""
     evil = f"a'; touch {tmp_path}/evil; $(touch {tmp_path}/evil) `touch {tmp_path}/evil` > {tmp_path}/evil\n"
@@ -134,7 +147,7 @@ def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
         model=evil, cluster=evil, lost=[evil], remarks=[evil, f"\nexport LD_PRELOAD={tmp_path}/evil.so\n"]
     )
     with serving(reply(body=json.dumps(document))) as server:
-        text = fetch(server.url).text
+        text = fetch(server.url, cluster=evil, model=evil).text
     for script in ('eval "$1"; env', "eval $1; env", f"{text}env"):
         ran = subprocess.run(
             ["bash", "-c", script, "x", text], capture_output=True, text=True, env={"PATH": os.defpath}

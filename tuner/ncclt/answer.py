@@ -189,21 +189,25 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     }
 
 
-def written(text: str, form: str, nccl_version: str | None = None) -> str:
+def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     """Return an answer, once it is checked, as it is written here.
 
     Args:
         text: of a table if `form` is one of `TABLES`, else `json`.
         form: one of `FORMS`.
-        nccl_version: of the job; None = not known.
+        asked: cluster, model, nodes, gpus_per_node and nccl_version of the question; what is None is not compared.
 
     Raises:
-        AnswerError: it holds what no job may get, or nothing that is proven.
+        AnswerError: it is for another job, it holds what no job may get, or nothing that is proven.
         LookupError, TypeError, AttributeError, ValueError, RecursionError: it has another shape.
     """
     if form in TABLES:
-        return _table(text, nccl_version)
-    document = checked_document(json.loads(text), nccl_version)
+        return _table(text, asked.get("nccl_version"))
+    answer = json.loads(text)
+    document = checked_document(answer, asked.get("nccl_version"))
+    for name in ("cluster", "model", "nodes", "gpus_per_node"):
+        if asked.get(name) not in (None, answer[name]):
+            raise AnswerError(f"it is for {name} {one_line(answer[name])[:60]}, asked for {asked[name]}")
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":

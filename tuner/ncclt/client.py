@@ -144,17 +144,16 @@ def fetch_env(
     form = " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
     if form not in FORMS:
         raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
-    query = {
-        "model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version,
-        "format": format if format in TABLES else "json", "channels": channels,
-    }  # fmt: skip
+    asked = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version}
+    query = {**asked, "format": format if format in TABLES else "json", "channels": channels}
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{_base(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     kept = _read_cache(path, url)
+    asked["cluster"] = cluster
     try:
         answer = _get(url, kept, api_key=api_key, timeout_s=timeout_s)
-        text = _for_job(answer.text, form, nccl_version, _host(url))
+        text = _for_job(answer.text, form, asked, _host(url))
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:
             raise
@@ -166,7 +165,7 @@ def fetch_env(
             ) from error
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
         said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
-        return Fetched(_for_job(kept.text, form, nccl_version, "the cache"), "cache", said)
+        return Fetched(_for_job(kept.text, form, asked, "the cache"), "cache", said)
     return Fetched(text, "server", _write_cache(path, url, answer))
 
 
@@ -198,9 +197,9 @@ def post_attestation(
         raise ClientError(f"{_host(url)} did not keep the attestation", hint=_WRONG_SERVER)
 
 
-def _for_job(text: str, form: str, nccl_version: str | None, source: str) -> str:
+def _for_job(text: str, form: str, asked: Mapping[str, Any], source: str) -> str:
     try:
-        return written(text, form, nccl_version)
+        return written(text, form, asked)
     except AnswerError as error:
         if error.undecided:
             raise ClientError(str(error), status=404) from error

@@ -31,9 +31,7 @@ _LAUNCH_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 # The same in the bytes of the file: every event that `take` keeps has one of these names.
 _COLON = rb"[ \t\n\r]*+:[ \t\n\r]*+"
 _OF_INTEREST = re.compile(
-    rb'"name"'
-    + _COLON
-    + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]ccl:|cncl:|gloo:|mpi:|ucc:|ProfilerStep#[0-9])'
+    rb'"name"' + _COLON + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]ccl:|cncl:|gloo:|mpi:|ucc:|ProfilerStep#[0-9])'
 )
 _CORRELATION = re.compile(rb'"correlation"' + _COLON + rb'"?[ \t\n\r]*+(-?[0-9]{1,18})')
 _TIME = re.compile(rb'"ts"')
