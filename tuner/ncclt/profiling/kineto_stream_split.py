@@ -27,10 +27,18 @@ _KEY_AHEAD = rb"(?=\{" + _SPACE + rb'"\w)'
 _LONGEST_SEPARATOR = 64
 
 
+def _every(alternatives: bytes) -> bytes:
+    """Return a pattern for as many of some alternatives as there are, none of them given back.
+
+    `(?:...)*+` would do, but before Python 3.11.5 its last attempt moves on by what it has not matched (gh-106052).
+    """
+    return rb"(?>(?:" + alternatives + rb")*)"
+
+
 def _object(levels: int) -> bytes:
     """Return a pattern for an object with at most so many levels of objects in it."""
     inner = rb'[^"{}]++|' + _STRING + (rb"|" + _object(levels - 1) if levels else b"")
-    return rb"\{(?:" + inner + rb")*+\}"
+    return rb"\{" + _every(inner) + rb"\}"
 
 
 _OBJECT = _object(3)
@@ -97,4 +105,4 @@ def _run(separator: bytes) -> re.Pattern[bytes]:
         rb"(?<=" + re.escape(separator) + rb")" + _KEY_AHEAD
     )  # fmt: skip
     slowly = rb"(?:" + _OBJECT + rb"|" + _SCALAR + rb")" + _SPACE + rb"," + _SPACE
-    return re.compile(rb"(?:" + event + rb"|" + slowly + rb")*+", re.DOTALL)
+    return re.compile(_every(event + rb"|" + slowly), re.DOTALL)
