@@ -68,14 +68,14 @@ def history_chart(points: Sequence[SearchPoint], default_us: float | None) -> Ma
     root = svg.drawing(
         id="history",
         title="Optimisation history",
-        description=f"{len(scored)} measured and {len(failed)} failed trials; best {format_time(best)} per step"
+        description=f"{len(scored)} measured and {len(failed)} failed trials; best {format_time(best)}"
         + (f", default {format_time(default_us)}." if default_us else "."),
         width=_WIDTH,
         height=height,
         kind="plot",
     )
     unit = 1000.0 if y.high >= _MS_FROM_US else 1.0
-    title = f"communication time per step, {'ms' if unit > 1 else 'µs'}{' (logarithmic)' if y.log else ''}"
+    title = f"communication time, {'ms' if unit > 1 else 'µs'}{' (logarithmic)' if y.log else ''}"
     svg.vertical_axis(root, y, left=_LEFT, right=_WIDTH - _RIGHT, title=title, unit=unit)
     _trial_axis(root, x, last=last, bottom=bottom)
     if default_us:

@@ -207,7 +207,7 @@ def _verdict_heading(verdict: Verdict, *, simulated: bool) -> Heading:
     if verdict.decision is Decision.TUNED:
         gain = f"{format_speedup(verdict.speedup)} against NCCL's own choice, {format_saving(verdict)} less"
         how = "In the simulation" if simulated else "Proven"
-        return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time per step.")
+        return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time.")
     if verdict.decision is Decision.UNDECIDED:
         sentence = f"NCCL's own choice stays: the proof ended before it was decided. {verdict.reason}."
         return Heading(mood="undecided", word="undecided", sentence=sentence)

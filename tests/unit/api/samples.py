@@ -160,7 +160,7 @@ def verify_trials(of, first, blocks=4, policy=POLICY):
 def verdict(decision=Decision.TUNED, speedup=1.083, interval=(1.061, 1.104)):
     return Verdict(
         decision=decision,
-        reason=f"communication per step is faster by {100 * (speedup - 1):+.1f} % in 4 blocks",
+        reason=f"communication is faster by {100 * (speedup - 1):+.1f} % in 4 blocks",
         speedup=speedup,
         interval=interval,
         blocks=4,

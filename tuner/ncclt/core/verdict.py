@@ -221,7 +221,7 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         f"{pairs.blocks} blocks)"
     )
     if decision is Decision.TUNED:
-        return f"communication per step is faster by {gain}"
+        return f"communication is faster by {gain}"
     if pairs.blocks < MIN_BLOCKS:
         return f"only {pairs.blocks} of {MIN_BLOCKS} blocks were measured"
     harmed, suspected = _messages(pairs)

@@ -290,7 +290,7 @@ class _Work:
         self._hopeless = self._hopeless + 1 if proposal.expected_gain < threshold else 0
         if self._hopeless < HOPELESS_PROPOSALS:
             return ""
-        expected = f"{proposal.expected_gain * 100:.2g} % of the communication time per step"
+        expected = f"{proposal.expected_gain * 100:.2g} % of the communication time"
         if self._budget.steps is None:
             history = self._best.history(trials)
             if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
