@@ -28,7 +28,7 @@ def pytest_configure(config):
             # We go on ignoring it, but by a handler: programs that the tests start do not inherit that.
             signal.signal(number, lambda *_: None)
     for name in tuple(os.environ):
-        if name.startswith(FOREIGN) and not name.startswith("NCCLT_TEST_"):
+        if name.startswith(FOREIGN) and not name.startswith(("NCCLT_TEST_", "NCCLT_UPDATE_GOLDEN")):
             del os.environ[name]
     # Hundreds of processes would compile all of ncclt again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -62,11 +62,11 @@ SETTINGS = [
 ]  # fmt: skip
 LAUNCHES = 200
 
-# Wrong data is left out: a setting that gave it once is out for good, whoever was to blame.
+# Wrong data is left out, for a setting that gave it once is out for good; and lost nodes, which end a study.
 FAULTS = {
     "hang": Outcome.TIMEOUT, "stubborn_child": Outcome.TIMEOUT, "segfault": Outcome.CRASHED,
     "killed": Outcome.CRASHED, "usage": Outcome.INVALID, "partial": Outcome.CRASHED, "nan": Outcome.INVALID,
-    "cut_json": Outcome.INVALID, "out_of_memory": Outcome.CRASHED, "node_lost": Outcome.CRASHED,
+    "cut_json": Outcome.INVALID, "out_of_memory": Outcome.CRASHED, "ecc": Outcome.CRASHED,
     "oom_kill": Outcome.CRASHED, "no_algorithm": Outcome.INVALID,
 }  # fmt: skip
 SHARE = 0.2

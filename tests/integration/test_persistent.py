@@ -107,6 +107,11 @@ class Ranks:
         return [(self.notes / str(rank)).read_text().splitlines()[-1].split() for rank in range(2)]
 
 
+@pytest.fixture(autouse=True)
+def no_process_left():
+    """Ranks that a test starts stay for the next one; `ranks` ends them, and looks for what is left, after the last."""
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """A runner for all tests of this file: each test begins with whatever the one before has left."""

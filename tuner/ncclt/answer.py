@@ -15,7 +15,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Written by tuner/generate_answer_values.py from the catalogue; `make lint` compares.
@@ -99,6 +99,9 @@ _ROW = re.compile(
 )
 _NEEDS = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 _UNSAID = re.compile(r"[^A-Za-z0-9 .,:%+=/@_-]")
+_SPELLED_OUT = str.maketrans(
+    {"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": "at least ", "≤": "at most ", ";": ","}
+)
 
 
 class AnswerError(ValueError):
@@ -222,7 +225,7 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     one, between, whole = _FORMS[form]
     return whole.format(
         pairs=between.join(one.format(n, v, f"'{v}'" if ";" in v else v) for n, v in pairs.items()),
-        remarks="".join(f"{line}\n" for sentence in document["remarks"] for line in _remark(sentence)),
+        remarks="".join(f"{line}\n" for line in comment_lines(document["remarks"])),
         names=",".join(pairs),
         nodes=document["nodes"],
         gpus=document["gpus_per_node"],
@@ -239,7 +242,7 @@ def _table(text: str, nccl_version: str | None) -> str:
         if _ROW.fullmatch(line) or _NEEDS.fullmatch(line):
             lines.append(line)
         elif line.startswith("# "):
-            lines += _remark(line[2:])
+            lines += comment_lines([line[2:]])
         else:
             raise AnswerError(f"no row of a table: {one_line(line)[:60]}")
     if not lines or text[-1] != "\n":
@@ -249,10 +252,15 @@ def _table(text: str, nccl_version: str | None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _remark(sentence: str) -> list[str]:
-    """Return `# ` lines of characters that mean nothing to a shell, not even to a zsh that knows no comments."""
-    harmless = " ".join(_UNSAID.sub("", sentence).split())
-    return [f"# {line}" for line in textwrap.wrap(harmless, 198, break_on_hyphens=False)]
+def comment_lines(sentences: Iterable[str]) -> list[str]:
+    """Return `# ` lines of at most 200 characters for some sentences; none of them means anything to a shell.
+
+    The text may go through `eval`, even an unquoted one, and an interactive zsh knows no comments. NCCL's example tuner
+    cuts lines at 255 characters and would take the rest for a row (plugins/tuner/example/plugin.c of 2.30.7).
+    """
+    plain = [_UNSAID.sub("", sentence.translate(_SPELLED_OUT).replace(" (", ", ")) for sentence in sentences]
+    wrapped = [textwrap.wrap(" ".join(sentence.split()), 198, break_on_hyphens=False) for sentence in plain]
+    return [f"# {line}" for lines in wrapped for line in lines]
 
 
 def _object_name(document: Mapping[str, Any]) -> str:

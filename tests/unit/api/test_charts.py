@@ -46,7 +46,7 @@ def test_the_best_line_only_goes_down():
 
 
 def test_history_says_ms_and_logarithmic_where_it_is():
-    assert "step, ms (logarithmic)" in history_chart(points(4_000.0, 90_000.0), None)
+    assert "time, ms (logarithmic)" in history_chart(points(4_000.0, 90_000.0), None)
     assert "step, µs<" in history_chart(points(100.0, 101.0), None)
 
 

@@ -200,7 +200,7 @@ def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
     text = render(replace(TUNED, variables=Delivery(policy=policy, verdict=PROVEN)), format="export", version=V)
 
     assert "export NCCL_MIN_CTAS=32" in text
-    assert "takes SMs from compute; it was measured beside a matrix product" in text.replace("\n# ", " ")
+    assert "takes SMs from compute, it was measured beside a matrix product" in text.replace("\n# ", " ")
 
 
 def test_json_holds_both_deliveries_with_their_verdicts():

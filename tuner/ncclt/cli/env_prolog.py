@@ -12,11 +12,11 @@ import shlex
 import stat
 from pathlib import Path
 
+from ncclt.answer import comment_lines
 from ncclt.cli.edge import say
 from ncclt.cli.offer import OfferTexts, offered
 from ncclt.core.attestation import Form
 from ncclt.core.effect import CHOICE_VARIABLES
-from ncclt.core.remark import comment_lines
 from ncclt.core.render import check_form
 from ncclt.core.render_prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
 from ncclt.delivery import Offer, plan_handover, table_path, write_table

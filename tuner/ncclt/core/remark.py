@@ -1,34 +1,17 @@
-"""What a rendered file says to people: comment lines that nothing can break out of.
-
-Names of models and clusters, reasons and notes are free text of whoever stored them, and the file may reach a shell
-through `eval`, even an unquoted one that splits words, expands patterns and joins lines. So only harmless characters
-pass, and every line is short enough for NCCL's readers (its example tuner cuts lines at 255 characters and would take
-the rest of a long comment for a row; plugins/tuner/example/plugin.c of 2.30.7).
+"""What a rendered file says to people. Names, reasons and notes are free text of whoever stored them: what is written
+goes through `ncclt.answer.comment_lines`.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable
 
 from ncclt.core.parameters import COMPETES_WITH_COMPUTE
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 
-_LINE_LENGTH = 200
-_SPELLED_OUT = str.maketrans({"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": ">=", "≤": "<="})
-_HARMLESS = re.compile(r"[^A-Za-z0-9 .,:;%+=/@()<>_-]")
 _NOT_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def comment_lines(sentences: Iterable[str]) -> list[str]:
-    """Return `# ` lines for some sentences: printable ASCII without quotes, patterns, `$`, and at most 200 long."""
-    lines = []
-    for sentence in sentences:
-        text = _HARMLESS.sub("_", " ".join(sentence.translate(_SPELLED_OUT).split()))
-        lines += [f"# {line}" for line in textwrap.wrap(text, _LINE_LENGTH - 2, break_on_hyphens=False)]
-    return lines
 
 
 def token(text: str) -> str:

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from ncclt.answer import comment_lines
 from ncclt.core.compile import TUNER_API_SINCE, Compiled, compile_policy
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
-from ncclt.core.remark import comment_lines, remarks, token
+from ncclt.core.remark import remarks, token
 from ncclt.core.render_foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
 from ncclt.core.render_prolog import PrologJob, task_prolog
 from ncclt.core.render_shell import (

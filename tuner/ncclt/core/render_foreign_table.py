@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from ncclt.answer import comment_lines
 from ncclt.core.compile import rule_label
 from ncclt.core.message import format_bytes
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.remark import comment_lines, remarks
+from ncclt.core.remark import remarks
 from ncclt.core.render_table import ANY, COLUMNS, TABLE_FORMAT, table_row, table_rules
 from ncclt.core.selection import COLLECTIVE_WORDS
 from ncclt.core.setting import max_channels

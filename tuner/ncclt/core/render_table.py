@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ncclt.answer import comment_lines
 from ncclt.core.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.remark import comment_lines, remarks, token
+from ncclt.core.remark import remarks, token
 from ncclt.core.selection import COLLECTIVE_WORDS
 from ncclt.core.version import NcclVersion
 
