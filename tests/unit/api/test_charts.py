@@ -47,7 +47,7 @@ def test_the_best_line_only_goes_down():
 
 def test_history_says_ms_and_logarithmic_where_it_is():
     assert "time, ms (logarithmic)" in history_chart(points(4_000.0, 90_000.0), None)
-    assert "step, µs<" in history_chart(points(100.0, 101.0), None)
+    assert "time, µs<" in history_chart(points(100.0, 101.0), None)
 
 
 def test_without_a_measurement_there_is_no_picture():
