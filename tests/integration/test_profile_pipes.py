@@ -118,3 +118,4 @@ def test_a_pipe_that_gives_too_much_or_nothing_is_given_up(tmp_path, monkeypatch
         finally:
             hold.set()
             writer.join(LIMIT_S)
+        assert not writer.is_alive(), "the writer waits for a reader that has given up"

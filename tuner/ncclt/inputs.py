@@ -17,8 +17,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -68,8 +68,9 @@ def regular_files(paths: Sequence[Path], *, error: type[InputError] = InputError
                 files.append(path)
                 continue
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ncclt-input-")))
-            blocks = _stdin_blocks(error) if path == STDIN else _pipe_blocks(path, error)
-            files.append(_copied(blocks, folder / _label(path), error))
+            # Closed at once where it is not read to its end: a writer would wait for us.
+            with closing(_stdin_blocks(error) if path == STDIN else _pipe_blocks(path, error)) as blocks:
+                files.append(_copied(blocks, folder / _label(path), error))
         yield files
 
 
@@ -198,14 +199,14 @@ def _label(path: Path) -> str:
     return f"pipe {path.name}" if path.name.isdigit() else path.name  # a shell's <(...) is /dev/fd/63
 
 
-def _stdin_blocks(error: type[InputError]) -> Iterator[bytes]:
+def _stdin_blocks(error: type[InputError]) -> Generator[bytes, None, None]:
     if sys.stdin is None:  # the process was started with it closed
         raise error("standard input is closed", hint="name a file")
     while block := sys.stdin.buffer.read(_BLOCK_BYTES):
         yield block
 
 
-def _pipe_blocks(path: Path, error: type[InputError]) -> Iterator[bytes]:
+def _pipe_blocks(path: Path, error: type[InputError]) -> Generator[bytes, None, None]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         poller = select.poll()
