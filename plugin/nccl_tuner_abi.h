@@ -77,9 +77,9 @@ struct nccl_tuner_v6 {
               struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants);
   int (*get_coll_info)(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
                        int protocols, int registered, int *channels);
+  int (*finalize)(void *context);
   int (*get_chunk_size)(void *context, int function, size_t bytes, int algorithm, int protocol, int channels,
                         size_t *chunk_bytes); /* may be NULL */
-  int (*finalize)(void *context);
 };
 
 #endif

@@ -77,7 +77,7 @@ static int init_of_v6(void **context, uint64_t id, size_t ranks, size_t nodes, n
 }
 
 /* No getChunkSize: NCCL's own chunks were measured, and a wrong one divides by zero in NCCL. */
-EXPORTED const struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"ncclt", init_of_v6, choose_v4, NULL, close_communicator};
+EXPORTED const struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"ncclt", init_of_v6, choose_v4, close_communicator, NULL};
 
 static int init_of_v5(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
                       struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {

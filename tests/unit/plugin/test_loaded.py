@@ -1,7 +1,9 @@
 """The compiled plugin, asked by ctypes as NCCL asks it."""
 
+import ctypes
 import math
 import os
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +19,7 @@ from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdic
 from ncclt.core.render import render
 from ncclt.core.version import NcclVersion
 from ncclt.errors import InputError
+from ncclt.plugin.build import compiler
 from ncclt.plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, FUNCTIONS, PROTOCOLS, LoadedPlugin
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
@@ -267,3 +270,28 @@ def test_threads_that_open_at_once_leave_the_environment_as_it_was(plugin):
                 done.result()
         assert os.environ["NCCLT_POLICY"] == "mine"
         assert "NCCLT_POLICY_SHM" not in os.environ
+
+
+def test_v6_is_laid_out_as_nccl_was_built(library):
+    # ncclTuner_v6_t of 2.30.3, 2.30.7, 2.31.2 and 2.32.3, by the debug information of nvidia-nccl-cu13's wheels:
+    # name, init, getCollInfo, finalize, getChunkSize. NCCL calls finalize without looking, getChunkSize if it is there.
+    loaded = ctypes.CDLL(str(library))
+    v5 = (ctypes.c_void_p * 4).in_dll(loaded, "ncclTunerPlugin_v5")
+    v6 = (ctypes.c_void_p * 5).in_dll(loaded, "ncclTunerPlugin_v6")
+    assert list(v6[2:4]) == list(v5[2:4])
+    assert v5[3] is not None
+    assert v6[4] is None
+
+
+@pytest.mark.usefixtures("library")  # skips where there is no compiler
+def test_a_plugin_without_finalize_is_refused(tmp_path):
+    source = tmp_path / "old.c"
+    source.write_text(
+        "static int f(void) { return 0; }\n"
+        "void *ncclTunerPlugin_v2[4] = {0, f, f, f}, *ncclTunerPlugin_v3[4] = {0, f, f, f};\n"
+        "void *ncclTunerPlugin_v4[4] = {0, f, f, f}, *ncclTunerPlugin_v5[4] = {0, f, f, f};\n"
+        "void *ncclTunerPlugin_v6[5] = {0, f, f, 0, f};\n"
+    )
+    subprocess.run([compiler(), "-shared", "-fPIC", "-o", tmp_path / "old.so", source], check=True)
+    with pytest.raises(InputError, match="API v6 has no finalize"):
+        LoadedPlugin(tmp_path / "old.so")

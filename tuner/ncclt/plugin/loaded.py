@@ -47,7 +47,7 @@ _CHOOSE[5] = _CHOOSE[6] = _CHOOSE[4]
 def _layout(version: int) -> type[c.Structure]:
     init = _INIT_OLD if version < 5 else _INIT_NEW
     chunk = [("get_chunk_size", c.c_void_p)] if version == 6 else []
-    fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), *chunk, ("end", _END)]
+    fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), ("end", _END), *chunk]
     return type(f"Tuner{version}", (c.Structure,), {"_fields_": fields})
 
 
@@ -145,6 +145,8 @@ class LoadedPlugin:
                 version: _layout(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
                 for version in API_VERSIONS
             }
+            if misplaced := [version for version, tuner in self._tuners.items() if not tuner.end]:
+                raise ValueError(f"API v{misplaced[0]} has no finalize where NCCL calls it, and would crash NCCL")
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path} cannot be loaded as a tuner plugin: {error}", hint="build it here: ncclt plugin build"
