@@ -44,6 +44,15 @@ def test_ranges_on_the_gpu_are_taken_where_all_steps_have_one():
     assert timeline.exposure([(1, (0.0, 100.0)), (2, (100.0, 150.0))]).exposed_us == 10.0
 
 
+def test_a_range_on_the_gpu_without_the_backward_pass_is_not_taken():
+    # Seen on an H100: the range holds the forward pass alone, for the backward pass has a thread of its own.
+    timeline = _timeline((GEMM, 10, 5), (NCCL, 20, 40), (GEMM, 40, 5))
+    timeline.add_gpu_step(1, 8.0, 8.0)
+    found = timeline.exposure([(1, (0.0, 100.0))])
+    assert (found.communication_us, found.exposed_us) == (40.0, 35.0)
+    assert found.note
+
+
 @pytest.mark.parametrize(
     ("kernels", "note"),
     [((), NO_KERNELS), (((GEMM, 0, 5),), NO_COMMUNICATION), (((NCCL, 0, 5),), NO_COMPUTE),

@@ -8,6 +8,7 @@ import pytest
 from ncclt.core.cluster import Cluster, cluster_from_document
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
+from ncclt.errors import InputError
 from ncclt.simulate import SimulatedRunner
 
 PRESETS = sorted((Path(__file__).resolve().parents[3] / "profiles" / "clusters").glob("*.toml"))
@@ -28,6 +29,9 @@ def test_a_preset_loads_under_its_own_name_with_sources(path):
     assert cluster.description
     assert cluster.sources
     assert cluster_from_document(cluster.to_document()) == cluster
+    assert cluster_from_document({"schema": 1, **cluster.to_document()}) == cluster
+    with pytest.raises(InputError, match="schema 2"):
+        cluster_from_document({"schema": 2, **cluster.to_document()})
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)

@@ -18,6 +18,9 @@ FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 """What connects the nodes; `ethernet` = TCP sockets."""
 
 
+CLUSTER_SCHEMA = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """One kind of node and how many there are.
@@ -135,6 +138,11 @@ def cluster_from_document(document: Mapping[str, Any]) -> Cluster:
         InputError: a field is missing, unknown or of the wrong type.
     """
     known = {f.name: f for f in fields(Cluster)}
+    if document.get("schema", CLUSTER_SCHEMA) != CLUSTER_SCHEMA:
+        raise InputError(
+            f"a cluster file of schema {document['schema']!r}", hint=f"this ncclt reads schema {CLUSTER_SCHEMA}"
+        )
+    document = {name: value for name, value in document.items() if name != "schema"}
     unknown = sorted(set(document) - set(known))
     if unknown:
         raise InputError(f"unknown field {unknown[0]!r} in a cluster file", hint=f"the fields are {', '.join(known)}")

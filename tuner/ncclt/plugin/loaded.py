@@ -89,6 +89,7 @@ class Communicator:
         costs: Sequence[float] = (1.0,) * 21,
         protocols: int = 3,
         registered: int = 0,
+        pipe_ops: int = 1,
         supports: tuple[int, int] = (1, 1),
     ) -> Answer:
         """Ask for one collective as NCCL does.
@@ -99,6 +100,7 @@ class Communicator:
             costs: the cost table, row by row; ignored by API v2.
             protocols: its number of columns.
             registered: whether the buffers are (API v4 and later).
+            pipe_ops: operations in one pipeline; 0 = an estimate, which NCCL 2.32 asks for before the call.
             supports: whether CollNet and NVLS are supported (API v2).
 
         Raises:
@@ -108,7 +110,7 @@ class Communicator:
         if self.api == 2:
             algorithm, protocol = c.c_int(-1), c.c_int(-1)
             code = self.tuner.choose(
-                self.context, function, size_bytes, *supports, 1, c.byref(algorithm), c.byref(protocol), channels
+                self.context, function, size_bytes, *supports, pipe_ops, c.byref(algorithm), c.byref(protocol), channels
             )
             _check(code)
             given = algorithm.value >= 0
@@ -121,7 +123,7 @@ class Communicator:
         table = (c.c_float * len(costs))(*costs)
         shape = (len(costs) // protocols, protocols)
         more = (registered,) if self.api >= 4 else ()
-        _check(self.tuner.choose(self.context, function, size_bytes, 1, table, *shape, *more, channels))
+        _check(self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *more, channels))
         return Answer(costs=list(table), channels=channels.value)
 
 

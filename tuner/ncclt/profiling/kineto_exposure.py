@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ncclt.core.exposure import Interval, exposure
+from ncclt.core.exposure import Exposure, Interval, exposure
 
 # NCCL and RCCL name all their kernels so (profiling.md, d); symmetric-memory kernels are ncclSym(k)DevKernel_*.
 _COMMUNICATION = re.compile(r"nccl\w*Kernel|ncclSym", re.IGNORECASE)
@@ -80,28 +80,34 @@ class KernelTimeline:
 
         Args:
             steps: number and range on the CPU's clock of every complete step; empty = the file counts as one step.
-                Ranges on the GPU's time line are taken instead where all these steps have one: kernels run behind
-                the CPU, by which the last step would lose its tail.
+                Ranges on the GPU's time line are taken instead where all these steps have one, for kernels run behind
+                the CPU, by which the last step would lose its tail. A range there holds what the thread of the step
+                launched, which is not the backward pass: one that holds less communication than the CPU's is not used.
         """
         if not self._devices:
             return RankExposure(note=NO_KERNELS)
-        numbers = [number for number, _ in steps]
-        on_gpu = bool(steps) and all(number in self._steps for number in numbers)
-        windows = [self._steps[n] for n in numbers] if on_gpu else [interval for _, interval in steps]
-        seen = [
-            (device, exposure(_pairs(device.communication), _pairs(device.compute), windows or None))
-            for device in self._devices.values()
-        ]
-        sending = [(device, found) for device, found in seen if found.communication_us > 0]
-        judged = [found for device, found in sending if device.compute]
-        if not judged:
-            return RankExposure(note=NO_COMPUTE if sending else NO_COMMUNICATION)
-        least = min(judged, key=lambda e: e.exposed_us)
+        found, note = self._least([interval for _, interval in steps]), _BY_CPU_STEPS if steps else ""
+        if steps and all(number in self._steps for number, _ in steps):
+            on_gpu = self._least([self._steps[number] for number, _ in steps])
+            if found is None or (on_gpu is not None and on_gpu.communication_us >= found.communication_us):
+                found, note = on_gpu, ""
+        if found is None:
+            alone = any(device.communication and not device.compute for device in self._devices.values())
+            return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
         return RankExposure(
-            communication_us=least.communication_us / max(1, len(steps)),
-            exposed_us=least.exposed_us / max(1, len(steps)),
-            note=_BY_CPU_STEPS if steps and not on_gpu else "",
+            communication_us=found.communication_us / max(1, len(steps)),
+            exposed_us=found.exposed_us / max(1, len(steps)),
+            note=note,
         )
+
+    def _least(self, windows: Sequence[Interval]) -> Exposure | None:
+        """Return the least exposed GPU's communication within windows; None where none sends that also computes."""
+        seen = (
+            exposure(_pairs(device.communication), _pairs(device.compute), windows or None)
+            for device in self._devices.values()
+            if device.compute
+        )
+        return min((found for found in seen if found.communication_us > 0), key=lambda e: e.exposed_us, default=None)
 
 
 def least_exposed(ranks: Iterable[RankExposure]) -> tuple[float | None, tuple[str, ...]]:
