@@ -1,7 +1,7 @@
 /* What NCCL expects of a tuner plugin, tuner API v2 (NCCL 2.21.5) to v6 (2.30.3 to 2.32).
  *
- * Written for ncclt from the documented layouts; no header of NCCL is needed to build the plugin. The size and order of
- * the members are the binary interface: tests/unit/plugin checks them against an independent description. */
+ * Written for ncclt; no header of NCCL is needed to build the plugin. The size and order of the members are the binary
+ * interface: tests/unit/test_nccl_versions.py compares them with the debug information of NCCL's own builds. */
 #ifndef NCCLT_NCCL_TUNER_ABI_H
 #define NCCLT_NCCL_TUNER_ABI_H
 
@@ -30,6 +30,7 @@ enum { NCCL_LOG_INIT = 0x01, NCCL_LOG_TUNING = 0x40 };      /* ncclDebugLogSubSy
 
 typedef void (*nccl_logger)(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
 
+/* API v6 has the same under other names. */
 struct nccl_nvl_domain_v5 {
   int domains, min_ranks_per_domain, max_ranks_per_domain;
 };

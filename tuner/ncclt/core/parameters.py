@@ -1,7 +1,7 @@
 """The catalogue of NCCL's environment variables: what each may be, since when, and whether ncclt may touch it.
 
 Figures: NVIDIA/nccl 2.30.7 (src/misc/param.cc, src/init.cc, src/graph/tuning.cc, src/transport) and NVIDIA's NCCL user
-guide, "Environment Variables".
+guide, "Environment Variables". First releases: the libraries themselves (docs/reference/nccl-versions.json).
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("IB_FIFO_TC", "2.22", _FRESH, range(-1, 256), -1, "the site's quality of service"),
     _row("IB_MERGE_NICS", "2.20", _PROC, _OFF_ON, 1),
     _row("PROXY_APPEND_BATCH_SIZE", "2.16", _FRESH, range(1, 1025), 16),
-    _row("PROGRESS_APPENDOP_FREQ", "2.16", _FRESH, range(1, 1025), 8),
+    _row("PROGRESS_APPENDOP_FREQ", "2.16.5", _FRESH, range(1, 1025), 8),
     # Contracts with the application and the machine.
     _row("GRAPH_REGISTER", "2.11", _FRESH, _OFF_ON, 1),
     _row("LOCAL_REGISTER", "2.19", _FRESH, _OFF_ON, 1),

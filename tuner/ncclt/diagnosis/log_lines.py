@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _PREFIX = re.compile(
     r"(?:(?P<host>[^\s:\[\]()<>]+):(?P<pid>\d+):(?P<tid>\d+) )?\[(?P<device>-?\d+)\] "
-    r"(?:[\w./+-]+:\d+ (?:\([^)]*\) )?)?(?:\d+ )?NCCL (?P<level>INFO|WARN|ERROR|ABORT) "
+    r"(?:[\w./+-]+:\d+ (?:\([^)]*\) )?)?(?:\d+ )?NCCL (?P<level>INFO|WARN|ATTN|ERROR|ABORT) "
 )
 _LONGEST_LINE = 16 * 1024
 """Trees of 64 channels take some 3000 characters; a longer line is no line of NCCL."""

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from ncclt.core.version import NcclVersion
 from ncclt.diagnosis.facts import Facts, Variable
 from ncclt.diagnosis.finding import Observation, Rule, Severity
 from ncclt.diagnosis.forced import collectives_without_algorithm, forces_ll128
@@ -38,6 +39,9 @@ _DANGEROUS: dict[tuple[str, int], str] = {
 }
 """(variable, value) -> what it does (user guide; ncclt.core.parameters)."""
 
+
+_OLDEST = NcclVersion(2, 18)
+"""Stands for a release that is not known: what may still act is not called useless."""
 
 _NAME = re.compile(r"NCCL_[A-Za-z0-9_]+")
 
@@ -132,8 +136,8 @@ def _switched_off(facts: Facts) -> Iterator[Observation]:
 def _ignored(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         row = PARAMETERS.get(variable.name)
-        if variable.name in REMOVED:
-            since, instead = REMOVED[variable.name]
+        since, instead = REMOVED.get(variable.name, ("", ""))
+        if since and (facts.nccl or _OLDEST) >= NcclVersion.parse(since):
             yield _seen(variable, f"does nothing: NCCL {since} removed it", f"unset it: {instead}")
         elif variable.name in OLD_PYTORCH:
             yield _seen(variable, "is not read by NCCL", "unset it; PyTorch since 2.2 reads TORCH_NCCL_*")

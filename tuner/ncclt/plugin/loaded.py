@@ -1,7 +1,7 @@
 """Plays NCCL's part towards the compiled plugin, so that it can be tried where there is no GPU and no NCCL.
 
-The layouts are written here a second time, from NCCL's documented tuner API and not from our C header: a mistake in one
-of them shows.
+The layouts are written here a second time, and not taken from our C header: a mistake in one of them shows. Both are
+compared with NCCL's own builds (docs/reference/nccl-versions.json).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _CHOOSE = {
 _CHOOSE[5] = _CHOOSE[6] = _CHOOSE[4]
 
 
-def _layout(version: int) -> type[c.Structure]:
+def layout(version: int) -> type[c.Structure]:
+    """Return what NCCL reads behind `ncclTunerPlugin_vN`: name, init, choose, end, and since v6 get_chunk_size."""
     init = _INIT_OLD if version < 5 else _INIT_NEW
     chunk = [("get_chunk_size", c.c_void_p)] if version == 6 else []
     fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), ("end", _END), *chunk]
@@ -144,7 +145,7 @@ class LoadedPlugin:
         try:
             self._library = c.CDLL(str(path.absolute()), mode=os.RTLD_NOW | os.RTLD_LOCAL)
             self._tuners = {
-                version: _layout(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
+                version: layout(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
                 for version in API_VERSIONS
             }
             if misplaced := [version for version, tuner in self._tuners.items() if not tuner.end]:

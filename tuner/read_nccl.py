@@ -1,0 +1,195 @@
+"""Write docs/reference/nccl-versions.json, which NCCL knows what, from the libraries in NVIDIA's wheels, or check it.
+
+    python tuner/read_nccl.py            download and read every release in turn, write the file
+    python tuner/read_nccl.py --check    write nothing, exit 1 where it differs: a new release, or a new fact
+
+Some 10 GB are downloaded; one wheel at a time lies on the disk, below 1 GB. No code of NCCL runs. docs/plugin.md tells
+what the file holds, and what a difference means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nccl_library import TABLES, Library, read_library
+from ncclt.core.version import NcclVersion
+
+PROJECTS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "nccl-versions.json"
+ABOUT = (
+    "Which NCCL knows what, read from the libraries in NVIDIA's wheels by tuner/read_nccl.py; see docs/plugin.md. "
+    "A..B: every release read from A to B; A..: to the newest."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A release of NCCL for one major version of CUDA.
+
+    Attributes:
+        name: of the file.
+        sha256: of the file, in hexadecimal.
+        library: what its libnccl.so.2 knows.
+    """
+
+    name: str
+    sha256: str
+    library: Library
+
+
+def releases(project: str) -> list[str]:
+    """Return the releases of a project, newest first."""
+    shown = _pip("index", "versions", project)
+    found = re.search(r"^Available versions: (.*)$", shown, re.MULTILINE)
+    if not found:
+        raise ValueError(f"pip names no versions of {project}: {shown}")
+    return found[1].split(", ")
+
+
+def fetch(requirement: str) -> Wheel:
+    """Download a release, read it and delete it.
+
+    Raises:
+        ValueError: its library is of a kind that the reader does not know.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _pip("download", "--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--dest", name, requirement)
+        (wheel,) = folder.glob("*.whl")
+        with wheel.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        with zipfile.ZipFile(wheel) as archive:
+            library = Path(archive.extract(LIBRARY, folder))
+        wheel.unlink()
+        with library.open("rb") as file:
+            return Wheel(name=wheel.name, sha256=sha256, library=read_library(file))
+
+
+def _pip(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def document(wheels: Iterable[Wheel]) -> dict[str, Any]:
+    """Return the document: per fact the releases that know it.
+
+    Raises:
+        ValueError: two builds of one release differ in more than the CUDA that they are for.
+    """
+    builds: dict[NcclVersion, list[Wheel]] = {}
+    for wheel in sorted(wheels, key=lambda wheel: wheel.name):
+        builds.setdefault(NcclVersion.parse(str(wheel.library.version)), []).append(wheel)
+    libraries = {version: _same(builds[version]) for version in sorted(builds)}
+    known = Known(libraries)
+    return {
+        "about": ABOUT,
+        "wheels": {str(version): {wheel.name: wheel.sha256 for wheel in builds[version]} for version in libraries},
+        "variables": known.names(lambda library: library.variables),
+        "variables_never_asked_for": known.names(
+            lambda library: (name for name, read in library.variables.items() if not read)
+        ),
+        "plugin_symbols": known.names(lambda library: library.plugins),
+        "names": {what: known.forms(lambda library, what=what: library.names[what]) for what in TABLES},
+        "messages": known.names(lambda library: library.messages),
+        "structs": known.definitions(lambda library: library.structs),
+        "enums": known.definitions(lambda library: library.enums),
+    }
+
+
+def _same(wheels: list[Wheel]) -> Library:
+    """Return what all builds of one release know. Code that only newer CUDA is given may alone ask for a variable."""
+    asked: dict[str, bool] = {}
+    for wheel in wheels:
+        for name, read in wheel.library.variables.items():
+            asked[name] = asked.get(name, False) or read
+    same = replace(wheels[0].library, variables=asked)
+    for wheel in wheels:
+        if set(wheel.library.variables) != set(asked) or replace(wheel.library, variables=asked) != same:
+            raise ValueError(f"{wheel.name} and {wheels[0].name} know different things: decide which of them counts")
+    return same
+
+
+def text(content: dict[str, Any]) -> str:
+    """Return the document as it is written: a line per fact."""
+    return json.dumps(content, indent=1) + "\n"
+
+
+class Known:
+    """Which releases know a fact."""
+
+    def __init__(self, libraries: dict[NcclVersion, Library]) -> None:
+        """Take the releases in their order."""
+        self._libraries = libraries
+
+    def names(self, of: Callable[[Library], Iterable[str]]) -> dict[str, str]:
+        """Return name -> releases that have it."""
+        each = [set(of(library)) for library in self._libraries.values()]
+        return {name: self._runs([name in names for names in each]) for name in sorted(set().union(*each))}
+
+    def forms(self, of: Callable[[Library], tuple[str, ...]]) -> list[dict[str, Any]]:
+        """Return the forms that something took, each with its releases."""
+        each = [of(library) for library in self._libraries.values()]
+        forms = dict.fromkeys(form for form in each if form)
+        return [{"versions": self._runs([form == one for one in each]), "is": list(form)} for form in forms]
+
+    def definitions(self, of: Callable[[Library], dict[str, tuple[str, ...]]]) -> dict[str, list[dict[str, Any]]]:
+        """Return name -> its forms."""
+        names = sorted(set().union(*(of(library) for library in self._libraries.values())))
+        return {name: self.forms(lambda library, name=name: of(library).get(name, ())) for name in names}
+
+    def _runs(self, present: list[bool]) -> str:
+        return ", ".join(self._run(first, last) for first, last in _runs(present))
+
+    def _run(self, first: int, last: int) -> str:
+        versions = list(self._libraries)
+        if last == len(versions) - 1:
+            return f"{versions[first]}.."
+        return f"{versions[first]}..{versions[last]}" if last > first else str(versions[first])
+
+
+def _runs(present: list[bool]) -> Iterator[tuple[int, int]]:
+    """Yield first and last index of each run of True."""
+    first = None
+    for index, here in enumerate([*present, False]):
+        if here and first is None:
+            first = index
+        elif not here and first is not None:
+            yield first, index - 1
+            first = None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the document; return the exit status."""
+    parser = argparse.ArgumentParser(description="Read from NVIDIA's wheels which NCCL knows what.")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where it differs")
+    options = parser.parse_args(arguments)
+    wheels = []
+    for project in PROJECTS:
+        for release in releases(project):
+            sys.stderr.write(f"{project} {release}\n")
+            wheels.append(fetch(f"{project}=={release}"))
+    wanted = text(document(wheels))
+    if options.check:
+        differs = wanted != DOCUMENT.read_text(encoding="utf-8")
+        if differs:
+            sys.stderr.write(f"differs: {DOCUMENT.name}; run tuner/read_nccl.py\n")
+        return int(differs)
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    DOCUMENT.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
