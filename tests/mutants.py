@@ -4,8 +4,11 @@
 
 Draws points of the code at random, each point equally likely, changes one at a time and runs the tests of its package:
 those of the same module first, and only if all of them pass the ones further away. A mutant that no test fails is
-printed with file, line and diff. Each job works in a copy of the tree in a temporary folder, so that this tree never
-holds a mutant, however the run ends. Ctrl-C ends it early and prints the score so far.
+printed with file, line and diff. The test that failed then runs without the change: a mutant counts as found only if
+that passes, and one that ran out of time only if all its tests pass without it in half of that time. Whatever fails
+without a change, as on a machine too busy, is printed as unclear and counts neither way. Each job works in a copy of
+the tree in a temporary folder, so that this tree never holds a mutant, however the run ends. Ctrl-C ends it early and
+prints the score so far.
 
 Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), `==`
 turned into `is` (whether equal values are one object is an accident of the interpreter), and what does not compile.
@@ -13,6 +16,7 @@ turned into `is` (whether equal values are one object is an accident of the inte
 
 import argparse
 import ast
+import functools
 import itertools
 import multiprocessing
 import os
@@ -46,6 +50,7 @@ TESTS = {
     "search": ["unit/search", "unit/test_tune.py", "unit/test_decision.py"],
     "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/test_tune.py", "unit/cli"],
     "launch": ["unit/launch", "contract/test_launchers.py", "unit/launched", "unit/test_grounds.py",
+               "unit/test_job.py",
                "integration/test_launchers.py", "integration/test_kubernetes.py", "integration/test_ssh.py"],
     "client.py": ["unit/test_client.py", "unit/test_client_hostile.py", "integration/test_run.py"],
 }  # fmt: skip
@@ -70,25 +75,30 @@ def package_of(module: Path) -> str:
     return module.relative_to(CODE).parts[0]
 
 
-def test_files(module: Path) -> tuple[list[str], list[str]]:
-    """Return the files of tests for a change of one module: those that name it or begin with its word, and the rest."""
+def test_files(module: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the files of tests for a change of one module: unit tests that name it or have its word, and the rest."""
     found: list[Path] = []
     for place in TESTS[package_of(module)]:
         path = ROOT / "tests" / place
         if not path.exists():
             sys.exit(f"{Path(__file__).name}: tests/{place} is gone: name its successor in TESTS")
         found += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    dotted = re.compile(rf"\b{re.escape('.'.join(module.relative_to('tuner').with_suffix('').parts))}\b")
+    unit = sorted((ROOT / "tests" / "unit").rglob("test_*.py"))
+    named = [path for path in unit if dotted.search(path.read_text(encoding="utf-8"))]
+    # Contract tests are never near: they start servers, a minute where a unit test often finds it in a second.
+    near = [
+        path
+        for path in found
+        if path in named or (path in unit and path.stem.split("_")[1] == module.stem.split("_")[0])
+    ]
+    near.sort(key=lambda path: path.stem != f"test_{module.stem}")
+    far = [path for path in dict.fromkeys([*found, *named]) if path not in near]
     # Tests of the scripts in bench/ start many programs and look at what those print.
-    found = [path for path in found if not path.stem.startswith("test_bench")]
-    dotted = ".".join(module.relative_to("tuner").with_suffix("").parts)
-
-    def is_near(path: Path) -> bool:
-        named = re.search(rf"\b{re.escape(dotted)}\b", path.read_text(encoding="utf-8"))
-        return named is not None or path.stem.split("_")[1] == module.stem.split("_")[0]
-
-    near = sorted((path for path in found if is_near(path)), key=lambda path: path.stem != f"test_{module.stem}")
-    far = [path for path in found if path not in near]
-    return [str(path.relative_to(ROOT)) for path in near], [str(path.relative_to(ROOT)) for path in far]
+    return tuple(
+        tuple(str(path.relative_to(ROOT)) for path in files if not path.stem.startswith("test_bench"))
+        for files in (near, far)
+    )
 
 
 def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -160,58 +170,65 @@ def prepare(copies: "multiprocessing.Queue[Path]") -> None:
     os.chdir(copies.get())
 
 
-def run_tests(module: Path, changes: list[MutationSpec], limit_s: float) -> WorkResult:
-    """Run the tests of one module with these changes, in the copy that this worker is in."""
+def run_tests(changes: list[MutationSpec], steps: tuple[tuple[str, ...], ...], limit_s: float) -> WorkResult:
+    """Run tests step by step until one fails, with these changes, in the copy that this worker is in."""
     # cosmic-ray starts the tests in a session of their own: setpriv, as they must not outlive an interrupted run. It
     # also forbids compiled files, lest a change within the same second goes unnoticed; starting pytest takes longer.
     alone = ["setpriv", "--pdeathsig", "KILL"]
     pytest = [*alone, "env", "-u", "PYTHONDONTWRITEBYTECODE", ".venv/bin/python", "-m", "pytest", "-x", "-q"]
     pytest += ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    steps = " && ".join(shlex.join([*pytest, *files]) for files in test_files(module) if files)
-    return mutate_and_test(changes, shlex.join([*alone, "sh", "-c", steps]), limit_s)
+    command = " && ".join(shlex.join([*pytest, *tests]) for tests in steps if tests)
+    return mutate_and_test(changes, shlex.join([*alone, "sh", "-c", command]), limit_s)
 
 
-def run_unchanged(task: tuple[str, float]) -> tuple[str, WorkResult]:
-    """Run the tests of one package as they are."""
-    package, limit_s = task
-    return package, run_tests(CODE / package, [], limit_s)
+@functools.cache
+def passes_unchanged(steps: tuple[tuple[str, ...], ...], limit_s: float) -> bool:
+    """Tell whether these tests pass as the code is."""
+    return run_tests([], steps, limit_s).test_outcome is TestOutcome.SURVIVED
 
 
-def run_mutant(task: tuple[Mutant, float]) -> tuple[Mutant, WorkResult, float]:
-    """Test one mutant; return what cosmic-ray says and how many seconds it took."""
+def fate_of(result: WorkResult, steps: tuple[tuple[str, ...], ...], limit_s: float) -> str:
+    """Return in a word what the tests make of a mutant."""
+    if result.test_outcome is TestOutcome.SURVIVED:
+        return "survived"
+    if result.test_outcome is not TestOutcome.KILLED:
+        return "untested"
+    if result.output == "timeout":
+        return "out of time" if passes_unchanged(steps, limit_s / 2) else "unclear"
+    # Without a name, as where the change ends the interpreter, all of them must pass.
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", result.output, re.MULTILINE)
+    return "found" if passes_unchanged(((failed[1],),) if failed else steps, limit_s) else "unclear"
+
+
+def run_mutant(task: tuple[Mutant, float]) -> tuple[Mutant, WorkResult, str, float]:
+    """Test one mutant; return what cosmic-ray says, its fate and how many seconds it took."""
     mutant, limit_s = task
     started = time.monotonic()
     change = MutationSpec(mutant.module, mutant.operator, mutant.occurrence, mutant.start, mutant.end)
-    result = run_tests(mutant.module, [change], limit_s)
-    return mutant, result, time.monotonic() - started
+    steps = test_files(mutant.module)
+    result = run_tests([change], steps, limit_s)
+    return mutant, result, fate_of(result, steps, limit_s), time.monotonic() - started
 
 
-def report(number: int, mutant: Mutant, result: WorkResult, took_s: float) -> str:
-    """Print the fate of one mutant and return it in a word."""
-    if result.test_outcome is TestOutcome.SURVIVED:
-        fate = "survived"
-    elif result.test_outcome is TestOutcome.KILLED:
-        fate = "out of time" if result.output == "timeout" else "found"
-    else:
+def report(number: int, mutant: Mutant, result: WorkResult, fate: str, took_s: float) -> None:
+    """Print the fate of one mutant, and what it was or what failed unless it was found."""
+    if fate == "untested":
         sys.exit(f"{mutant}: cosmic-ray failed: {result.output}")
     print(f"{number:4} {fate:11} {took_s:4.0f} s  {mutant}", flush=True)
     if fate == "survived":
         print("\n".join(line for line in result.diff.splitlines() if line[:2] not in ("--", "++")), flush=True)
-    return fate
+    if fate == "unclear":
+        print("\n".join(result.output.splitlines()[-3:]), flush=True)
 
 
-def run_all(mutants: list[Mutant], jobs: int, limit_s: float) -> Iterator[tuple[Mutant, WorkResult, float]]:
-    """Yield the result of each mutant as it comes, after a run without any; leave nothing behind, even if cut short."""
+def run_all(mutants: list[Mutant], jobs: int, limit_s: float) -> Iterator[tuple[Mutant, WorkResult, str, float]]:
+    """Yield the result of each mutant as it comes; leave nothing behind, even if cut short."""
     with tempfile.TemporaryDirectory(prefix="ncclt-mutants-", ignore_cleanup_errors=True) as scratch:
         copies: multiprocessing.Queue[Path] = multiprocessing.Queue()
         for number in range(jobs):
             copy_tree(Path(scratch) / str(number))
             copies.put(Path(scratch) / str(number))
         with multiprocessing.Pool(jobs, prepare, [copies]) as pool:
-            packages = sorted({package_of(mutant.module) for mutant in mutants})
-            for package, result in pool.imap_unordered(run_unchanged, [(name, limit_s) for name in packages]):
-                if result.test_outcome is not TestOutcome.SURVIVED:
-                    sys.exit(f"the tests of {package} fail without any change:\n{result.output}")
             yield from pool.imap_unordered(run_mutant, [(mutant, limit_s) for mutant in mutants])
 
 
@@ -235,12 +252,15 @@ def main() -> None:
     fates: Counter[str] = Counter()
     try:
         for number, done in enumerate(run_all(mutants, arguments.jobs, arguments.limit), 1):
-            fates[report(number, *done)] += 1
+            report(number, *done)
+            fates[done[2]] += 1
     except KeyboardInterrupt:
         print(f"interrupted: {len(mutants) - fates.total()} of {len(mutants)} were not tested")
-    tested, found = fates.total(), fates["found"] + fates["out of time"]
+    found = fates["found"] + fates["out of time"]
+    tested = found + fates["survived"]
     if tested:
         late = f" ({fates['out of time']} by running out of time)" if fates["out of time"] else ""
+        late += f", {fates['unclear']} unclear" if fates["unclear"] else ""
         print(f"{found} of {tested} found{late}, {100 * found / tested:.0f} %; seed {arguments.seed}")
 
 

@@ -146,6 +146,21 @@ def test_a_server_that_hangs_costs_no_more_than_the_timeout():
             released.set()
 
 
+def test_a_name_that_is_looked_up_for_ever_keeps_no_program_alive():
+    """A resolver has no time limit and cannot be interrupted: the thread that waits for it must end with the job."""
+    script = """if True:
+        import socket, threading
+        from ncclt.client import ClientError, fetch_env
+        socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
+        try:
+            fetch_env("http://tuner.example", cluster="pair", model="toy", timeout_s=0.1)
+        except ClientError as error:
+            print(error)
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "tuner.example did not answer within 0.1 s\n")
+
+
 def test_a_server_that_drips_is_cut_off():
     """Each byte comes in time, the whole does not."""
     released = threading.Event()
@@ -219,6 +234,14 @@ def test_an_outage_is_bridged_by_the_last_good_answer(tmp_path):
     assert "using the answer of 20" in bridged.warning
     assert "nothing is cached for this request" in caught.value.hint
     assert fetch(server.url, **options).source == "cache"
+
+
+@pytest.mark.parametrize(
+    ("status", "is_outage"),
+    [(None, True), (404, False), (428, False), (429, True), (430, False), (499, False), (500, True), (503, True)],
+)
+def test_being_away_broken_or_too_busy_is_an_outage_and_every_other_status_an_answer(status, is_outage):
+    assert ClientError("refused", status=status).is_outage is is_outage
 
 
 def test_a_server_that_says_no_is_believed_whatever_the_cache_holds(tmp_path):
@@ -352,8 +375,11 @@ def test_client_and_answer_are_two_files_of_the_standard_library_in_the_syntax_o
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(5, "5 seconds old"), (7200, "2 hours old"), (86400 * 9.5, "9 days old"), (-60, "0 seconds old")],
-)
+    [
+        (5, "5 seconds old"), (5400, "90 minutes old"), (7200, "2 hours old"), (86400 * 1.5, "36 hours old"),
+        (86400 * 9.5, "9 days old"), (-60, "0 seconds old"),
+    ],
+)  # fmt: skip
 def test_the_age_of_a_cached_answer_is_shown(tmp_path, seconds, said):
     with serving(reply()) as server:
         fetch(server.url, cache_dir=tmp_path)

@@ -9,6 +9,7 @@ from ncclt.core.assemble import assemble, collect_times, expected_us, finalists
 from ncclt.core.collapse import collapse
 from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
+from ncclt.core.noise import USUAL_SIGMA, launch_sigma
 from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
@@ -49,6 +50,14 @@ def trial(number, setting, times, outcome=Outcome.OK):
 
 def measured(*rows):
     return collect_times([trial(n, s, t) for n, (s, t) in enumerate(rows)])
+
+
+def test_the_noise_is_what_repeated_launches_show():
+    """A setting that was launched once says nothing of it, whatever its times are."""
+    once = [(RING_LL, {message(SMALL): 1.0, message(LARGE): 9000.0})]
+    repeats = [(DEFAULT, {message(SMALL): time, message(LARGE): 1000.0}) for time in (20.0, 24.0, 21.0)]
+    assert measured(*repeats, *once).sigma == launch_sigma([[20.0, 24.0, 21.0], [1000.0] * 3])
+    assert measured(*repeats[:1], *once).sigma == USUAL_SIGMA
 
 
 def test_each_size_gets_its_own_best_setting():

@@ -1,5 +1,6 @@
 """The program that runs one launch with kubectl: what it asks for, and how it ends when it is ended."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -14,17 +15,23 @@ echo "$*" >>"{asked}"
 [ "$2" = get ] || exit 0
 [ "$3" = pods ] && echo '{{"items": []}}' || echo '{{}}'
 """
+# The launch has ended already; what it is asked to delete may stay.
+ENDED_KUBECTL = """#!/bin/sh
+[ "$2" != delete ] || {{ echo "{refusal}" >&2; exit {deleted}; }}
+[ "$2" = get ] || exit 0
+[ "$3" = pods ] && echo '{pods}' || echo '{{}}'
+"""
 
 
 @pytest.fixture
 def start(tmp_path):
     """Start the driver on a kubectl that notes its calls; give the process and the file of the calls."""
     asked, kubectl = tmp_path / "asked", tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL.format(asked=asked))
-    kubectl.chmod(0o755)
+    kubectl.touch(0o755)
     started = []
 
-    def begin(kind):
+    def begin(kind, script=KUBECTL):
+        kubectl.write_text(script.format(asked=asked))
         options = {
             "manifest": tmp_path / "job.yaml", "kind": kind, "name": "ncclt-1", "selector": "job=ncclt-1",
             "container": "launcher", "pods": 3, "timeout-s": PATIENT_S, "pending-s": PATIENT_S, "poll-s": 0.05,
@@ -58,3 +65,21 @@ def test_sigterm_deletes_the_job_of_its_kind_and_ends_with_143(start, kind):
     assert calls[-1].startswith("--context=lab delete --filename ")
     looked = {line for line in calls if " get " in line}
     assert looked == {job, "--context=lab get pods --selector job=ncclt-1 --output json"}
+
+
+@pytest.mark.parametrize(
+    ("ended", "deleted", "exit_code"), [(0, 0, 0), (0, 1, 1), (7, 0, 7), (7, 1, 7)], ids=lambda code: str(code)
+)
+def test_a_job_that_could_not_be_deleted_makes_a_success_a_failure(start, ended, deleted, exit_code):
+    """The command's own failure says more and stays."""
+    state = {"terminated": {"exitCode": ended, "finishedAt": "2026-11-21T10:00:05Z"}}
+    status = {"phase": "Failed" if ended else "Succeeded", "containerStatuses": [{"name": "launcher", "state": state}]}
+    pod = {"metadata": {"name": "l"}, "spec": {"containers": [{"name": "launcher"}]}, "status": status}
+    pods = json.dumps({"items": [pod]})
+    script = ENDED_KUBECTL.format(refusal="forbidden", deleted=deleted, pods=pods)
+    driver, _ = start("mpijob", script.replace("{", "{{").replace("}", "}}"))
+
+    _, told = driver.communicate(timeout=PATIENT_S)
+
+    assert driver.returncode == exit_code
+    assert ("cannot delete ncclt-1: forbidden" in told) == bool(deleted)

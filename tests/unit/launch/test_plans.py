@@ -3,12 +3,13 @@
 import json
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ncclt.errors import InputError, UsageError
-from ncclt.launch import mpirun, ssh, torchrun
+from ncclt.launch import local, mpirun, ssh, torchrun
 from ncclt.launch.hostfile import Host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.mpi_flavour import MpiFlavour
@@ -77,6 +78,14 @@ def test_golden_plan(name, monkeypatch):
 def test_inherited_variables_can_be_shown(name):
     """By name, for all alike."""
     assert LAUNCHERS[name].inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
+
+
+@pytest.mark.parametrize("create", [local.create, torchrun.create, partial(ssh.create, shape=TWO_NODES)])
+def test_inherited_variables_are_kept_only_when_asked_for(create):
+    for options, gone in (({}, {"NCCL_BUFFSIZE", "NCCL_DEBUG"}), ({"keep_env": True}, {"NCCL_DEBUG"})):
+        plan = create(environment=ENVIRONMENT, **options).plan(COMMAND, variables={}, timeout_s=1.0)
+        assert gone.intersection(plan.unset_env) == gone
+        assert ("NCCL_BUFFSIZE" in plan.unset_env) == (not options)
 
 
 def test_ranks_of_torch_can_be_told_where_to_meet():

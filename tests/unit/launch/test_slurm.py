@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,25 @@ def test_golden_plan(name, made):
         path.write_text(text)
 
     assert text == path.read_text()
+
+
+def test_inherited_variables_can_be_shown():
+    assert launcher().inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"), [("TaskProlog              = /etc/prolog.sh", ", from TaskProlog=/etc/prolog.sh"),
+                         ("TaskProlog              = (null)", ""), ("", "")],
+)  # fmt: skip
+def test_a_variable_that_nobody_asked_for_is_blamed_on_the_prolog_where_there_is_one(tmp_path, config, told):
+    """srun and scontrol are stand-ins: what a task finds in its environment, and Slurm's own configuration."""
+    programs = {"srun": "echo 'ncclt: unfit: NCCL_ALGO on n1' >&2; exit 78", "scontrol": f"echo '{config}'"}
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    plan = replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=())
+    assert made.run(plan).stderr == f"ncclt: unfit: NCCL_ALGO on n1{told}\n"
 
 
 def test_files_travel_in_variables(tmp_path):

@@ -116,6 +116,7 @@ def test_causes_are_said_in_words(text, begins, exit_code, started):
 
 
 def test_long_lines_are_cut_and_made_printable():
-    failure = step_failure("srun: error: Unable to create step for job 4: \x1b[1m" + "x" * 1000)
-    assert len(failure.reason) < 400
-    assert failure.reason.isprintable()
+    line = "srun: error: Unable to create step for job 4: \x1b[1m" + "x" * 1000
+    shown = line.replace("\x1b", "?")[:299] + "…"
+    assert step_failure(line).reason == f"Slurm refused the step ({shown})"
+    assert step_failure(line[:300]).reason == f"Slurm refused the step ({shown[:-1]}x)"
