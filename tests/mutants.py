@@ -10,8 +10,10 @@ without a change, as on a machine too busy, is printed as unclear and counts nei
 the tree in a temporary folder, so that this tree never holds a mutant, however the run ends. Ctrl-C ends it early and
 prints the score so far.
 
-Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), `==`
-turned into `is` (whether equal values are one object is an accident of the interpreter), and what does not compile.
+Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), the bodies
+of Protocols, `==` turned into `is` (whether equal values are one object is an accident of the interpreter), and what
+does not compile. Nor the seconds of a constant like `_QUESTION_S = 60.0`: one more or less shows in a measured time
+alone, and no test asserts a time.
 """
 
 import argparse
@@ -102,7 +104,7 @@ def test_files(module: Path) -> tuple[tuple[str, ...], ...]:
 
 
 def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the spans, as (line, column) of start and end, of annotations and of the options of @dataclass."""
+    """Return the spans, as (line, column) of start and end, of what no test can see; the docstring above lists it."""
     nodes: list[ast.AST | None] = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -110,6 +112,11 @@ def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int
                 nodes.append(node.annotation)
             case ast.FunctionDef():
                 nodes.append(node.returns)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant() as value) if name.endswith("_S"):
+                nodes.append(value)
+            case ast.ClassDef(bases=[ast.Name("Protocol"), *_]):
+                nodes.append(node)
+                nodes += node.decorator_list
             case ast.ClassDef():
                 nodes += [d for d in node.decorator_list if isinstance(d, ast.Call) and "dataclass" in ast.dump(d.func)]
     return [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes if n is not None]

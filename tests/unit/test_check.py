@@ -16,7 +16,7 @@ from ncclt.core.recommendation import Decision, Delivery, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.search.prove import prove
 from ncclt.testing.fakes import FakeJournal, FakeRunner
 
@@ -83,6 +83,19 @@ def request_():
 def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
     runner = FakeRunner(cluster, time_of)
     return check(request, runner, interrupted=interrupted, watch=lambda *_: None, now=lambda: "2026-01-01"), runner
+
+
+@pytest.mark.parametrize(
+    "change", [{"freshness": "stalish"}, {"launches": "many"}, {"changes": 1}, {"reasons": None}, {"changes": [1]}]
+)
+def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
+    found, _ = checked(request_, times(seed=2))
+    document = found.to_document() | change
+    with pytest.raises(InputError, match="no check"):
+        check_from_document(document)
+    del document["id"]
+    with pytest.raises(InputError, match="no check"):
+        check_from_document(document)
 
 
 def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):

@@ -236,6 +236,39 @@ def test_an_outage_is_bridged_by_the_last_good_answer(tmp_path):
     assert fetch(server.url, **options).source == "cache"
 
 
+def test_a_long_answer_comes_whole_out_of_the_cache(tmp_path):
+    """JSON within JSON: each quote of the answer takes two bytes in the file."""
+    long = json.dumps({**json.loads(SENT), "more": '"' * (MAX_ANSWER_BYTES // 3)})
+    with serving(reply(200, long)) as server:
+        assert fetch(server.url, format="json", cache_dir=tmp_path).source == "server"
+    assert fetch(server.url, format="json", cache_dir=tmp_path, fallback="cached").source == "cache"
+
+
+@pytest.mark.parametrize(("days", "is_used"), [(29.9, True), (30.1, False)])
+def test_an_answer_of_the_cache_is_used_for_30_days(tmp_path, days, is_used):
+    with serving(reply()) as server:
+        fetch(server.url, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - days * 86400}))
+    if is_used:
+        assert fetch(server.url, cache_dir=tmp_path, fallback="cached").source == "cache"
+    else:
+        with pytest.raises(ClientError) as caught:
+            fetch(server.url, cache_dir=tmp_path, fallback="cached")
+        assert "the cached answer is 30 days old" in caught.value.hint
+
+
+@pytest.mark.parametrize(("error", "said"), [(OSError("no route to it"), "no route to it"), (OSError(), "URLError")])
+def test_an_outage_is_told_in_the_words_of_the_system_or_by_its_name(monkeypatch, error, said):
+    def look_up(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(ClientError) as caught:
+        fetch("http://tuner.example")
+    assert caught.value.message == f"tuner.example cannot be reached: {said}"
+
+
 @pytest.mark.parametrize(
     ("status", "is_outage"),
     [(None, True), (404, False), (428, False), (429, True), (430, False), (499, False), (500, True), (503, True)],
@@ -409,6 +442,25 @@ def test_an_attestation_is_posted_with_the_key():
 def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
     with serving(answer) as server, pytest.raises(ClientError, match=message):
         post_attestation(server.url, {"id": "a1"})
+
+
+@pytest.mark.parametrize("body", ["[]", "1", "{", ""])
+def test_what_is_no_object_is_no_answer_to_any_question(body):
+    for ask in (lambda url: fetch_recommendation(url, "r-1"), lambda url: post_attestation(url, {"id": "a1"})):
+        with serving(reply(200, body)) as server, pytest.raises(ClientError, match="no usable answer"):
+            ask(server.url)
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [({"title": "Not Found"}, "Not Found"), ({"title": "Not Found", "detail": "nothing fits"}, "nothing fits"),
+     ({"status": 404}, "HOST answered 404")],
+)  # fmt: skip
+def test_a_problem_is_told_by_its_detail_its_title_or_its_status(problem, said):
+    answer = reply(404, json.dumps(problem), "application/problem+json")
+    with serving(answer) as server, pytest.raises(ClientError) as caught:
+        fetch(server.url)
+    assert caught.value.message == said.replace("HOST", server.url.removeprefix("http://"))
 
 
 def test_a_recommendation_is_fetched_by_its_id():

@@ -20,6 +20,14 @@ def _workload(*messages, world=0):
     return Workload(name="w", messages=messages, provenance=Provenance(source="x", world_size=world))
 
 
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [(64 * _KIB - 1, "small"), (64 * _KIB + 1, "medium"), (4 * _MIB - 1, "medium"), (4 * _MIB + 1, "large")],
+)
+def test_a_size_belongs_to_one_of_three_classes(size, name):
+    assert [each.name for each in size_classes(_workload(_calls(size))) if each.calls] == [name]
+
+
 def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
     bins = histogram(_workload(_calls(8), _calls(15, 2.0), _calls(16), _calls(64)))
     found = [(b.exponent, b.calls, b.bytes_per_step) for b in bins]

@@ -114,6 +114,13 @@ def test_configmaps_of_different_jobs_have_different_names():
     assert len(set(names)) == len(names)
 
 
+def test_a_name_of_63_characters_stays_whole_and_a_longer_one_is_cut_and_told_apart():
+    assert name_of(model="b" * 63) == f"ncclt.{'b' * 63}.leonardo.2x4"
+    cut, other = name_of(model="b" * 64), name_of(model="b" * 65)
+    assert cut.rpartition(".")[0] == other.rpartition(".")[0] == name_of(model="b" * 63)
+    assert cut != other
+
+
 def test_the_label_of_a_configmap_follows_its_data_and_nothing_else():
     def content(recommendation):
         _, made = readers.read_configmap(render(recommendation, format="configmap", version=V))

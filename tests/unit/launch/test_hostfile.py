@@ -12,6 +12,7 @@ from ncclt.launch.hostfile import Host, parse_host, read_hostfile
         ("gpu01", Host(name="gpu01")),
         ("me@gpu-01.cluster.example:2222", Host(name="gpu-01.cluster.example", user="me", port=2222)),
         ("10.0.0.7", Host(name="10.0.0.7")),
+        ("gpu01:65535", Host(name="gpu01", port=65535)),
         ("root@[fe80::1]:22", Host(name="fe80::1", user="root", port=22)),
     ],
 )
@@ -21,7 +22,7 @@ def test_hosts(text, host):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-oProxyCommand=x", "a b", "a:0", "a:99999", "a:b", "me@", "-l@x", "fe80::1", "a;b"]
+    "text", ["", "-oProxyCommand=x", "a b", "a:0", "a:65536", "a:b", "me@", "-l@x", "fe80::1", "a;b"]
 )
 def test_what_is_no_host(text):
     """Above all nothing that ssh would take for an option."""
@@ -31,11 +32,14 @@ def test_what_is_no_host(text):
 
 def test_a_file(tmp_path):
     """Comments, blank lines and slots."""
-    (tmp_path / "hosts").write_text("# rack 1\ngpu01 slots=8\n\n  me@gpu02:2222   slots=4 # new\ngpu03\n")
+    (tmp_path / "hosts").write_text(
+        "# rack 1\ngpu01 slots=8\n\n  me@gpu02:2222   slots=4 # new\ngpu03\ngpu04 slots=1\n"
+    )
     assert read_hostfile(tmp_path / "hosts") == (
         Host(name="gpu01", slots=8),
         Host(name="gpu02", user="me", port=2222, slots=4),
         Host(name="gpu03"),
+        Host(name="b", slots=1),
     )
 
 

@@ -43,6 +43,8 @@ def test_a_launch_runs_when_all_of_its_pods_do():
     workers = [worker("w0"), worker("w1")]
     assert judged(*workers).stage is Stage.PENDING
     assert judged(*workers, pod("l", RUNNING)) == Progress(stage=Stage.RUNNING, leader="l")
+    # One that is to go, beside the one that took its place.
+    assert judged(*workers, worker("w2"), pod("l", RUNNING)).stage is Stage.RUNNING
 
 
 def test_a_pod_without_a_node_says_why():

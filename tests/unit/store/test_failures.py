@@ -3,14 +3,15 @@
 import sqlite3
 from contextlib import closing
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.store.database import Database
-from ncclt.store.failures import translated
+from ncclt.store.failures import LostTransactionError, translated
 from ncclt.store.location import locate
 
 
@@ -61,6 +62,24 @@ def test_whether_a_row_could_be_written_is_found_out_without_a_row(tmp_path, ful
             with pytest.raises(StoreError, match="cannot be used"):
                 store.require_writable()
         store.require_writable()
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (psycopg.OperationalError("the connection is lost"), LostTransactionError),
+        (psycopg.errors.DeadlockDetected("deadlock"), LostTransactionError),
+        (psycopg.errors.AdminShutdown("terminating connection"), LostTransactionError),
+        (psycopg.errors.UndefinedTable("no such relation"), StoreError),
+        (psycopg.InterfaceError("a mistake of ours"), StoreError),
+        (sqlite3.OperationalError("database is locked"), StoreError),
+    ],
+)
+def test_only_what_passes_on_postgresql_is_worth_another_attempt(cause, kind):
+    """SQLite has waited itself."""
+    with pytest.raises(StoreError) as caught, translated("a.db"):
+        raise OperationalError("SELECT 1", {}, cause)
+    assert type(caught.value) is kind
 
 
 def test_a_conflict_says_what_the_caller_knows(database):
