@@ -32,9 +32,7 @@ def test_what_is_no_host(text):
 
 def test_a_file(tmp_path):
     """Comments, blank lines and slots."""
-    (tmp_path / "hosts").write_text(
-        "# rack 1\ngpu01 slots=8\n\n  me@gpu02:2222   slots=4 # new\ngpu03\nb slots=1\n"
-    )
+    (tmp_path / "hosts").write_text("# rack 1\ngpu01 slots=8\n\n  me@gpu02:2222   slots=4 # new\ngpu03\nb slots=1\n")
     assert read_hostfile(tmp_path / "hosts") == (
         Host(name="gpu01", slots=8),
         Host(name="gpu02", user="me", port=2222, slots=4),

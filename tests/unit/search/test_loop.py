@@ -1,6 +1,8 @@
 """The search loop, its resumption, and its reasons to stop."""
 
 import itertools
+import threading
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -10,7 +12,8 @@ from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
-from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.errors import StoreError, StudyStoppedError, UsageError
+from ncclt.search import loop, proposer
 from ncclt.search.launching import launch
 from ncclt.search.loop import EQUAL_FAILURES, PATIENCE, Budget, nothing_more, search
 from ncclt.search.proposer import Proposer
@@ -116,6 +119,31 @@ def test_a_wish_to_stop_is_obeyed_after_the_running_trial(cluster, workload, lan
 
     assert (end.interrupted, end.reason) == (True, "told to stop")
     assert len(journal.trials()) == 4
+
+
+def test_an_interrupt_of_several_workers_kills_their_launches_and_waits_for_them(monkeypatch):
+    ended, told = threading.Event(), []
+    work = SimpleNamespace(run=lambda runner: (ended.wait(), told.append(runner)), stop=told.append)
+
+    def interrupt(_seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loop._run_at_once(work, ["a", "b"], ended.set)
+    assert (told[0].interrupted, sorted(told[1:])) == (True, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "error", [optuna.exceptions.OptunaError("x"), ImportError("x"), OSError("x"), RuntimeError("x")]
+)
+def test_tables_of_optuna_that_cannot_be_opened_are_an_error_of_the_store(monkeypatch, error):
+    def fail(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", fail)
+    with pytest.raises(StoreError, match="Optuna's tables cannot be opened: x"):
+        proposer._open_storage("sqlite://")
 
 
 def test_a_default_that_fails_stops_the_study_with_its_output(cluster, workload):

@@ -175,6 +175,17 @@ def test_a_proof_of_another_policy_starts_anew(cluster, workload, landscape):
     assert judged(journal, workload).decision is Decision.TUNED
 
 
+def test_each_launch_is_told_with_its_number_and_how_many_there_may_be(cluster, workload, landscape):
+    told = []
+    runner, journal = FakeRunner(cluster, landscape), FakeJournal()
+    prove(runner, workload, journal, POLICIES, interrupted=lambda: False, watch=lambda *row: told.append(row))
+
+    assert [trial for trial, _, _ in told] == list(journal.trials())
+    assert [number for _, number, _ in told] == list(range(1, len(told) + 1))
+    assert all(number <= most for _, number, most in told)
+    assert len({most for _, _, most in told}) == 1
+
+
 def test_every_block_is_told_with_what_it_decided(cluster, workload, landscape):
     _, journal = proof(cluster, workload, noisy(landscape, 0.03))
 

@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from ncclt.core.assemble import collect_times
-from ncclt.core.legality import Protocol
+from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -161,7 +161,9 @@ def test_a_default_that_looks_far_too_slow_is_launched_again_first(space, worklo
         launched(next(s for s in space.distinct if s.protocol is Protocol.SIMPLE), workload, landscape),
     ]
 
-    assert PolicySampler(space, workload, cluster).decide(made).setting == DEFAULT
+    sampler = PolicySampler(space, workload, cluster)
+    assert sampler.decide(made).setting == DEFAULT
+    assert sampler.decide([*made[:1] * 3, made[1]]).setting != DEFAULT, "three launches that agree are no disturbance"
 
 
 def test_repeats_go_where_they_decide(space, workload, cluster):
@@ -204,6 +206,17 @@ def test_the_pool_stays_small_in_a_space_of_many_parameters(workload, cluster):
     assert len(space.distinct) > 1000
     assert len(settings) < 150
     assert all(len(s.parameters) <= 1 for s in settings)
+
+
+def test_where_only_parameters_can_be_chosen_all_of_them_are_looked_at(workload, cluster):
+    seen = observe([Launch(setting=DEFAULT, times_us=(20.0, 1000.0))])
+    two_steps_away = Setting(parameters=(("BUFFSIZE", 1 << 20), ("NTHREADS", 64)))
+    space = dict.fromkeys([DEFAULT, Setting(parameters=(("BUFFSIZE", 1 << 20),)), two_steps_away])
+    forced = dict.fromkeys([*space, Setting(algorithm=Algorithm.RING)])
+
+    assert set(pool(space, seen, ())) == {*space} - {DEFAULT}
+    for there in (forced, forced.keys() - {DEFAULT}):
+        assert two_steps_away not in pool(dict.fromkeys(there), seen, ())
 
 
 def _trial(number, setting, workload, time_of):

@@ -7,6 +7,7 @@ from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.search import kernels
 from ncclt.search.kernels import choices, likeness
 from ncclt.search.model import Model
 from ncclt.search.observed import Launch, flattened, observe
@@ -81,6 +82,14 @@ def test_every_covariance_is_one(alike, choice):
     for matrix in (kernels.smooth, kernels.rough, kernels.sizes):
         np.testing.assert_allclose(matrix, matrix.T)
         assert np.linalg.eigvalsh(matrix).min() > -1e-9
+
+
+def test_a_parameter_that_is_off_has_its_place_beside_one_that_is_on(cluster):
+    """Steps are counted on a scale on which 0 has a place too, unlike in doublings."""
+    settings = [Setting(parameters=(("IB_QPS_PER_CONNECTION", value),)) for value in (0, 1, 4)]
+    effects = kernels._parameter_effects([*settings, Setting()])
+    assert np.diag(effects).tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert 1 > effects[0, 1] > effects[0, 2] > 0
 
 
 def test_neighbours_in_channels_are_more_alike_than_strangers(alike):

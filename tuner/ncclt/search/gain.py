@@ -127,7 +127,7 @@ def default_gain(beliefs: Beliefs, now: Standing) -> Array:
     open_still = beliefs.reaches & beliefs.measured[:, None] & (now.chosen < 0)
     contenders = np.where(open_still, contenders, 0.0)
     doubt = np.where(now.chosen >= 0, _shortfall(0.0, 0.0, -now.value, np.full_like(now.value, moves)), 0.0)
-    saved: Array = (np.maximum(contenders.max(axis=0, initial=0.0), 0.0) + doubt) * np.exp(now.value) * beliefs.weights
+    saved: Array = (contenders.max(axis=0, initial=0.0) + doubt) * np.exp(now.value) * beliefs.weights
     return saved
 
 

@@ -19,7 +19,6 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.cost_graph import graph_of
 from ncclt.core.cost_model import nccl_choice
 from ncclt.core.message import Message
-from ncclt.core.parameters import parameter
 from ncclt.core.setting import Setting
 from ncclt.search.surrogate import Kernels
 
@@ -178,10 +177,8 @@ def _parameter_effects(settings: Sequence[Setting]) -> Array:
     """Return the likeness of what parameters do; what leaves a parameter alone has no effect and so no likeness."""
     effects = np.zeros((len(settings), len(settings)))
     for name in sorted({name for s in settings for name, _ in s.parameters}):
-        default = parameter(name).default
         values = [dict(s.parameters).get(name) for s in settings]
-        origin = math.log2(1 + default) if isinstance(default, int) else 0.0
-        position = np.array([origin if v is None else math.log2(1 + max(0, v)) for v in values])
+        position = np.array([0.0 if v is None else math.log2(1 + max(0, v)) for v in values])
         there = np.array([v is not None for v in values], dtype=np.float64)
         effects += np.outer(there, there) * _matern(np.abs(position[:, None] - position[None, :]) / 2)
     return effects

@@ -124,6 +124,7 @@ def _prove(
         if not left:
             break
         steps = block_steps({Arm.DEFAULT: policies[Arm.DEFAULT], **left}, workload, block)
+        most = len(seen) + len(steps) * (blocks - block)
         for step in steps:
             if step.arm is not Arm.DEFAULT and step.arm not in left:
                 continue
@@ -135,7 +136,7 @@ def _prove(
                 return False
             else:
                 trial = _launch(runners[step.arm], workload, journal, step)
-                watch(trial, len(seen) + 1, len(seen) + len(steps) * (blocks - block))
+                watch(trial, len(seen) + 1, most)
             seen.append(trial)
             if trial.result.outcome is not Outcome.OK:
                 if step.arm is Arm.DEFAULT:
