@@ -52,6 +52,16 @@ def measured(*rows):
     return collect_times([trial(n, s, t) for n, (s, t) in enumerate(rows)])
 
 
+def test_a_size_that_keeps_the_default_leaves_larger_ones_their_rules():
+    times = measured(
+        (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
+        (TREE, {message(SMALL): 30.0, message(LARGE): 900.0}),
+    )
+    policy = assemble(times, workload(SMALL, LARGE), version=VERSION)
+    assert policy.setting_for(message(SMALL)).is_default
+    assert policy.setting_for(message(LARGE)) == TREE
+
+
 def test_the_noise_is_what_repeated_launches_show():
     """A setting that was launched once says nothing of it, whatever its times are."""
     once = [(RING_LL, {message(SMALL): 1.0, message(LARGE): 9000.0})]
