@@ -1,4 +1,7 @@
-"""The command line as a newcomer types it: a process of its own, with a home of its own."""
+"""The command line as a newcomer types it: a process of its own, with a home of its own.
+
+What is waited for is forked from a process that has imported ncclt; what runs beside a test starts with an interpreter.
+"""
 
 import os
 import subprocess
@@ -14,6 +17,7 @@ class Shell:
 
     folder: object
     popen: object
+    nursery: object
     variables: dict = field(default_factory=dict)
 
     @property
@@ -25,9 +29,7 @@ class Shell:
         return [sys.executable, "-m", "ncclt", *map(str, words)]
 
     def __call__(self, *words, rc=0):
-        done = subprocess.run(
-            self.argv(*words), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600
-        )
+        done = subprocess.CompletedProcess(words, *self.nursery(words, self.environment, self.folder))
         assert rc is None or done.returncode == rc, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         return done
 
@@ -43,6 +45,6 @@ class Shell:
 
 
 @pytest.fixture
-def ncclt(tmp_path, start):
+def ncclt(tmp_path, start, nursery):
     """The command line in an empty folder; what it starts ends with the test."""
-    return Shell(tmp_path, start)
+    return Shell(tmp_path, start, nursery)

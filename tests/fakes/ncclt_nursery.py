@@ -1,9 +1,13 @@
 """Starts `ncclt` again and again from one process that has imported it: a fork in the place of an interpreter.
 
-One line of JSON for each start on stdin, [words, environment, folder]; one on stdout when it is over,
+Arguments are a command of ncclt; what it imports late is imported here at once, and nothing else of it stays.
+One line of JSON for each start on stdin, [words, environment, folder]; its process id on stdout, and when it is over
 [exit code, stdout, stderr]. What hangs is ended by SIGALRM.
 """
 
+import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -14,7 +18,7 @@ import ncclt.cli.run_prepare
 import ncclt.client  # noqa: F401  as the line above: loaded once for all
 from ncclt.cli import main
 
-LONGEST_S = 60
+LONGEST_S = 600
 
 
 def start(words, environ, folder, out, err):
@@ -26,17 +30,40 @@ def start(words, environ, folder, out, err):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.argv = ["ncclt", *words]
-    main()
+    sys.exit(main())
 
 
+def import_as(words):
+    """Import what a command imports. It runs in a process of its own: here it would leave more, such as caches."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as found:
+        child = os.fork()
+        if child == 0:
+            null = os.open(os.devnull, os.O_WRONLY)
+            with contextlib.suppress(SystemExit):
+                start(words, {**os.environ, "HOME": folder}, folder, null, null)
+            found.write("\n".join(sys.modules))
+            found.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        found.seek(0)
+        for name in found.read().splitlines():
+            with contextlib.suppress(ImportError):  # some are not imported by their names
+                importlib.import_module(name)
+
+
+if sys.argv[1:]:
+    import_as(sys.argv[1:])
+gc.collect()
+gc.freeze()  # else each start looks through, and so copies, all that was imported, when it ends
 print("ready", flush=True)
 for line in sys.stdin:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:
             start(*json.loads(line), out.fileno(), err.fileno())
+        print(child, flush=True)
         _, status = os.waitpid(child, 0)
         texts = []
         for file in (out, err):

@@ -27,21 +27,9 @@ SHOW = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(repr(sort
 
 
 @pytest.fixture(scope="module")
-def nursery():
+def nursery(nursery_for):
     """Return a caller of `ncclt` that saves the start of the interpreter; it returns exit code, stdout and stderr."""
-    path = _HERE.parent / "fakes" / "ncclt_nursery.py"
-    with subprocess.Popen(
-        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "ready\n"
-
-        def call(words, environ, folder):
-            process.stdin.write(json.dumps([words, environ, str(folder)]) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield call
-        process.stdin.close()
+    return nursery_for()
 
 
 @pytest.fixture
