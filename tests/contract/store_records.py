@@ -1,0 +1,148 @@
+"""What every store must do with verifications, attestations and names, on whatever database (test_stores.py)."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ncclt.attestation import delivered_of
+from ncclt.core.attestation import Form, Observed, Use, Witness
+from ncclt.core.attestation import Outcome as Chosen
+from ncclt.core.effect import attest
+from ncclt.core.message import Collective
+from ncclt.core.verification import Side, StepLaunch, Verification
+from ncclt.errors import NotFoundError, StoreError
+from ncclt.store import open_store, published
+from ncclt.store.readonly import known_names
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
+
+# What came after the first migration: a store of the first days is made by dropping it.
+LATER_TABLES = ("verifications", "leases", "preflights", "checks", "attestations")
+
+
+def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1"):
+    """Return a verification whose numbers have no short decimal form."""
+    verdict = sample_recommendation("a").table.verdict
+    launches = (
+        StepLaunch(side=Side.BASE, order=0, step_us=(0.1 + 0.2, 1e5 / 3)),
+        StepLaunch(side=Side.TUNED, order=1, failure="exit code 1\nno µ \x00 \udc80"),
+    )
+    return Verification(
+        id=id, cluster=cluster, model=model, recommendation=recommendation, argv=("torchrun", "train.py"), base_env=(),
+        tuned_env=(("NCCL_ALGO", "Ring"),), removed_env=("NCCL_DEBUG",), warmup=10, steps=2, ranks=2, hosts=1,
+        launches=launches, verdict=replace(verdict, interval=(0.0, math.inf)), notes=("one",), created="2026-01-01",
+    )  # fmt: skip
+
+
+def sample_attestation(recommendation, *, right=1.0):
+    """Return an attestation of ten calls, a share of which went as they should; not all of its text is ASCII."""
+    calls = {Chosen.APPLIED: round(10 * right), Chosen.UNAVAILABLE: 10 - round(10 * right)}
+    uses = [
+        Use(
+            collective=Collective.ALL_REDUCE, size_bytes=1024, group_size=8, choice="tree/ll", outcome=outcome,
+            calls=number,
+        )
+        for outcome, number in calls.items()
+        if number
+    ]  # fmt: skip
+    witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
+    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, notes=("µ \x00 \udc80",))
+    return attest(delivered_of(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01")
+
+
+class VerificationsContract:
+    """What every store must do with verifications."""
+
+    def test_verifications_come_back_as_they_were_newest_first(self, store):
+        first, second = sample_verification("a"), sample_verification("b", model="other", recommendation="")
+        store.add_verification(first)
+        store.add_verification(second)
+        assert store.verifications() == (second, first)
+        assert store.verifications(cluster="pair", model="toy") == (first,)
+        assert store.verifications(recommendation="rec1") == (first,)
+        assert store.verifications(cluster="elsewhere") == ()
+
+    def test_a_verification_is_stored_once(self, store):
+        store.add_verification(sample_verification("a"))
+        with pytest.raises(StoreError, match="already stored"):
+            store.add_verification(sample_verification("a", model="other"))
+        assert len(store.verifications()) == 1
+
+    def test_a_damaged_verification_is_an_error_of_the_store(self, store, store_url):
+        store.add_verification(sample_verification("a"))
+        self.execute(store_url, "UPDATE verifications SET document = '{}'")
+        with pytest.raises(StoreError, match="verification a"):
+            store.verifications()
+
+    def test_a_store_from_before_verifications_is_served_and_then_migrated(self, store, store_url):
+        published_before = store.publish(sample_recommendation("a"))
+        store.close()
+        for table in LATER_TABLES:
+            self.execute(store_url, f"DROP TABLE {table}")
+        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '0001'")
+        assert published(store_url, cluster="pair", model="toy") == (published_before,)
+        with open_store(store_url, migrate=False) as old:
+            assert not old.migration().is_current
+            assert old.recommendations() == (published_before,)
+        with open_store(store_url) as migrated:
+            assert migrated.migration().is_current
+            assert (migrated.recommendations(), migrated.verifications()) == ((published_before,), ())
+            migrated.add_verification(sample_verification("a"))
+
+
+class AttestationsContract:
+    """What every store must do with attestations."""
+
+    def test_an_attestation_is_kept_once_and_comes_back_newest_first(self, store):
+        for id in ("a", "b"):
+            store.publish(sample_recommendation(id))
+        partly, well = sample_attestation("a", right=0.5), sample_attestation("a")
+        assert [store.add_attestation(one) for one in (partly, well, replace(partly, created="later"))] == [
+            True, True, False,
+        ]  # fmt: skip
+        assert store.attestations(["a", "b"]) == (well, partly)
+        assert store.attestations(["a"], limit=1) == (well,)
+        assert store.attestations(["b"]) == store.attestations([]) == ()
+        assert store.effects(["a", "b"]) == {"a": "took-effect"}
+        with pytest.raises(NotFoundError):
+            store.add_attestation(sample_attestation("z"))
+
+    def test_a_store_from_before_attestations_has_none(self, store, store_url):
+        store.publish(sample_recommendation("a"))
+        store.close()
+        for table in LATER_TABLES:
+            self.execute(store_url, f"DROP TABLE {table}")
+        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '0001'")
+        with open_store(store_url, migrate=False) as old:
+            assert (old.attestations(["a"]), old.effects(["a"]), old.verifications()) == ((), {}, ())
+        with open_store(store_url) as migrated:
+            assert migrated.add_attestation(sample_attestation("a"))
+
+    def test_a_damaged_attestation_is_an_error_of_the_store(self, store, store_url):
+        store.publish(sample_recommendation("a"))
+        store.add_attestation(sample_attestation("a"))
+        self.execute(store_url, "UPDATE attestations SET document = '{}'")
+        with pytest.raises(StoreError, match=r"the attestation [0-9a-f]{32} in the store cannot be read"):
+            store.attestations(["a"])
+
+
+class NamesContract:
+    """What every store must know of names, and of its own readiness."""
+
+    def test_every_name_is_known_that_was_shipped_added_or_published(self, store, store_url):
+        store.publish(sample_recommendation("a"))
+        store.add_cluster(replace(sample_cluster(), name="mine"))
+        store.add_workload(replace(sample_workload(), name="ours"))
+        known = known_names(store_url)
+        assert known.clusters >= {"leonardo", "mine", "pair"}
+        assert known.workloads >= {"bert", "ours", "toy"}
+        known.require(cluster="pair", model="ours")
+        with pytest.raises(NotFoundError, match="no cluster 'minne' is known") as refused:
+            known.require(cluster="minne", model="ours")
+        assert "did you mean mine?" in refused.value.hint
+
+    def test_whether_a_row_can_be_kept_is_found_out_without_one(self, store):
+        before = store.workloads()
+        store.require_writable()
+        store.require_writable()
+        assert store.workloads() == before
