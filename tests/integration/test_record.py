@@ -25,14 +25,6 @@ _spec = importlib.util.spec_from_file_location("models_of_training", FOLDER / "m
 models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(models)
 
-CLI = """
-import typer
-from ncclt.cli.record import CONTEXT_SETTINGS, record
-app = typer.Typer()
-app.command(context_settings=CONTEXT_SETTINGS)(record)
-app()
-"""
-
 
 def _shapes(model):
     return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
@@ -89,27 +81,20 @@ def _command(launcher, *arguments):
 def _options(tmp_path, *options):
     storage = f"sqlite:///{tmp_path / 'store.db'}"
     return [
-        "--name",
-        "mine",
-        "--storage",
-        storage,
-        "--dir",
-        str(tmp_path),
-        "--warmup",
-        "4",
-        "--steps",
-        "3",
-        *options,
-        "--",
-    ]
+        *("profile", "record", "--name", "mine", "--storage", storage, "--dir", str(tmp_path)),
+        *("--warmup", "4", "--steps", "3", *options, "--"),
+    ]  # fmt: skip
 
 
-def _record(tmp_path, command, *options, environ=None):
-    """Run the command line in a process of its own, where it may wait for signals."""
-    return subprocess.run(
-        [sys.executable, "-c", CLI, *_options(tmp_path, *options), *command],
-        env=os.environ | (environ or {}), capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def recorded(nursery, tmp_path):
+    """Return a caller of `ncclt record OPTIONS -- COMMAND`; it is a process, for it may wait for signals."""
+
+    def call(command, *options, environ=None):
+        words = [*_options(tmp_path, *options), *command]
+        return subprocess.CompletedProcess(words, *nursery(words, os.environ | (environ or {}), tmp_path))
+
+    return call
 
 
 def _stored(tmp_path):
@@ -117,12 +102,13 @@ def _stored(tmp_path):
         return store.workload("mine")
 
 
+# The transformer under torchrun is recorded by the tests below.
 @pytest.mark.parametrize(
     ("kind", "launcher"),
-    [("transformer", "torchrun"), ("convnet", "torchrun"), ("sharded", "torchrun"), ("transformer", "mpirun")],
+    [("convnet", "torchrun"), ("sharded", "torchrun"), ("transformer", "mpirun")],
 )
-def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, kind, launcher):
-    done = _record(tmp_path, _command(launcher, kind, "11"))
+def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, recorded, kind, launcher):
+    done = recorded(_command(launcher, kind, "11"))
     assert done.returncode == 0, done.stderr
     # mpirun forwards both ranks' lines as they come and may join them.
     assert sorted(re.findall(r"rank \d trained \d+ steps", done.stdout)) == [
@@ -136,11 +122,9 @@ def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, kind, la
     assert not list(tmp_path.glob(".ncclt-record-*"))
 
 
-def test_job_ends_after_the_window_in_all_ranks(tmp_path):
+def test_job_ends_after_the_window_in_all_ranks(tmp_path, recorded):
     started = time.monotonic()
-    done = _record(
-        tmp_path, _command("torchrun", "transformer", "100000"), "--stop-after", "--keep", str(tmp_path / "raw")
-    )
+    done = recorded(_command("torchrun", "transformer", "100000"), "--stop-after", "--keep", str(tmp_path / "raw"))
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout
     assert time.monotonic() - started < 240, "100,000 steps take longer"
@@ -148,9 +132,9 @@ def test_job_ends_after_the_window_in_all_ranks(tmp_path):
     assert sorted(path.name for path in (tmp_path / "raw" / "traces").iterdir()) == ["rank0.json", "rank1.json"]
 
 
-def test_window_cut_short_keeps_complete_steps_and_the_exit_code(tmp_path):
+def test_window_cut_short_keeps_complete_steps_and_the_exit_code(tmp_path, recorded):
     command = _command("mpirun", "convnet", "6")
-    done = _record(tmp_path, command, environ={"TRAINING_EXIT": "7"})
+    done = recorded(command, environ={"TRAINING_EXIT": "7"})
     assert done.returncode == 7, done.stderr
     workload = _stored(tmp_path)
     assert workload.provenance.steps == 2
@@ -161,7 +145,7 @@ def test_window_cut_short_keeps_complete_steps_and_the_exit_code(tmp_path):
 def test_interrupted_job_passes_its_end_through(tmp_path, start):
     """The signal is sent to ncclt alone and must reach the training."""
     recorder = start(
-        [sys.executable, "-c", CLI, *_options(tmp_path), *_command("torchrun", "transformer", "1000000")],
+        [sys.executable, "-m", "ncclt", *_options(tmp_path), *_command("torchrun", "transformer", "1000000")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 240
@@ -183,8 +167,8 @@ def test_interrupted_job_passes_its_end_through(tmp_path, start):
         (["sh", "-c", "exit 5"], "no Python process of the command was reached"),
     ],
 )
-def test_nothing_recorded_says_why_and_keeps_the_exit_code(tmp_path, command, why):
-    done = _record(tmp_path, command)
+def test_nothing_recorded_says_why_and_keeps_the_exit_code(tmp_path, recorded, command, why):
+    done = recorded(command)
     assert done.returncode == (5 if command[0] == "sh" else 0)
     assert why in done.stderr
     assert "nothing was stored" in done.stderr
@@ -203,8 +187,8 @@ sys.exit(3)
 """
 
 
-def test_store_that_breaks_meanwhile_loses_no_trace(tmp_path):
-    done = _record(tmp_path, [sys.executable, "-c", NCCL_LOG, str(tmp_path / "store.db")], "--with", "nccl-log")
+def test_store_that_breaks_meanwhile_loses_no_trace(tmp_path, recorded):
+    done = recorded([sys.executable, "-c", NCCL_LOG, str(tmp_path / "store.db")], "--with", "nccl-log")
     assert done.returncode == 3, done.stderr
     (folder,) = tmp_path.glob(".ncclt-record-*")
     assert f"the raw files stay in {folder}" in done.stderr

@@ -22,11 +22,6 @@ from ncclt.testing.store_contract import RING, sample_recommendation
 PATIENT_S = 240.0
 TRAINING = Path(__file__).parent / "training" / "paced.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
-CLI = """
-from ncclt.cli import application
-application.COMMANDS["verify"] = "ncclt.cli.verify"
-application.app()
-"""
 
 # Enough of PyTorch for the hook.
 STAND_IN = {
@@ -78,7 +73,7 @@ def _arguments(tmp_path, options, command):
     own = [
         "verify", "--storage", _url(tmp_path), "--dir", str(tmp_path), "--warmup", "3", "--steps", "8", "--blocks", "4",
     ]  # fmt: skip
-    return [sys.executable, "-c", CLI, *own, *options, "--", *command]
+    return [*own, *options, "--", *command]
 
 
 def _environ(tmp_path, **more):
@@ -86,11 +81,15 @@ def _environ(tmp_path, **more):
     return bare | {"PYTHONPATH": str(tmp_path / "site")} | more
 
 
-def _verify(tmp_path, options, command, timeout=PATIENT_S, **environ):
-    return subprocess.run(
-        _arguments(tmp_path, options, command), env=_environ(tmp_path, **environ), capture_output=True, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def verify(nursery, tmp_path):
+    """Return a caller of `ncclt verify OPTIONS -- COMMAND`."""
+
+    def call(options, command, **environ):
+        words = _arguments(tmp_path, options, command)
+        return subprocess.CompletedProcess(words, *nursery(words, _environ(tmp_path, **environ), tmp_path))
+
+    return call
 
 
 def _url(tmp_path):
@@ -110,10 +109,10 @@ def _publish(tmp_path, decision):
         store.publish(replace(published, variables=Delivery(policy=policy, verdict=verdict), simulated=False))
 
 
-def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_them(tmp_path, job):
+def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_them(tmp_path, verify, job):
     """The recommended variables reach the job, where nothing reads them."""
     _publish(tmp_path, Decision.TUNED)
-    done = _verify(tmp_path, ["--model", "toy", "--cluster", "pair", "--json"], [*job, "100000"], SLOW="1")
+    done = verify(["--model", "toy", "--cluster", "pair", "--json"], [*job, "100000"], SLOW="1")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["verdict"]["decision"] != "tuned", document["verdict"]
@@ -124,10 +123,10 @@ def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_the
     assert stored.to_document() == document
 
 
-def test_the_ranks_of_torchrun_are_timed_and_ended_after_the_window(tmp_path):
+def test_the_ranks_of_torchrun_are_timed_and_ended_after_the_window(tmp_path, verify):
     """The second side fails at once, so that two launches do; a stand-in for PyTorch makes the many of a comparison."""
     pytest.importorskip("torch.distributed")
-    done = _verify(tmp_path, ["--base", "SLOW=1", "--env", "FAIL=1", "--json"], [*TORCHRUN, "100000"])
+    done = verify(["--base", "SLOW=1", "--env", "FAIL=1", "--json"], [*TORCHRUN, "100000"])
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["ranks"], document["hosts"]) == (2, 1)
@@ -137,8 +136,8 @@ def test_the_ranks_of_torchrun_are_timed_and_ended_after_the_window(tmp_path):
     assert failed.failure
 
 
-def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress(tmp_path, job):
-    done = _verify(tmp_path, ["--base", "SLOW=1", "--model", "toy"], [*job, "100000"])
+def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress(tmp_path, verify, job):
+    done = verify(["--base", "SLOW=1", "--model", "toy"], [*job, "100000"])
     assert done.returncode == 0, done.stderr
     header, base, tuned, verdict = done.stdout.splitlines()
     assert " ".join(header.split()) == "side launches steps p50 ms p75 ms p90 ms p95 ms"
@@ -155,32 +154,32 @@ def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress
     assert (stored.base_env, stored.tuned_env, stored.recommendation) == ((("SLOW", "1"),), (), "")
 
 
-def test_inherited_variables_are_named_and_reach_no_side(tmp_path, job):
+def test_inherited_variables_are_named_and_reach_no_side(tmp_path, verify, job):
     options = ["--env", "NCCL_PROTO=LL", "--run-to-end", "--verbose"]
-    done = _verify(tmp_path, options, [*job, "12"], NCCL_ALGO="Tree", NCCL_NET="Socket")
+    done = verify(options, [*job, "12"], NCCL_ALGO="Tree", NCCL_NET="Socket")
     assert done.returncode == 0, done.stderr
     assert "no side inherits NCCL_ALGO, NCCL_NET" in done.stderr
     lines = done.stderr.splitlines()
     assert lines.count("NCCL_PROTO") == 8
     assert lines.count("trained to the end") == 16
-    kept = _verify(tmp_path, [*options, "--keep-env"], [*job, "12"], NCCL_ALGO="Tree")
+    kept = verify([*options, "--keep-env"], [*job, "12"], NCCL_ALGO="Tree")
     assert kept.stderr.splitlines().count("NCCL_ALGO NCCL_PROTO") == 8
     assert kept.stderr.splitlines().count("NCCL_ALGO") == 8
 
 
-def test_variables_reach_the_ranks_of_mpirun(tmp_path, job):
+def test_variables_reach_the_ranks_of_mpirun(tmp_path, verify, job):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *job, "12"]
-    done = _verify(tmp_path, ["--env", "NCCL_PROTO=LL", "--run-to-end", "--verbose"], command)
+    done = verify(["--env", "NCCL_PROTO=LL", "--run-to-end", "--verbose"], command)
     assert done.returncode == 0, done.stderr
     # mpirun may put what two ranks print at once on one line.
     assert len(re.findall("NCCL_PROTO(?!=)", done.stderr)) == 16
     assert _stored(tmp_path)[0].ranks == 2
 
 
-def test_base_that_fails_stops_with_its_last_lines(tmp_path, job):
-    done = _verify(tmp_path, ["--base", "FAIL=1"], [*job, "100"])
+def test_base_that_fails_stops_with_its_last_lines(tmp_path, verify, job):
+    done = verify(["--base", "FAIL=1"], [*job, "100"])
     assert done.returncode == 1
     assert "exit code 1\nno such network" in done.stderr
     assert "hint: " in done.stderr
@@ -188,8 +187,8 @@ def test_base_that_fails_stops_with_its_last_lines(tmp_path, job):
     assert not _stored(tmp_path)
 
 
-def test_tuned_side_that_fails_is_disqualified_and_kept(tmp_path, job):
-    done = _verify(tmp_path, ["--env", "FAIL=1"], [*job, "100"])
+def test_tuned_side_that_fails_is_disqualified_and_kept(tmp_path, verify, job):
+    done = verify(["--env", "FAIL=1"], [*job, "100"])
     assert done.returncode == 0, done.stderr
     assert "verdict: keep-default: the policy is disqualified: exit code 1" in done.stdout
     assert "launch 2, tuned, failed: exit code 1\nno such network" in done.stderr
@@ -199,29 +198,29 @@ def test_tuned_side_that_fails_is_disqualified_and_kept(tmp_path, job):
 
 
 @pytest.mark.parametrize("training", [["4"], ["0"]])
-def test_training_that_ends_before_the_window_is_a_failure(tmp_path, job, training):
-    done = _verify(tmp_path, ["--env", "X=1"], [*job, *training])
+def test_training_that_ends_before_the_window_is_a_failure(tmp_path, verify, job, training):
+    done = verify(["--env", "X=1"], [*job, *training])
     assert done.returncode == 1
     assert "no step times: " in done.stderr
 
 
-def test_keep_default_leaves_nothing_to_verify(tmp_path, job):
+def test_keep_default_leaves_nothing_to_verify(tmp_path, verify, job):
     _publish(tmp_path, Decision.KEEP_DEFAULT)
-    done = _verify(tmp_path, ["--model", "toy", "--cluster", "pair"], [*job, "100"])
+    done = verify(["--model", "toy", "--cluster", "pair"], [*job, "100"])
     assert done.returncode == 3
     assert "there is nothing to verify: " in done.stderr
     assert "--env NAME=VALUE" in done.stderr
     assert not _stored(tmp_path)
 
 
-def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, job):
+def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, verify, job):
     _publish(tmp_path, Decision.TUNED)
     marker = tmp_path / "ran"
     options = ["--model", "toy", "--cluster", "pair", "--dry-run"]
-    told = json.loads(_verify(tmp_path, [*options, "--json"], ["touch", str(marker)]).stdout)
+    told = json.loads(verify([*options, "--json"], ["touch", str(marker)]).stdout)
     assert told["tuned_env"]["NCCL_ALGO"]
     assert told["order"] == ["base", "tuned", "tuned", "base"] * 4
-    assert "NCCL_ALGO=" in _verify(tmp_path, options, ["touch", str(marker)]).stdout
+    assert "NCCL_ALGO=" in verify(options, ["touch", str(marker)]).stdout
     assert not marker.exists()
     assert not _stored(tmp_path)
 
@@ -239,8 +238,8 @@ def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, job):
         (["--env", "A=1", "--model", "a", "--profile", "b"], "--profile"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, options, said):
-    done = _verify(tmp_path, options, ["true"])
+def test_what_makes_no_sense_is_refused(tmp_path, verify, options, said):
+    done = verify(options, ["true"])
     assert done.returncode == 2
     assert said in done.stderr
 
@@ -249,7 +248,10 @@ def test_what_makes_no_sense_is_refused(tmp_path, options, said):
 def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, job, start, number):
     """Ranks of torchrun open sessions of their own, as the sleeper does: they are ended, too."""
     arguments = _arguments(tmp_path, ["--base", "SLEEPER=1", "--run-to-end"], [*job, "1000000"])
-    running = start(arguments, env=_environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = start(
+        [sys.executable, "-m", "ncclt", *arguments], env=_environ(tmp_path),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     deadline = time.monotonic() + PATIENT_S
     while not list(tmp_path.glob(".ncclt-record-*/ranks/*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
