@@ -1,4 +1,4 @@
-"""A long study on a bad cluster: two hundred launches of which every fifth fails, and fifty times `kill -9`.
+"""A long study on a bad cluster: a hundred launches of which every fifth fails, and a dozen times `kill -9`.
 
 All processes are real; the times are those of the simulated cluster. What fails is drawn from a seed.
 """
@@ -8,15 +8,11 @@ import os
 import random
 import runpy
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-
-import pytest
 
 from ncclt.core.assemble import assemble, collect_times
 from ncclt.core.cluster import Cluster
@@ -60,7 +56,8 @@ SETTINGS = [
         )
     ),
 ]  # fmt: skip
-LAUNCHES = 200
+LAUNCHES = 4 * len(SETTINGS)
+"""Four of each setting; by the seed below each fault is drawn, one of them by what wins."""
 
 # Wrong data is left out, for a setting that gave it once is out for good; and lost nodes, which end a study.
 FAULTS = {
@@ -116,7 +113,7 @@ def test_every_fifth_launch_fails_and_nothing_else_changes(tmp_path):
         STAND_IN["install"](folder, **told())
         good = study(folder, store, word, SETTINGS, timeout_s=120.0)
         (folder / "launches").unlink()
-        STAND_IN["install"](folder, **told(faults={"seed": 9, "share": SHARE, "kinds": KINDS}))
+        STAND_IN["install"](folder, **told(faults={"seed": 2580, "share": SHARE, "kinds": KINDS}))
         trials = study(
             folder, store, word, list(itertools.islice(itertools.cycle(SETTINGS), LAUNCHES)), timeout_s=HANG_S
         )
@@ -136,51 +133,36 @@ def test_every_fifth_launch_fails_and_nothing_else_changes(tmp_path):
     assert winner(trials) == winner(good)
 
 
-KILLS = 50
+KILLS = 12
+"""So many that each moment is drawn three times or more: after no, one and two launches of this start."""
 
 
-@pytest.fixture
-def nursery(tmp_path):
-    """A process that has loaded ncclt and forks a tuner on request, so that fifty starts do not load it fifty times."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL", "SLURM", "XDG_"))}
-    process = subprocess.Popen(
-        [sys.executable, str(FAKES / "tuner_nursery.py")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-        env={**environment, "HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.stdin.close()
-    process.stdout.close()
-    assert process.wait(30) == 0
-
-
-def test_a_tuner_killed_fifty_times_loses_nothing(nursery, tmp_path):
+def test_a_tuner_killed_again_and_again_loses_nothing(nursery, tmp_path):
     """What was stored stays as it is, at most the launch in flight is lost each time, and nothing is left running."""
     folder = tmp_path / "build"
     folder.mkdir()
-    # Now and then a launch hangs, so that the tuner dies while it waits.
-    STAND_IN["install"](folder, **told(faults={"seed": 8, "share": 0.1, "kinds": ["hang", "stubborn_child"]}))
+    # Now and then a launch hangs, so that the tuner dies while it waits; by this seed two of each kind within nine.
+    STAND_IN["install"](folder, **told(faults={"seed": 275, "share": 0.2, "kinds": ["hang", "stubborn_child"]}))
     word = uuid.uuid4().hex
     argv = [
         "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "8",
         "--launcher", "local", "--nccl-tests", str(folder), "--trials", "500", "--patience", "0", "--quiet",
         "--storage", "sqlite:///ncclt.db",
     ]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL", "SLURM", "XDG_"))}
+    environment |= {"HOME": str(tmp_path), "NCCLT_TEST_WORD": word}
     moments = random.Random(2)
     kept: list = []
     for kill in range(1, KILLS + 1):
-        nursery.stdin.write(f"{word} {' '.join(argv)}\n")
-        nursery.stdin.flush()
-        tuner = int(nursery.stdout.readline())
+        tuner = nursery.begin(argv, environment, tmp_path)
         # While it reads, thinks, launches, waits or stores: some launches later and a moment more.
         try:
             wait_for_launches(folder, more=moments.randrange(3))
             time.sleep(moments.uniform(0.0, 0.2))
         finally:
             os.kill(tuner, signal.SIGKILL)
-        ended = int(nursery.stdout.readline())
-        assert ended == -signal.SIGKILL, (tmp_path / "tuner.log").read_text()[-3000:]
+        ended, _out, err = nursery.end()
+        assert ended == -signal.SIGKILL, err[-3000:]
         assert LEFTOVERS["soon_gone"](word) == [], "the guardian ends what a killed tuner was waiting for"
 
         trials = stored(tmp_path)
@@ -188,7 +170,7 @@ def test_a_tuner_killed_fifty_times_loses_nothing(nursery, tmp_path):
         assert [trial.number for trial in trials] == sorted({trial.number for trial in trials})
         assert len(trials) <= launched(folder) <= len(trials) + kill, "at most the launch in flight is lost"
         kept = trials
-    assert len(kept) > KILLS / 3, "it went on from where it was"
+    assert len(kept) > KILLS / 6, "it went on from where it was"
     hung = {line.split()[1] for line in (folder / "drawn").read_text().splitlines()}
     assert hung == {"hang", "stubborn_child"}, "some were killed while they waited"
 
