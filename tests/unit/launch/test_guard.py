@@ -154,7 +154,7 @@ from ncclt.launch.guard import results_folder
 from ncclt.launch.launcher import LaunchPlan
 from ncclt.launch.process import ProcessSession
 with results_folder("trial-", parent=Path(sys.argv[1])) as folder:
-    late = ("trap 'sleep 1; mkdir -p \\"$0\\"; echo late >\\"$0/late\\"; exit' TERM; echo >\\"$0/begun\\"; "
+    late = ("trap 'sleep 1; echo late >\\"$0/late\\"; exit' TERM; echo >\\"$0/begun\\"; "
             "while :; do sleep 0.1; done")
     ProcessSession(LaunchPlan(argv=("sh", "-c", late, str(folder)), timeout_s=600.0), environment=os.environ).run()
 """

@@ -71,6 +71,16 @@ def test_what_others_are_launching_is_neither_proposed_nor_forgotten(space, work
     assert len({(s.algorithm, s.protocol) for s in running}) >= 3
 
 
+def test_while_others_launch_every_setting_the_default_is_launched_again(space, workload, cluster):
+    """It is one side of each comparison; where nothing is left to compare, nothing is launched."""
+    near = next(s for s in space.distinct if not s.is_default)
+    made = [Launch(setting=DEFAULT, times_us=(20.0, 1000.0)), Launch(setting=near, times_us=(19.6, 985.0))]
+    sampler = PolicySampler(space, workload, cluster)
+
+    assert sampler.decide(made, running=space.distinct[1:]).setting == DEFAULT
+    assert sampler.decide(made, running=space.distinct) is None
+
+
 def test_the_same_launches_and_seed_give_the_same_choice(space, workload, cluster, landscape):
     first, second = (walk(PolicySampler(space, workload, cluster, seed=4), workload, landscape, 14) for _ in range(2))
 
