@@ -1,6 +1,5 @@
 """The simulated cluster: determinism, refusals, silent corruption, and gaps to the default of a believable size."""
 
-
 import pytest
 
 from ncclt.core.cluster import Cluster
