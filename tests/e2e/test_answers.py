@@ -1,0 +1,121 @@
+"""The same question has the same answer: study, policy, verdict and environment of every shipped workload and cluster.
+
+All of it is asked for by the command line, so that no change behind it needs a change here. After a wanted change of an
+answer run this once with NCCLT_UPDATE_GOLDEN=1, and read the difference.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ncclt.cli import main
+from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "answers.jsonl"
+CLUSTERS = sorted(shipped_clusters(profiles_folder()))
+WORKLOADS = sorted(shipped_workloads(profiles_folder()))
+UPDATE = bool(os.environ.get("NCCLT_UPDATE_GOLDEN"))
+THOROUGH = dict(zip(CLUSTERS, ["bert", "gpt2", "llama-7b", "resnet101", "bert-large", "vit-l-32"], strict=True))
+"""One workload per cluster is searched for longer, so that policies are proven, too."""
+
+
+NOTHING_FITS = 3
+"""Exit code of `ncclt env` where the verdict is undecided."""
+
+
+def command(*words):
+    """Run a command in this process and return its exit code and what it prints."""
+    out, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        patch.setattr(sys, "argv", ["ncclt", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code in (0, NOTHING_FITS), errors.getvalue()
+    return ended.value.code, out.getvalue()
+
+
+def answer(cluster, workload, folder):
+    """Return what one pair comes to, as plain values; times with 6 digits, no ids, no dates, no sentences."""
+    storage = ("--storage", f"sqlite:///{folder / f'{workload}.db'}")
+    # A store for each pair: what other studies found best would be tried early.
+    trials = "12" if THOROUGH[cluster] == workload else "3"
+    _, document = command(
+        "tune", "--launcher", "simulate", "--cluster", cluster, "--model", workload, "--seed", "0", "--trials", trials,
+        "--blocks", "8" if THOROUGH[cluster] == workload else "4", "--quiet", "--json", *storage,
+    )  # fmt: skip
+    found = json.loads(document)
+    variables = found["variables"]
+    shape = [word for name in ("nodes", "gpus_per_node", "nccl_version")
+             for word in (f"--{name.replace('_', '-')}", str(found[name]))]  # fmt: skip
+    code, text = command("env", "--cluster", cluster, "--model", workload, *shape, *storage)
+    return {
+        "cluster": cluster,
+        "workload": workload,
+        "shape": [found[name] for name in ("nodes", "gpus_per_node", "nccl_version")],
+        "launches": list(found["launches"].values()),
+        "trials": [f"{settled(trial['setting'])} {digits(trial['time_per_step_us'])}" for trial in found["trials"]],
+        "rules": [settled(rule) for rule in found["policy"]["rules"]],
+        "parameters": found["policy"]["parameters"],
+        "decision": found["verdict"],
+        "speedup": digits(found["speedup"]),
+        "by variables": variables and [variables["verdict"]["decision"], digits(variables["verdict"]["speedup"])],
+        "exit": code,
+        "environment": [
+            re.sub(r"(NCCLT_RECOMMENDATION)=.*", r"\1=", line) for line in text.splitlines() if not line.startswith("#")
+        ],
+    }
+
+
+def settled(row):
+    """Return the values of a setting or a rule in one line, those of its parameters with their names."""
+    words = [
+        ",".join(f"{name}={number}" for name, number in value.items()) if isinstance(value, dict) else str(value)
+        for value in row.values()
+    ]
+    return " ".join(words) or "default"
+
+
+def digits(value):
+    return value if value is None else float(f"{value:.6g}")
+
+
+@pytest.fixture
+def own_home(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("NCCL", "SLURM", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_every_answer_is_the_recorded_one(cluster, own_home):
+    recorded = [json.loads(line) for line in GOLDEN.read_text().splitlines()] if GOLDEN.exists() else []
+    found = [answer(cluster, workload, own_home) for workload in WORKLOADS]
+    if UPDATE:  # in one process: each cluster writes the whole file
+        kept = [row for row in recorded if row["cluster"] != cluster]
+        recorded = sorted([*kept, *found], key=lambda row: (row["cluster"], row["workload"]))
+        GOLDEN.write_text("".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in recorded))
+    known = {row["workload"]: row for row in recorded if row["cluster"] == cluster}
+
+    assert [row["workload"] for row in found] == list(known)
+    differences = [
+        f"{workload} on {cluster}: {part}: {was!r} is now {now!r}"
+        for workload, row in zip(WORKLOADS, found, strict=True)
+        for part in row
+        for was, now in differing(known[workload][part], row[part])
+    ]
+    assert differences == []
+
+
+def differing(was, now):
+    """Give what differs: of lists of equal length the entries, else the whole."""
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return [pair for pair in zip(was, now, strict=True) if pair[0] != pair[1]]
+    return [] if was == now else [(was, now)]
