@@ -23,8 +23,8 @@ class PluginBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         sys.path.insert(0, str(root / "tuner"))
         try:
             from ncclt.errors import NccltError
-            from ncclt.plugin import LIBRARY_NAME
-            from ncclt.plugin.build import build
+            from ncclt.nccl.tuner_plugin import LIBRARY_NAME
+            from ncclt.nccl.tuner_plugin.build import build
         finally:
             sys.path.remove(str(root / "tuner"))
         try:
@@ -32,6 +32,6 @@ class PluginBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         except NccltError as error:
             self.app.display_warning(f"the wheel comes without the NCCL tuner plugin: {error.message} ({error.hint})")
             return
-        build_data["force_include"][str(library)] = f"ncclt/plugin/{LIBRARY_NAME}"
+        build_data["force_include"][str(library)] = f"ncclt/nccl/tuner_plugin/{LIBRARY_NAME}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

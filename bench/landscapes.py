@@ -22,12 +22,12 @@ from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload, workload_from_document
 from ncclt.errors import LandscapeError, NccltError
+from ncclt.measure.simulated import Landscape, SimulatedRunner
+from ncclt.measure.simulated.landscape import Curve
+from ncclt.measure.simulated.landscape_cluster import guess_cluster
+from ncclt.measure.simulated.landscape_pick import pick_one
+from ncclt.measure.simulated.landscape_rows import Row, read_rows
 from ncclt.search.space import SearchSpace, cluster_space, recorded_space
-from ncclt.simulate import Landscape, SimulatedRunner
-from ncclt.simulate.landscape import Curve
-from ncclt.simulate.landscape_cluster import guess_cluster
-from ncclt.simulate.landscape_pick import pick_one
-from ncclt.simulate.landscape_rows import Row, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "measurements"

@@ -25,11 +25,11 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
-from ncclt.journal import StudyJournal
-from ncclt.runners import Ground, simulated_ground
+from ncclt.measure.testbed import Ground, simulated_ground
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.store import open_store
+from ncclt.store.journal import StudyJournal
 from ncclt.store.shipped import profiles_folder, shipped_workloads
 from ncclt.tune import TuneRequest, study_of
 

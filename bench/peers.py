@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.core.study import Trial
 from ncclt.core.workload import Workload

@@ -24,19 +24,19 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.compile import variables_for_setting
-from ncclt.core.legality import Algorithm, Protocol
-from ncclt.core.level import Level
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
 from ncclt.launch import launcher_module
 from ncclt.launch.launcher import JobShape, Launcher
-from ncclt.launched import LaunchedRunner, PersistentRunner
-from ncclt.measure.torch_collectives import TorchCollectives
-from ncclt.plugin.build import build, compiler
+from ncclt.measure import LaunchedRunner, PersistentRunner
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.nccl.compile import variables_for_setting
+from ncclt.nccl.switching import Level
+from ncclt.nccl.tuner_plugin.build import build, compiler
 
 TARGET = 10.0
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ncclt.plugin.build import FLAGS, compiler, source_folder, sources
+from ncclt.nccl.tuner_plugin.build import FLAGS, compiler, source_folder, sources
 
 TARGET_NS = 60.0
 

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.expectation import expectation
-from ncclt.core.fabric import Finding, Part, Section, State
-from ncclt.preflight import TOLERANCE, PreflightRequest, preflight
-from ncclt.preflight.soundings import Soundings
-from ncclt.simulate.fabric import SimulatedFabric, Weakness
+from ncclt.core.preflight import Finding, Part, Section, State
+from ncclt.health.preflight import TOLERANCE, PreflightRequest, preflight
+from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.simulated import SimulatedFabric, Weakness
+from ncclt.health.preflight.soundings import Soundings
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 NODES = (8, 32, 128)

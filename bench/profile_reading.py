@@ -28,7 +28,7 @@ TARGET_PEAK_MB = 400
 
 
 def with_ncclt(path: Path) -> Callable[[], object]:
-    from ncclt.profiling import read_workload, reader_named
+    from ncclt.profile import read_workload, reader_named
 
     reader_named("kineto")
     return lambda: {m.message.size_bytes: m.calls_per_step for m in read_workload([path], name="bench").messages}

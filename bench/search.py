@@ -8,7 +8,7 @@ independent between launches and messages; every launch counts, the default's fi
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
 message the fastest setting that is confirmed, else the default. Confirmed: with a probability of
 0.6 or more, given the noise between launches and how often both were launched, it beats the default by 1 %
-(`ncclt.core.assemble`). Regret = true time per step of that over the one of the ideal policy, minus 1.
+(`ncclt.search.assemble`). Regret = true time per step of that over the one of the ideal policy, minus 1.
 
     python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
     python bench/search.py --landscape FILE.csv [--landscape ...]
@@ -34,11 +34,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import optuna
 
 from landscapes import Case, Noise, all_cases
-from ncclt.core.assemble import assemble, collect_times
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
+from ncclt.search.assemble import assemble, collect_times
 from peers import METHODS, make
 
 COUNTS = (5, 8, 12, 20)

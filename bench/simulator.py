@@ -22,11 +22,11 @@ from pathlib import Path
 from scipy.stats import kendalltau
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cost_model import nccl_choice
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import NccltError, UsageError
-from ncclt.simulate import Landscape, SimulatedRunner, load_landscape
+from ncclt.measure.simulated import Landscape, SimulatedRunner, load_landscape
+from ncclt.nccl.cost_model.model import nccl_choice
 
 FEWEST_SETTINGS = 4
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measurements"

@@ -1,6 +1,6 @@
 """How often is a verdict wrong, and how soon is it right, beside what the best of many trials would have claimed?
 
-Each study proves one policy against the default with the code of `ncclt tune` (`search.prove`, `core.proof`); only the
+Each study proves one policy against the default with the code of `ncclt tune` (`prove.interleave`, `prove.proof`); only the
 launches are invented, so the truth is known. Unless a case says otherwise one launch in a hundred takes five times as
 long, and all times rise by 10 % in a straight line over the longest run.
 
@@ -23,18 +23,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.proof import verdict_of
 from ncclt.core.recommendation import Decision
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.core.verdict import MIN_EFFECT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.search.prove import MAX_BLOCKS, prove
+from ncclt.prove.interleave import MAX_BLOCKS, prove
+from ncclt.prove.proof import verdict_of
+from ncclt.prove.verdict import MIN_EFFECT
 from ncclt.testing.fakes import FakeJournal
 
 CLUSTER = Cluster(

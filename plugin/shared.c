@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-_Static_assert(sizeof(struct ncclt_shared_slot) == 8224, "the layout is shared with ncclt.plugin.shared_table");
-_Static_assert(sizeof(struct ncclt_shared) == 16480, "the layout is shared with ncclt.plugin.shared_table");
+_Static_assert(sizeof(struct ncclt_shared_slot) == 8224, "the layout is shared with ncclt.nccl.tuner_plugin.shared_table");
+_Static_assert(sizeof(struct ncclt_shared) == 16480, "the layout is shared with ncclt.nccl.tuner_plugin.shared_table");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a 64-bit load must not lock");
 
 /* A controller that switches faster than a reader reads breaks its duty; a call must end all the same. */

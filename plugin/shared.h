@@ -1,6 +1,6 @@
 /* A table in shared memory, which a controller switches between two collectives: trials without a new communicator.
  *
- * The memory that NCCLT_POLICY_SHM names, in the byte order of the machine (ncclt.plugin.shared_table writes it). It is
+ * The memory that NCCLT_POLICY_SHM names, in the byte order of the machine (ncclt.nccl.tuner_plugin.shared_table writes it). It is
  * a memfd, named as /proc/self/fd/NUMBER or /proc/PID/fd/NUMBER and sealed against shrinking: a file that is truncated
  * while it is mapped ends its reader with SIGBUS, and with it the training.
  *

@@ -18,7 +18,7 @@ from pathlib import Path
 from shapes import nasnet, resnet, transformers
 
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.profiling.model import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages, unfused_messages
+from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages, unfused_messages
 
 WORKLOADS = Path(__file__).parent / "workloads"
 CREATED = "2026-11-21"

@@ -46,15 +46,15 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = Path("tuner/ncclt")
 # The tests of a package, near ones first.
 TESTS = {
-    "core": ["unit/core", "unit/test_decision.py", "unit/test_check.py", "unit/test_verify.py", "unit/test_delivery.py",
-             "unit/test_attestation.py", "unit/test_tune.py", "unit/simulate/test_truth.py",
-             "unit/profiling/test_merge_ranks.py"],
-    "search": ["unit/search", "unit/test_tune.py", "unit/test_decision.py"],
+    "core": ["unit/core", "unit/deliver/test_agreement.py", "unit/prove/test_recheck.py", "unit/prove/test_step_times.py", "unit/deliver/test_handover.py",
+             "unit/deliver/test_witnesses.py", "unit/test_tune.py", "unit/measure/simulated/test_truth.py",
+             "unit/profile/test_merge_ranks.py"],
+    "search": ["unit/search", "unit/test_tune.py", "unit/deliver/test_agreement.py"],
     "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/test_tune.py", "unit/cli"],
-    "launch": ["unit/launch", "contract/test_launchers.py", "unit/launched", "unit/test_grounds.py",
-               "unit/test_job.py",
+    "launch": ["unit/launch", "contract/test_launchers.py", "unit/launched", "unit/measure/test_launched_testbed.py",
+               "unit/deliver/test_job.py",
                "integration/test_launchers.py", "integration/test_kubernetes.py", "integration/test_ssh.py"],
-    "client.py": ["unit/test_client.py", "unit/test_client_hostile.py", "integration/test_run.py"],
+    "client.py": ["unit/client/test_fetch.py", "unit/client/test_fetch_hostile.py", "integration/test_run.py"],
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Write the allow-list of variables and values into ncclt/answer.py from the catalogue of parameters, or check it.
+"""Write the allow-list of variables and values into ncclt/client/answer.py from the catalogue of parameters, or check it.
 
     python tuner/generate_answer_values.py            write it
     python tuner/generate_answer_values.py --check    exit 1 where it differs
@@ -12,10 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ncclt.core.legality import LEGAL, Algorithm, Protocol
-from ncclt.core.message import Collective
-from ncclt.core.parameters import CATALOGUE, MOST_SOCKETS, SET_BY_RULES
-from ncclt.core.selection import (
+from ncclt.core.algo_proto_text import (
     ALGORITHM_WORDS,
     BASE_ALGORITHMS,
     BASE_NEEDED_SINCE,
@@ -24,6 +21,9 @@ from ncclt.core.selection import (
     PER_COLLECTIVE_SINCE,
     PROTOCOL_WORDS,
 )
+from ncclt.core.algorithms import LEGAL, Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.nccl.parameters import CATALOGUE, MOST_SOCKETS, SET_BY_RULES
 
 ANSWER = Path(__file__).parent / "ncclt" / "answer.py"
 FIRST = "# Written by tuner/generate_answer_values.py from the catalogue; `make lint` compares.\n# fmt: off\n"
@@ -68,7 +68,7 @@ def _filled(entries: list[str], *, indent: int = 4) -> list[str]:
 def _algorithms(collective: Collective) -> tuple[list[Algorithm], list[Algorithm]]:
     """Return the algorithms that reach every call of a collective, and those that it has for some calls only.
 
-    What NCCL has in every protocol it has for every size, dtype and operation too (core/legality.py).
+    What NCCL has in every protocol it has for every size, dtype and operation too (core/algorithms.py).
     """
     always = [a for a, protocols in LEGAL[collective].items() if protocols == frozenset(Protocol)]
     return always, [a for a in LEGAL[collective] if a not in always]
@@ -81,7 +81,7 @@ def _protocols(_: Collective) -> tuple[list[Protocol], list[Protocol]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the block; return the exit status."""
-    parser = argparse.ArgumentParser(description="Write the allow-list into ncclt/answer.py.")
+    parser = argparse.ArgumentParser(description="Write the allow-list into ncclt/client/answer.py.")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where it differs")
     options = parser.parse_args(arguments)
     text = ANSWER.read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = text[:before] + block() + text[after:]
     if options.check:
         if wanted != text:
-            sys.stderr.write("differs: ncclt/answer.py; run tuner/generate_answer_values.py\n")
+            sys.stderr.write("differs: ncclt/client/answer.py; run tuner/generate_answer_values.py\n")
         return int(wanted != text)
     ANSWER.write_text(wanted, encoding="utf-8")
     return 0

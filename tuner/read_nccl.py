@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_library import TABLES, Library, read_library
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
 
 PROJECTS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"

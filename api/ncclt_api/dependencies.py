@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.store.store import Store
 
 

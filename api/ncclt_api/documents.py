@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.payback import payback_of
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
+from ncclt.prove.payback import payback_of
 from ncclt.store import CatalogueEntry, StudySummary
 from ncclt.store.store import Store
 from ncclt_api.schemas import (

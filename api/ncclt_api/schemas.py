@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import LINK_CLASSES
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclt.attestation import observe
 from ncclt.core.attestation import Outcome
 from ncclt.core.message import Collective
+from ncclt.deliver.witnesses import observe
 
 _CHOSEN = " Bytes -> "
 """Marks a TUNING line (nccl.md, 8.3)."""

@@ -27,14 +27,14 @@ from typing import Any
 
 from live import LiveRanks, Place, add_options, place_of
 
-from ncclt.core.legality import choices, is_legal
+from ncclt.core.algorithms import choices, is_legal
 from ncclt.core.message import Message, format_bytes
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NccltError, UsageError
-from ncclt.simulate import load_landscape
-from ncclt.simulate.landscape_rows import OPTIONAL, REQUIRED
+from ncclt.measure.simulated import load_landscape
+from ncclt.measure.simulated.landscape_rows import OPTIONAL, REQUIRED
 from ncclt.store.shipped import profiles_folder, shipped_workloads
 
 MIB = 1 << 20

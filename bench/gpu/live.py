@@ -29,8 +29,8 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NccltError
-from ncclt.plugin import find
-from ncclt.plugin.build import build
+from ncclt.nccl.tuner_plugin import find
+from ncclt.nccl.tuner_plugin.build import build
 
 _GRACE_S = 30.0
 """Beyond a command's own limit: the child ends itself in time, unless it cannot."""

@@ -22,13 +22,13 @@ from typing import Any
 from choices import Choice, Choices, LogParts
 from live import UNSET, LiveRanks, Place, add_options, place_of, without_plugin
 
-from ncclt.attestation import attest_files
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Delivered, Effect, Form
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.render_table import NO_UPPER_END, table_checksum
-from ncclt.core.selection import COLLECTIVE_WORDS
+from ncclt.deliver.render.table import NO_UPPER_END, table_checksum
+from ncclt.deliver.witnesses import attest_files
 from ncclt.errors import NccltError
 
 KIB, MIB = 1 << 10, 1 << 20

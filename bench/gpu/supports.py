@@ -13,7 +13,7 @@ from pathlib import Path
 from nccl import Library, find_library
 from recipes import RECIPES
 
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import NccltError
 
 

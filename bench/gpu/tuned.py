@@ -23,15 +23,15 @@ import optuna
 from landscape import channels_found, grid, workload_of
 from live import UNSET, LiveRanks, add_options, place_of
 
-from ncclt.attestation import attest_files, delivered_of
 from ncclt.core.attestation import Attestation, Form
 from ncclt.core.message import format_bytes
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.render_table import render_table
 from ncclt.core.study import Study, Trial
-from ncclt.core.version import NcclVersion
+from ncclt.deliver.render.table import render_table
+from ncclt.deliver.witnesses import attest_files, delivered_of
 from ncclt.errors import NccltError
-from ncclt.runners import Ground
+from ncclt.measure.testbed import Ground
 from ncclt.search.loop import Budget, Progress
 from ncclt.store import open_store
 from ncclt.store.store import utc_now

@@ -32,13 +32,13 @@ from nccl import Library, NcclCallError
 from ranks import Ranks, Timing
 from recipes import RECIPES
 
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.message import Collective, Message
-from ncclt.core.selection import COLLECTIVE_WORDS
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting, setting_from_document
 from ncclt.core.trial import Outcome
-from ncclt.core.version import NcclVersion
 from ncclt.errors import NccltError
-from ncclt.plugin.shared_table import VARIABLE, SharedRow, SharedTable
+from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedRow, SharedTable
 
 _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.attestation import delivered_of
 from ncclt.core.attestation import Form, Observed, Use, Witness
 from ncclt.core.attestation import Outcome as Chosen
-from ncclt.core.effect import attest
 from ncclt.core.message import Collective
 from ncclt.core.verification import Side, StepLaunch, Verification
+from ncclt.deliver.effect import attest
+from ncclt.deliver.witnesses import delivered_of
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import open_store, published
 from ncclt.store.readonly import known_names

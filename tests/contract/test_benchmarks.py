@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.measure import BENCHMARKS, benchmark_module
-from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
-from ncclt.measure.nccl_tests import NcclTests
-from ncclt.measure.nccl_tests_features import NcclTestsFeatures
-from ncclt.measure.torch_collectives import TorchCollectives, worker_word
+from ncclt.measure.benchmarks import BENCHMARKS, benchmark_module
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives, worker_word
 from ncclt.testing.benchmark_contract import BenchmarkContract
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profiling import reader_named
+from ncclt.profile import reader_named
 from ncclt.testing.reader_contract import ReaderContract
 
 EXPECTED = {

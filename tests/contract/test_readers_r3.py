@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profiling import READERS, reader_named
+from ncclt.profile import READERS, reader_named
 from ncclt.testing.reader_contract import ReaderContract
 
 

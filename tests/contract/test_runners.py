@@ -7,7 +7,7 @@ import pytest
 from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
-from ncclt.simulate import ReplayRunner, SimulatedRunner, load_landscape
+from ncclt.measure.simulated import ReplayRunner, SimulatedRunner, load_landscape
 from ncclt.testing.runner_contract import RunnerContract
 
 PAIR = Cluster(

@@ -14,22 +14,22 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ncclt.core.assemble import assemble, collect_times
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.compile import variables_for_setting
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.journal import StudyJournal
 from ncclt.launch.local import LocalLauncher
-from ncclt.launched import LaunchedRunner, TimeoutRule, Timeouts
-from ncclt.measure.nccl_tests import NcclTests
-from ncclt.measure.nccl_tests_features import NcclTestsFeatures
-from ncclt.search.launching import launch
+from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
+from ncclt.measure.trial import launch
+from ncclt.nccl.compile import variables_for_setting
+from ncclt.search.assemble import assemble, collect_times
 from ncclt.store import open_store
+from ncclt.store.journal import StudyJournal
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 STAND_IN = runpy.run_path(str(FAKES / "nccl_tests_stand_in.py"))

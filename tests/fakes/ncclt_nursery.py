@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 import ncclt.cli.run_prepare
-import ncclt.client  # noqa: F401  as the line above: loaded once for all
+import ncclt.client.fetch  # noqa: F401  as the line above: loaded once for all
 from ncclt.cli import main
 
 LONGEST_S = 600

@@ -3,12 +3,12 @@
 import json
 import sys
 
+from ncclt.core.algo_proto_text import remaining_pairs
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message, parse_dtype
-from ncclt.core.selection import remaining_pairs
 from ncclt.core.setting import Setting
-from ncclt.measure.nccl_tests_features import PROGRAMS
-from ncclt.simulate.runner import SimulatedRunner
+from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
+from ncclt.measure.simulated.runner import SimulatedRunner
 
 
 def setting_of(forced, collective, version):

@@ -39,10 +39,10 @@ def fuzz(name: str, corpus: str, findings: str, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["ncclt"]):
-        import ncclt.profiling
+        import ncclt.profile
         from ncclt.errors import NccltError
 
-        reader = ncclt.profiling.reader_named(name)
+        reader = ncclt.profile.reader_named(name)
     path = Path(tempfile.mkdtemp()) / "input"
 
     def one_input(data: bytes) -> None:
@@ -82,7 +82,7 @@ def main() -> int:
         fuzz(name, corpus, findings, int(seconds))
         return 0
 
-    from ncclt.profiling import reader_names
+    from ncclt.profile import reader_names
 
     names = arguments.reader or list(reader_names())
     share = max(1, arguments.seconds // len(names))

@@ -8,10 +8,10 @@ import pytest
 
 from ncclt.core.cluster import cluster_from_document
 from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
-from ncclt.core.render import render
-from ncclt.core.version import NcclVersion
+from ncclt.deliver.render.formats import render
 from ncclt.errors import SettingError
 from ncclt.search.space import cluster_space
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads

@@ -21,12 +21,12 @@ from ncclt.core.trial import Outcome
 from ncclt.errors import NodesLostError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.local import LocalLauncher
-from ncclt.launch.mpirun import MpirunLauncher, ask_mpi_flavour
-from ncclt.launch.slurm import SlurmLauncher
-from ncclt.launch.slurm_allocation import allocation_of
-from ncclt.launched import LaunchedRunner, TimeoutRule, Timeouts, asking
-from ncclt.measure.nccl_tests import NcclTests
-from ncclt.measure.nccl_tests_features import detect
+from ncclt.launch.mpi.launcher import MpirunLauncher, ask_mpi_flavour
+from ncclt.launch.slurm.allocation import allocation_of
+from ncclt.launch.slurm.launcher import SlurmLauncher
+from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts, asking
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.benchmarks.nccl_tests.features import detect
 
 HERE = Path(__file__).parent
 FAKES = runpy.run_path(str(HERE.parent / "fakes" / "nccl_tests_stand_in.py"))

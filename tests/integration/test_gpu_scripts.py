@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.plugin.build import build, compiler, source_folder
-from ncclt.simulate import ReplayRunner, load_landscape
+from ncclt.measure.simulated import ReplayRunner, load_landscape
+from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder
 from ncclt.testing.runner_contract import RunnerContract
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.message import Collective
-from ncclt.profiling import read_workload
+from ncclt.profile import read_workload
 
 SEEN = Path(__file__).parents[1] / "golden" / "h100"
 GRADIENTS = {9_443_328, 18_886_656, 28_329_984}

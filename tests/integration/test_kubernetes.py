@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.launch import kubernetes_driver
-from ncclt.launch.kubernetes import KubernetesLauncher
-from ncclt.launch.kubernetes_manifests import Site
-from ncclt.launch.kubernetes_pods import Progress, Stage
+from ncclt.launch.kubernetes import driver as kubernetes_driver
+from ncclt.launch.kubernetes.launcher import KubernetesLauncher
+from ncclt.launch.kubernetes.manifests import Site
+from ncclt.launch.kubernetes.pods import Progress, Stage
 from ncclt.launch.launcher import JobShape
 from ncclt.testing.launcher_contract import LauncherContract
 

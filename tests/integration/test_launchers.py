@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from ncclt.launch import mpirun
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.members import members, new_mark
+from ncclt.launch.mpi import launcher as mpirun
+from ncclt.launch.process.members import members, new_mark
 from ncclt.launch.rank_check import UNFIT_CODE, unfit
 
 PATIENT_S = 120.0
@@ -84,7 +84,7 @@ def test_100_mb_of_output_cost_little_memory():
     code = (
         "import os, resource\n"
         "from ncclt.launch.launcher import LaunchPlan\n"
-        "from ncclt.launch.process import KEEP_BYTES, ProcessSession\n"
+        "from ncclt.launch.process.session import KEEP_BYTES, ProcessSession\n"
         "plan = LaunchPlan(argv=('sh', '-c', 'head -c 100000000 /dev/zero; echo end'), timeout_s=600)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "result = ProcessSession(plan, environment=os.environ).run()\n"

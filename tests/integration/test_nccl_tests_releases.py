@@ -11,9 +11,9 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
 from ncclt.launch.local import LocalLauncher
-from ncclt.launched import LaunchedRunner, asking
-from ncclt.measure.nccl_tests import NcclTests
-from ncclt.measure.nccl_tests_features import detect
+from ncclt.measure import LaunchedRunner, asking
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.benchmarks.nccl_tests.features import detect
 
 INSTALL = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"))["install"]
 RELEASES = ("2.10.0", "2.13.10", "2.14.0", "2.16.7", "2.17.3", "2.18.0", "2.19.2", "2.19.6")

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.level import Level
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.torchrun import TorchrunLauncher
-from ncclt.launched import Pace, PersistentRunner, TimeoutRule, Timeouts
-from ncclt.launched import session as session_module
-from ncclt.measure.nccl_tests import NcclTests
-from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.launch.torchrun.launcher import TorchrunLauncher
+from ncclt.measure import Pace, PersistentRunner, TimeoutRule, Timeouts
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.persistent import session as session_module
+from ncclt.nccl.switching import Level
 from ncclt.testing.runner_contract import RunnerContract
 
 pytest.importorskip("torch.distributed")

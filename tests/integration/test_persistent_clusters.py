@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.level import Level
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm import create
-from ncclt.launch.ssh import SshLauncher
-from ncclt.launched import PersistentRunner
-from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.launch.slurm.launcher import create
+from ncclt.launch.ssh.launcher import SshLauncher
+from ncclt.measure import PersistentRunner
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.nccl.switching import Level
 
 pytest.importorskip("torch.distributed")
 LEFTOVERS = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "leftovers.py"))

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.legality import Algorithm, Protocol
-from ncclt.core.level import Level
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.launched.controller import Controller
-from ncclt.measure.torch_session import session_command
-from ncclt.plugin.build import build, compiler
-from ncclt.plugin.loaded import FUNCTIONS, LoadedPlugin
+from ncclt.measure.persistent.commands import session_command
+from ncclt.measure.persistent.controller import Controller
+from ncclt.nccl.switching import Level
+from ncclt.nccl.tuner_plugin.build import build, compiler
+from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS, LoadedPlugin
 
 pytest.importorskip("torch.distributed")
 _spec = importlib.util.spec_from_file_location("persistent", Path(__file__).with_name("test_persistent.py"))

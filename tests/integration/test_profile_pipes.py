@@ -87,9 +87,8 @@ def test_the_doctor_reads_a_pipe(files, shell):
 
 def test_a_pipe_that_gives_too_much_or_nothing_is_given_up(tmp_path, monkeypatch):
     """In this process, where the limits can be lowered."""
-    from ncclt import inputs
     from ncclt.errors import TraceError
-    from ncclt.profiling import read_workload
+    from ncclt.profile import inputs, read_workload
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

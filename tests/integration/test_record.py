@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.record import CONTEXT_SETTINGS, record
-from ncclt.profiling.model import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages
+from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages
 from ncclt.store import open_store
 
 pytest.importorskip("torch.distributed")

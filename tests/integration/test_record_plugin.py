@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ncclt.core.message import Collective
-from ncclt.plugin.build import build, compiler
+from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.store import open_store
 
 NCCLT = [sys.executable, "-m", "ncclt"]
@@ -17,7 +17,7 @@ RANK = """
 import os, sys
 from contextlib import ExitStack
 from pathlib import Path
-from ncclt.plugin.loaded import FUNCTIONS, LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS, LoadedPlugin
 plugin = LoadedPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
 steps = int(sys.argv[1])
 after_step = lambda: None

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.cluster import cluster_from_document
-from ncclt.core.compile import rule_label
-from ncclt.core.legality import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
-from ncclt.core.render import FORMATS, render
 from ncclt.core.setting import max_channels
-from ncclt.core.version import NcclVersion
+from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.errors import NoRecommendationError, SettingError
+from ncclt.nccl.compile import rule_label
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 
 _CORE = Path(__file__).resolve().parents[1] / "unit" / "core"

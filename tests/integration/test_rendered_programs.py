@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.render import render
-from ncclt.core.render_shell import assignments, removals
+from ncclt.deliver.render.formats import render
+from ncclt.deliver.render.shell import assignments, removals
 
 _UNIT = Path(__file__).resolve().parents[1] / "unit" / "core" / "test_render.py"
 _spec = importlib.util.spec_from_file_location("render_samples", _UNIT)

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from ncclt.core.policy import Policy
-from ncclt.plugin.build import build, compiler
+from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.store import open_store
 from ncclt_api.app import create_app
 
@@ -28,7 +28,7 @@ SHOW = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ
 JOB = """
 import os, sys
 from pathlib import Path
-from ncclt.plugin.loaded import LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
 plugin = LoadedPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
 with plugin.communicator(api=5, ranks=8, nodes=2) as communicator:
     for size in (4096, 4096, 1 << 26):

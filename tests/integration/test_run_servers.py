@@ -54,8 +54,8 @@ def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
 
 
 def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
-    from ncclt import client
-    from ncclt.cli import offer
+    from ncclt.client import fetch as client
+    from ncclt.deliver import offer
 
     asked = []
 

@@ -14,12 +14,12 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
-from ncclt.launch.sbatch import BatchRequest, plan_batch, submit, submit_and_follow
-from ncclt.launch.slurm import SlurmLauncher, create
-from ncclt.launch.slurm_allocation import addresses_by_scontrol, allocation_of
-from ncclt.launch.slurm_follow import follow
-from ncclt.measure.benchmark import CommandOutput
-from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.launch.slurm.allocation import addresses_by_scontrol, allocation_of
+from ncclt.launch.slurm.follow import follow
+from ncclt.launch.slurm.launcher import SlurmLauncher, create
+from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit, submit_and_follow
+from ncclt.measure.benchmarks.benchmark import CommandOutput
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.testing.launcher_contract import LauncherContract
 
 PATIENT_S = 60.0
@@ -194,7 +194,7 @@ def test_kill_9_of_ncclt_leaves_no_step(slurm_cluster, allocation):
     program = (
         "import os, sys\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.slurm import create\n"
+        "from ncclt.launch.slurm.launcher import create\n"
         "launcher = create(shape=JobShape(nodes=2))\n"
         f"command = (sys.executable, '-S', '-c', {STUBBORN!r})\n"
         "launcher.run(launcher.plan(command, variables={}, timeout_s=600.0))\n"
@@ -219,7 +219,7 @@ def test_the_ranks_of_a_heterogeneous_job_are_numbered_through(slurm_cluster):
     program = (
         "import sys\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.slurm import create\n"
+        "from ncclt.launch.slurm.launcher import create\n"
         "code = 'import os; e = os.environ; print(*(e[n] for n in"
         ' ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURMD_NODENAME"]))\'\n'
         "launcher = create(shape=JobShape(nodes=2, processes_per_node=2))\n"
@@ -294,7 +294,7 @@ def test_a_study_is_submitted_and_followed(slurm_cluster, tmp_path):
     code = (
         "import sys\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.slurm import create\n"
+        "from ncclt.launch.slurm.launcher import create\n"
         "launcher = create(shape=JobShape(nodes=2))\n"
         "result = launcher.run(launcher.plan(('sh', '-c', 'echo $SLURMD_NODENAME'), variables={}, timeout_s=60.0))\n"
         "print(sorted(result.stdout.split()))\n"
@@ -343,7 +343,7 @@ def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(slurm_cluster, tmp_pa
         "import os, sys\n"
         "from pathlib import Path\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.sbatch import BatchRequest, submit_and_follow\n"
+        "from ncclt.launch.slurm.sbatch import BatchRequest, submit_and_follow\n"
         "def say(text):\n"
         "    print(text, end='', flush=True)\n"
         "request = BatchRequest(command=('sleep', '600'), shape=JobShape(), folder=Path(sys.argv[1]))\n"

@@ -17,9 +17,9 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm import create
-from ncclt.launched.outcome import judge
-from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.launch.slurm.launcher import create
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.outcome import judge
 
 HERE = Path(__file__).parent
 FAKES = runpy.run_path(str(HERE.parent / "fakes" / "nccl_tests_stand_in.py"))

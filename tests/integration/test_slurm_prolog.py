@@ -20,7 +20,7 @@ library, store, serving = alone.library, alone.store, alone.serving
 RANK = """
 import os
 from pathlib import Path
-from ncclt.plugin.loaded import LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
 plugin = LoadedPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
 with plugin.communicator(api=5, ranks=8, nodes=2) as communicator:
     communicator.ask(4, 4096)

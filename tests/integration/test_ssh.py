@@ -11,12 +11,12 @@ from ncclt.core.message import Collective, Message
 from ncclt.errors import HostLostError
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.members import members, new_mark
+from ncclt.launch.process.members import members, new_mark
 from ncclt.launch.rank_check import unfit
-from ncclt.launch.ssh import SshLauncher, create
-from ncclt.launched.outcome import judge
-from ncclt.measure.benchmark import CommandOutput
-from ncclt.measure.torch_collectives import TorchCollectives
+from ncclt.launch.ssh.launcher import SshLauncher, create
+from ncclt.measure.benchmarks.benchmark import CommandOutput
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.outcome import judge
 from ncclt.testing.launcher_contract import LauncherContract
 
 pytest.importorskip("torch.distributed")

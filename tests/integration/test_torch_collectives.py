@@ -12,9 +12,9 @@ import pytest
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure.benchmark import CommandOutput
-from ncclt.measure.torch_collectives import TorchCollectives
-from ncclt.measure.torch_collectives_result import parse_result
+from ncclt.measure.benchmarks.benchmark import CommandOutput
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.benchmarks.torch_collectives_result import parse_result
 
 pytest.importorskip("torch.distributed")
 FAULTS = Path(__file__).parents[1] / "fakes" / "torch_faults"

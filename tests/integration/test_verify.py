@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, Delivery
-from ncclt.core.version import NcclVersion
 from ncclt.store import open_store
 from ncclt.testing.store_contract import RING, sample_recommendation
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.legality import ALGORITHM_SINCE, Algorithm, Protocol
-from ncclt.core.parameters import CATALOGUE, searchable
-from ncclt.core.selection import ALGORITHM_WORDS, COLLECTIVE_WORDS, PER_COLLECTIVE_SINCE
-from ncclt.core.version import NcclVersion
-from ncclt.diagnosis.variables import OTHERS, REMOVED, REPLACED, is_known
-from ncclt.plugin.build import compiler
-from ncclt.plugin.loaded import ALGORITHMS, API_VERSIONS, FUNCTIONS, PROTOCOLS, layout
+from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS, PER_COLLECTIVE_SINCE
+from ncclt.core.algorithms import ALGORITHM_SINCE, Algorithm, Protocol
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.health.doctor.variables import OTHERS, REMOVED, REPLACED, is_known
+from ncclt.nccl.parameters import CATALOGUE, searchable
+from ncclt.nccl.tuner_plugin.build import compiler
+from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, FUNCTIONS, PROTOCOLS, layout
 
 ROOT = Path(__file__).parents[2]
 KNOWN = json.loads((ROOT / "docs" / "reference" / "nccl-versions.json").read_text(encoding="utf-8"))

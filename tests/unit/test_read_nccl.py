@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.plugin.build import compiler
+from ncclt.nccl.tuner_plugin.build import compiler
 
 TUNER = Path(__file__).parents[2] / "tuner"
 SOURCE = """

@@ -8,28 +8,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
-from ncclt.core.assemble import Times, assemble
 from ncclt.core.cluster import Cluster
-from ncclt.core.collapse import collapse
-from ncclt.core.compile import compile_policy
-from ncclt.core.cost_printed import PrintedCosts
-from ncclt.core.message_rows import MessageRow, message_rows
 from ncclt.core.policy import Policy
-from ncclt.core.proof import verdict_of
 from ncclt.core.recommendation import Delivery, Recommendation
 from ncclt.core.study import Arm, Study, StudyState, Trial
-from ncclt.core.verdict import MIN_EFFECT, nothing_better
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.journal import StudyJournal
-from ncclt.runners import Ground
-from ncclt.search.confirm import CONFIRMED_LAUNCHES, confirm, confirmed_times
-from ncclt.search.launching import measure_default, searched, stored_default
+from ncclt.measure.testbed import Ground
+from ncclt.measure.trial import measure_default, searched, stored_default
+from ncclt.nccl.compile import compile_policy
+from ncclt.nccl.cost_model.printed import PrintedCosts
+from ncclt.prove.collapse import collapse
+from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm, confirmed_times
+from ncclt.prove.interleave import MAX_BLOCKS, prove
+from ncclt.prove.message_table import MessageRow, message_rows
+from ncclt.prove.proof import verdict_of
+from ncclt.prove.verdict import MIN_EFFECT, nothing_better
+from ncclt.search.assemble import Times, assemble
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
-from ncclt.search.prove import MAX_BLOCKS, prove
 from ncclt.search.space import SearchSpace
-from ncclt.search.warm import WarmSetting, warm_start
+from ncclt.search.warm_start import WarmSetting, warm_start
+from ncclt.store.journal import StudyJournal
 from ncclt.store.store import Store
 
 _WARM_STUDIES = 50

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ncclt.core.evidence import ArmLaunch, Evidence
 from ncclt.core.study import Arm
-from ncclt.core.verdict import block_speedups
+from ncclt.prove.evidence import ArmLaunch, Evidence
+from ncclt.prove.verdict import block_speedups
 
 _LAUNCHES_PER_BLOCK = 2
 """Each arm is launched twice in a block of A B B A."""

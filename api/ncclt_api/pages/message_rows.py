@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.core.evidence import Evidence
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.workload import MessageCalls
+from ncclt.prove.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

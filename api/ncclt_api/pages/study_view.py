@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ncclt.core.evidence import collect_evidence
 from ncclt.core.message import Message
-from ncclt.core.payback import cost_words
 from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
+from ncclt.prove.evidence import collect_evidence
+from ncclt.prove.payback import cost_words
 from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
 from ncclt_api.pages.evidence import Block, blocks_of
 from ncclt_api.pages.jobs import NO_JOBS, Jobs

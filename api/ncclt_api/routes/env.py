@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation, select
-from ncclt.core.render import FORMATS, TABLE_FORMATS, render
-from ncclt.core.render_shell import SHELLS
-from ncclt.core.version import NcclVersion
+from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
+from ncclt.deliver.render.shell import SHELLS
 from ncclt_api.caching import conditional_response
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS

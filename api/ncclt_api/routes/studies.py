@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from ncclt.core.proof_document import evidence_document
 from ncclt.errors import NotFoundError
+from ncclt.prove.proof_document import evidence_document
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.documents import study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS

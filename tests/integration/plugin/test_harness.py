@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.plugin.build import compiler, source_folder, sources
+from ncclt.nccl.tuner_plugin.build import compiler, source_folder, sources
 
 HERE = Path(__file__).parent
 FUZZ = HERE.parents[1] / "fuzz" / "fuzz_table.c"

@@ -3,11 +3,10 @@
 import json
 import math
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Delivered, Form, Observed, Use, Witness
 from ncclt.core.attestation import Outcome as Outcomes
 from ncclt.core.cluster import Cluster
-from ncclt.core.effect import attest
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
@@ -16,6 +15,7 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.deliver.effect import attest
 
 HOSTILE = "<script>alert('x')</script>"
 

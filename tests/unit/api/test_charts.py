@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from ncclt.core.evidence import collect_evidence
 from ncclt.core.trial import Outcome
+from ncclt.prove.evidence import collect_evidence
 from ncclt_api.pages.charts import (
     CHART_MESSAGES,
     SearchPoint,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ncclt.core.render import FORMATS, render
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.deliver.render.formats import FORMATS, render
 
 ENV = "/v1/clusters/leonardo/env"
 JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ncclt.core.evidence import collect_evidence
 from ncclt.core.study import Arm
 from ncclt.core.trial import Outcome
-from ncclt.core.verdict import block_speedups
+from ncclt.prove.evidence import collect_evidence
+from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.evidence import blocks_of
 from ncclt_api.pages.message_rows import best_setting_rows, policy_rows
 

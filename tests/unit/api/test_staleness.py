@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.canary import Check, Freshness
+from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Decision
 from ncclt_api.app import create_app
 

@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 from ncclt.cli import env
 from ncclt.cli.check import check
 from ncclt.cli.studies import show
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.proof import verdict_of
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
-from ncclt.runners import simulated_ground
-from ncclt.search.prove import prove
+from ncclt.measure.testbed import simulated_ground
+from ncclt.prove.interleave import prove
+from ncclt.prove.proof import verdict_of
 from ncclt.testing.fakes import FakeJournal, FakeRunner
 from ncclt.testing.store_contract import sample_cluster
 
@@ -170,7 +170,7 @@ def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatc
         by_variables.append(FakeRunner(cluster, lambda *_: 10.0))
         return replace(made, by_variables=by_variables[0], expressible=lambda _setting: False)
 
-    monkeypatch.setattr("ncclt.runners.simulated_ground", ground)
+    monkeypatch.setattr("ncclt.measure.testbed.simulated_ground", ground)
     run_check(proven, "--quiet")
     (runner,) = by_variables
     assert len(runner.launches) == 8

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli import env
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app
-from ncclt.plugin.build import compiler
+from ncclt.nccl.tuner_plugin.build import compiler
 
 TABLE = "allreduce,0,65536,tree,ll,2,2,16\nallreduce,65537,9223372036854775807,ring,simple,-1,2,16\n"
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.preflight import _sizes, preflight
 from ncclt.errors import StoreError, UsageError
-from ncclt.simulate.fabric import SimulatedFabric
+from ncclt.health.preflight.simulated import SimulatedFabric
 
 SIMULATED = ("--launcher", "simulate", "--cluster", "dgx-a100", "--nodes", "8", "--gpus-per-node", "4")
 

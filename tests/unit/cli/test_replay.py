@@ -7,8 +7,8 @@ import pytest
 from ncclt.cli.studies import replay_study
 from ncclt.core.study import Phase, Study, StudyState
 from ncclt.errors import UsageError
-from ncclt.runners import simulated_ground
-from ncclt.search.launching import launch
+from ncclt.measure.testbed import simulated_ground
+from ncclt.measure.trial import launch
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeJournal
 from ncclt.testing.store_contract import sample_cluster, sample_workload

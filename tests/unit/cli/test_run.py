@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.cli import offer, run_prepare
+from ncclt.cli import run_prepare
+from ncclt.deliver import offer
 from ncclt.errors import InputError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"

@@ -7,11 +7,11 @@ import pytest
 
 from ncclt.cli.estimate import estimate
 from ncclt.cli.profile_view import print_profile, profile_document
-from ncclt.core.payback import cost_words, payback_of
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import WHOLE_FILE, workload_from_document
 from ncclt.errors import UsageError
-from ncclt.profiling import read_workload
+from ncclt.profile import read_workload
+from ncclt.prove.payback import cost_words, payback_of
 from ncclt.testing.store_contract import sample_study, sample_trial
 
 SOURCES = {

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule, policy_from_document, uniform_policy
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
 
 V = NcclVersion.parse("2.28.9")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import DEFAULT, Setting, check_setting, max_channels, setting_from_document
-from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
 
 V = NcclVersion.parse("2.28.9")

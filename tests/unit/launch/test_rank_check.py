@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from ncclt.core.parameters import CATALOGUE, SET_BY_RULES
 from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit
+from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
 VALUE = "allreduce:ring,tree;broadcast:ring 'x' \"y\" $HOME `id` \\"
 PLANNED = {"NCCL_ALGO": VALUE, "NCCL_IB_HCA": "=mlx5_0", "OMP_NUM_THREADS": "1"}

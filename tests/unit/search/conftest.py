@@ -2,8 +2,8 @@
 
 import pytest
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
-from ncclt.core.assemble import assemble, collect_times
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError, UsageError
+from ncclt.measure.trial import launch
 from ncclt.search import loop, proposer
-from ncclt.search.launching import launch
+from ncclt.search.assemble import assemble, collect_times
 from ncclt.search.loop import EQUAL_FAILURES, PATIENCE, Budget, nothing_more, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space

@@ -8,7 +8,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
-from ncclt.search.launching import launch
+from ncclt.measure.trial import launch
 from ncclt.search.replay import recording_of, replay
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeJournal, FakeRunner

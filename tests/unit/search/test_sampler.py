@@ -5,17 +5,17 @@ from collections import Counter
 import optuna
 import pytest
 
-from ncclt.core.assemble import collect_times
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.search.observed import Launch, observe
-from ncclt.search.pool import pool
+from ncclt.search.assemble import collect_times
+from ncclt.search.candidates import pool
+from ncclt.search.observations import Launch, observe
 from ncclt.search.proposer import Proposer, _launched
 from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler
 from ncclt.search.space import cluster_space, recorded_space
-from ncclt.search.warm import WarmSetting
+from ncclt.search.warm_start import WarmSetting
 
 
 @pytest.fixture

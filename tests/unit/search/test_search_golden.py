@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import Setting
-from ncclt.search.gain import Beliefs, default_gain, launch_gains, standing
-from ncclt.search.groups import outlook
+from ncclt.search.acquisition import Beliefs, default_gain, launch_gains, standing
 from ncclt.search.kernels import choices, implausibility, likeness
 from ncclt.search.prior import expected_log_ratios, expected_own
+from ncclt.search.process_wide import outlook
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "search.json"
 PAIRS = [(Algorithm.RING, Protocol.LL), (Algorithm.RING, Protocol.SIMPLE), (Algorithm.TREE, Protocol.LL)]

@@ -2,10 +2,10 @@
 
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from ncclt.core.legality import Algorithm, Protocol, is_legal
+from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
-from ncclt.core.parameters import parameter
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.nccl.parameters import parameter
 from ncclt.search.space import MAX_POINTS, cluster_space, recorded_space
 
 

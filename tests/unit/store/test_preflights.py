@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.expectation import expectation
 from ncclt.errors import StoreError
-from ncclt.preflight import SIZES, PreflightRequest, Soundings, preflight
-from ncclt.simulate.fabric import SimulatedFabric, parse_weakness
+from ncclt.health.preflight import SIZES, PreflightRequest, Soundings, preflight
+from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 from ncclt.store import open_store
 
 CLUSTER = Cluster(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial

@@ -50,8 +50,8 @@ def attest(
     as_json: AsJson = False,
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
-    from ncclt.attestation import attest_files, form_of, reported_tables
-    from ncclt.inputs import regular_files
+    from ncclt.deliver.witnesses import attest_files, form_of, reported_tables
+    from ncclt.profile.inputs import regular_files
 
     if server and storage:
         raise UsageError("--server and --storage exclude each other", hint="give one of them")
@@ -86,14 +86,14 @@ def delivered_from(id: str, form: Form, *, server: str | None, storage: str | No
         ServerError: the server is away.
         UsageError: it delivers nothing in this form.
     """
-    from ncclt.attestation import delivered_of
+    from ncclt.deliver.witnesses import delivered_of
 
     return delivered_of(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
 
 
 def _recommendation(id: str, *, server: str | None, storage: str | None, timeout_s: float) -> Recommendation:
     if server:
-        from ncclt.client import ClientError, fetch_recommendation
+        from ncclt.client.fetch import ClientError, fetch_recommendation
         from ncclt.core.recommendation import recommendation_from_document
 
         try:
@@ -116,7 +116,7 @@ def keep(attestation: Attestation, *, server: str | None, storage: str | None, t
         ServerError, StoreError: it cannot be reached.
     """
     if server:
-        from ncclt.client import ClientError, post_attestation
+        from ncclt.client.fetch import ClientError, post_attestation
 
         try:
             post_attestation(

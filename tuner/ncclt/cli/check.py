@@ -36,12 +36,12 @@ from ncclt.cli.ground import (
 from ncclt.cli.options import AsJson, Quiet, Storage
 
 if TYPE_CHECKING:
-    from ncclt.check import CheckRequest
-    from ncclt.core.canary import Check
     from ncclt.core.policy import Policy
+    from ncclt.core.recheck import Check
     from ncclt.core.study import Arm
     from ncclt.core.trial import TrialResult
-    from ncclt.runners import Ground, LauncherChoice
+    from ncclt.measure.testbed import Ground, LauncherChoice
+    from ncclt.prove.recheck import CheckRequest
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -89,9 +89,9 @@ def check(
     then refuses it. A later check that finds nothing wrong serves it again. Exit codes: 0 = fresh, 4 = stale, 3 = there
     is nothing to check.
     """
-    from ncclt.check import check as run
-    from ncclt.check import delivered
     from ncclt.core.study import Arm
+    from ncclt.prove.recheck import check as run
+    from ncclt.prove.recheck import delivered
     from ncclt.store import open_store
 
     options = GroundOptions(
@@ -145,9 +145,9 @@ def _request(
 ) -> CheckRequest:
     from dataclasses import replace
 
-    from ncclt.check import CheckRequest
+    from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request, select
-    from ncclt.core.version import NcclVersion
+    from ncclt.prove.recheck import CheckRequest
 
     cluster = ground.runner.cluster
     wanted = Request(
@@ -205,9 +205,9 @@ def _with_drivers(
     import os
     from dataclasses import replace
 
-    from ncclt.check import driver_before
-    from ncclt.driver import Drivers, drivers_of_nodes
-    from ncclt.runners import NOT_LAUNCHED
+    from ncclt.measure.driver import Drivers, drivers_of_nodes
+    from ncclt.measure.testbed import NOT_LAUNCHED
+    from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
     before = driver_before(found, store.checks(found.id))

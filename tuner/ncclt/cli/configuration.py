@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclt.errors import UsageError, reason
-from ncclt.home import user_folder
+from ncclt.user_dirs import user_folder
 
 KEYS: dict[str, str] = {
     "storage": "database URL of the local store",

@@ -15,8 +15,8 @@ from ncclt.errors import NoRecommendationError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.diagnosis import Diagnosis
-    from ncclt.diagnosis.log_facts import LogFacts
+    from ncclt.health.doctor import Diagnosis
+    from ncclt.health.doctor.log_facts import LogFacts
 
 app = typer.Typer()
 
@@ -86,17 +86,17 @@ def doctor(
         raise UsageError("--set, --replace and --dry-run go with --as-cluster NAME")
     if from_ and launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
-    from ncclt.core.version import NcclVersion
+    from ncclt.core.nccl_version import NcclVersion
 
     version = NcclVersion.parse(nccl_version) if nccl_version else None
     meant = _cluster(cluster, storage, nodes=nodes, gpus_per_node=gpus_per_node)
     recommended = _recommended(model, cluster, storage)
     if from_:
-        from ncclt.doctor import examine_files
+        from ncclt.health.doctor.service import examine_files
 
         diagnosis = examine_files(from_, cluster=meant, version=version, recommended=recommended)
     else:
-        from ncclt.doctor import examine_here
+        from ncclt.health.doctor.service import examine_here
 
         log: LogFacts | None = None
         missing: tuple[str, ...] = ()
@@ -133,8 +133,8 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
     if cluster is None:
         raise UsageError("--model goes with --cluster NAME")
     from ncclt.core.recommendation import Decision, Request
+    from ncclt.prove.step_times import recommended_variables
     from ncclt.store import chosen
-    from ncclt.verify import recommended_variables
 
     found = chosen(storage, Request(cluster=cluster, model=model), partly=True)
     table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
@@ -155,10 +155,10 @@ def _start(
     nccl_tests: Path | None,
 ) -> tuple[LogFacts, tuple[str, ...]]:
     from ncclt.core.message import Collective
-    from ncclt.doctor import start_log
-    from ncclt.grounds import benchmark_of, launcher_of
+    from ncclt.health.doctor.service import start_log
     from ncclt.launch import launcher_modules
-    from ncclt.place import Place
+    from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+    from ncclt.measure.target import Place
 
     if launcher not in (known := launcher_modules()):
         raise UsageError(f"no launcher {launcher!r} to start anything by", hint=f"one of {', '.join(known)}")
@@ -198,7 +198,7 @@ def _store_cluster(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from ncclt.diagnosis.cluster_draft import draft_cluster
+    from ncclt.health.doctor.cluster_draft import draft_cluster
 
     given: dict[str, str] = {}
     for text in texts:

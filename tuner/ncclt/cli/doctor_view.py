@@ -7,9 +7,9 @@ import textwrap
 from typing import Any
 
 from ncclt.cli.tables import print_table
-from ncclt.diagnosis import RULES, Diagnosis, Finding
-from ncclt.diagnosis.matrix import TopologyMatrix
-from ncclt.diagnosis.rules import SCHEMA
+from ncclt.health.doctor import RULES, Diagnosis, Finding
+from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.health.doctor.rules import SCHEMA
 
 _WIDTH = 110
 _MOST_NICS = 16

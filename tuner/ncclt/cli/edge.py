@@ -89,7 +89,7 @@ class StopWish:
     def __call__(self) -> str:
         """Say why to stop; empty = nobody wants to."""
         if self._number and not self._why:
-            from ncclt.launch.slurm_job import job_notice
+            from ncclt.launch.slurm.job import job_notice
 
             self._why = "interrupted by the user" if self._number == signal.SIGINT else "ended by SIGTERM"
             if self._number == signal.SIGTERM and (notice := job_notice(os.environ)):

@@ -183,8 +183,8 @@ def stored_revision(arguments: argparse.Namespace, cluster: str, storage: str | 
 
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
-    from ncclt.core.render import check_form, remarks_left_out, render
-    from ncclt.core.version import NcclVersion
+    from ncclt.core.nccl_version import NcclVersion
+    from ncclt.deliver.render.formats import check_form, remarks_left_out, render
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
@@ -199,8 +199,8 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
 
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
-    from ncclt.cli.offer import kept_answers
-    from ncclt.client import ClientError, fetch_env
+    from ncclt.client.fetch import ClientError, fetch_env
+    from ncclt.deliver.offer import kept_answers
 
     try:
         fetched = fetch_env(

@@ -12,16 +12,16 @@ import shlex
 import stat
 from pathlib import Path
 
-from ncclt.answer import comment_lines
 from ncclt.cli.edge import say
-from ncclt.cli.offer import OfferTexts, offered
+from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
-from ncclt.core.effect import CHOICE_VARIABLES
-from ncclt.core.render import check_form
-from ncclt.core.render_prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
-from ncclt.delivery import Offer, plan_handover, table_path, write_table
+from ncclt.deliver.effect import CHOICE_VARIABLES
+from ncclt.deliver.handover import Offer, plan_handover, table_path, write_table
+from ncclt.deliver.offer import OfferTexts, offered
+from ncclt.deliver.render.formats import check_form
+from ncclt.deliver.render.prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
 from ncclt.errors import NoRecommendationError, UsageError
-from ncclt.plugin import find
+from ncclt.nccl.tuner_plugin import find
 
 
 def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:

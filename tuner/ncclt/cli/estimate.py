@@ -14,8 +14,8 @@ from ncclt.errors import UsageError
 if TYPE_CHECKING:
     from ncclt.cli.estimate_curves import MeasuredCurves
     from ncclt.core.cluster import Cluster
-    from ncclt.core.estimate import Estimate, MessageTime
     from ncclt.core.workload import Workload
+    from ncclt.profile.views.estimate import Estimate, MessageTime
 
 app = typer.Typer(add_completion=False)
 
@@ -41,7 +41,7 @@ def estimate(
 ) -> None:
     """Estimate seconds of compute and of communication per step, and at which bandwidth the one outweighs the other."""
     from ncclt.cli.estimate_curves import measured_curves
-    from ncclt.core.estimate import estimate as estimated
+    from ncclt.profile.views.estimate import estimate as estimated
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
@@ -74,7 +74,7 @@ def _compute(
     compute_ms: float | None,
 ) -> tuple[float | None, str]:
     """Return the computation of one step, s, and where it comes from."""
-    from ncclt.core.estimate import compute_seconds
+    from ncclt.profile.views.estimate import compute_seconds
 
     flops_given = [v for v in (tflops, params, tokens_per_step) if v is not None]
     if compute_ms is not None:
@@ -179,7 +179,7 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
 
 
 def _source(row: MessageTime, measured: MeasuredCurves) -> str:
-    from ncclt.core.estimate import Source
+    from ncclt.profile.views.estimate import Source
 
     return "simulated" if measured.simulated and row.source is Source.MEASURED else row.source.value
 

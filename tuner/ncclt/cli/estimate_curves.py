@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclt.core.estimate import Curve, CurveKey, curves
 from ncclt.core.trial import Measurement, Outcome
+from ncclt.profile.views.estimate import Curve, CurveKey, curves
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster

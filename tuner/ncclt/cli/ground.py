@@ -15,8 +15,8 @@ from ncclt.errors import UsageError
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.workload import Workload
-    from ncclt.place import Place
-    from ncclt.runners import Ground, LauncherChoice
+    from ncclt.measure.target import Place
+    from ncclt.measure.testbed import Ground, LauncherChoice
     from ncclt.store import Store
 
 DEFAULT_CLUSTER = "leonardo"
@@ -162,7 +162,7 @@ class GroundOptions:
         Raises:
             UsageError: the options contradict each other.
         """
-        from ncclt.runners import choose_launcher, gpus_visible
+        from ncclt.measure.testbed import choose_launcher, gpus_visible
 
         choice = choose_launcher(
             self.launcher, landscape=self.landscape is not None, environ=os.environ, gpus_visible=gpus_visible
@@ -183,7 +183,7 @@ class GroundOptions:
         Raises:
             UsageError: naming the first of them.
         """
-        from ncclt.runners import NOT_LAUNCHED
+        from ncclt.measure.testbed import NOT_LAUNCHED
 
         if choice.name not in NOT_LAUNCHED:
             return
@@ -201,7 +201,7 @@ class GroundOptions:
     def place(self, choice: LauncherChoice) -> Place:
         """Return how commands are launched on real nodes."""
         from ncclt.launch.hostfile import read_hostfile
-        from ncclt.place import Place
+        from ncclt.measure.target import Place
 
         hosts = tuple(name.strip() for name in (self.hosts or "").split(",") if name.strip())
         if self.hostfile:
@@ -235,7 +235,7 @@ class GroundOptions:
             UsageError: none was named, and what is here cannot be known.
         """
         if self.cluster is None and choice.name != "simulate":
-            from ncclt.grounds import cluster_here
+            from ncclt.measure.launched_testbed import cluster_here
 
             return cluster_here(
                 nodes=self.nodes or 1,
@@ -270,8 +270,8 @@ def ground_from_options(
         ask_driver: whether the nodes are asked for their driver too.
     """
     options.refuse_what_is_idle(choice)
-    from ncclt.grounds import launched_ground
-    from ncclt.runners import replayed_ground, simulated_ground
+    from ncclt.measure.launched_testbed import launched_ground
+    from ncclt.measure.testbed import replayed_ground, simulated_ground
 
     if options.landscape is not None:
         if options.cluster or options.nodes or options.gpus_per_node or options.nccl_version:
@@ -285,7 +285,7 @@ def ground_from_options(
         return simulated_ground(cluster, seed=seed, reason=choice.reason, parallel=options.parallel)
     place = options.place(choice)
     if ask and ask_driver and options.backend == "nccl":
-        from ncclt.driver import drivers_of_nodes
+        from ncclt.measure.driver import drivers_of_nodes
 
         # What the nodes say goes before what the cluster's file said when it was written.
         told = drivers_of_nodes(cluster, place, environ=os.environ).text

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import SHAPE_PARTS
-from ncclt.core.version import NcclVersion
+from ncclt.deliver.job_shape import Said, shape_of
 from ncclt.errors import NoRecommendationError
-from ncclt.job_shape import Said, shape_of
 
 
 @contextmanager

@@ -40,8 +40,8 @@ def build(
     ] = None,
 ) -> None:
     """Compile the plugin for this machine (gcc, cc, clang, or what CC names)."""
-    from ncclt.plugin import LIBRARY_NAME, user_library
-    from ncclt.plugin.build import build as build_plugin
+    from ncclt.nccl.tuner_plugin import LIBRARY_NAME, user_library
+    from ncclt.nccl.tuner_plugin.build import build as build_plugin
 
     made = build_plugin(user_library() if into is None else into.absolute() / LIBRARY_NAME)
     sys.stdout.write(f"{made}\n")
@@ -72,7 +72,7 @@ def check(
 
     Where NCCL disabled an algorithm or protocol on the real machine, the plugin leaves the call to NCCL.
     """
-    from ncclt.plugin.check import examine
+    from ncclt.nccl.tuner_plugin.check import examine
 
     sizes = tuple(_bytes(text) for text in size or ())
     if not sizes and policy is not None:
@@ -90,7 +90,7 @@ def check(
 
 
 def _found() -> Path:
-    from ncclt.plugin import find
+    from ncclt.nccl.tuner_plugin import find
 
     library = find()
     if library is None:

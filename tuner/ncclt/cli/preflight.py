@@ -20,9 +20,9 @@ from ncclt.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.fabric import Preflight
-    from ncclt.preflight import RunnerFor
-    from ncclt.runners import LauncherChoice
+    from ncclt.core.preflight import Preflight
+    from ncclt.health.preflight import RunnerFor
+    from ncclt.measure.testbed import LauncherChoice
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -110,9 +110,9 @@ def preflight(
     """
     from ncclt.cli.preflight_plot import check_plot, write_plot
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher
-    from ncclt.core.expectation import expectation
-    from ncclt.preflight import PreflightRequest, Soundings, cost
-    from ncclt.preflight import preflight as run
+    from ncclt.health.preflight import PreflightRequest, Soundings, cost
+    from ncclt.health.preflight import preflight as run
+    from ncclt.health.preflight.expectation import expectation
 
     if history:
         from ncclt.store import open_to_read
@@ -193,7 +193,7 @@ def _known(
     Raises:
         StoreError: the result could not be kept, which is told before anything is measured.
     """
-    from ncclt.grounds import on_cpus
+    from ncclt.measure.launched_testbed import on_cpus
     from ncclt.store import open_store
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
@@ -226,7 +226,7 @@ def _hosts(
     if not_allocated:
         say("ncclt: note: this is no Slurm allocation: n00, n01 and so on stand for its nodes")
     if choice.name != "simulate" and not not_allocated:
-        from ncclt.preflight.launched_runners import hosts_here
+        from ncclt.health.preflight.launched_runners import hosts_here
 
         place = options.place(choice)
         if options.nodes is None and place.hosts:
@@ -251,11 +251,11 @@ def _runners(
 ) -> tuple[RunnerFor, tuple[str, ...]]:
     """Return what gives the runner of some nodes or GPUs, and what the reader must know of all of them."""
     if choice.name == "simulate":
-        from ncclt.simulate.fabric import SimulatedFabric, parse_weakness
+        from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 
         fabric = SimulatedFabric(cluster, hosts, weaknesses=[parse_weakness(text) for text in weak], seed=seed)
         return fabric.runner, ("SIMULATED: the times come from a model of the cluster, nothing was measured",)
-    from ncclt.preflight.launched_runners import launched_runners
+    from ncclt.health.preflight.launched_runners import launched_runners
 
     return launched_runners(cluster, options.place(choice), environ=os.environ, time_s=time_s)
 
@@ -265,7 +265,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def _sizes(text: str | None) -> tuple[int, ...]:
     """Return sizes in bytes, ascending; K, M and G are powers of 1024 as in nccl-tests."""
-    from ncclt.preflight import SIZES
+    from ncclt.health.preflight import SIZES
 
     if text is None:
         return SIZES

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from ncclt.core.heat import HeatMap, heat_maps
 from ncclt.errors import UsageError
+from ncclt.health.preflight.heat_map import HeatMap, heat_maps
 
 if TYPE_CHECKING:
-    from ncclt.core.fabric import Preflight
+    from ncclt.core.preflight import Preflight
 
 _CELL, _LEFT, _TOP, _GAP = 44, 110, 60, 30
 """Pixels: edge of a cell, room for names at the left and above, room between maps."""

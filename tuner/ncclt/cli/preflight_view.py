@@ -12,14 +12,14 @@ from rich.text import Text
 
 from ncclt.cli.edge import print_json, say
 from ncclt.cli.tables import print_table
-from ncclt.core.fabric import State
-from ncclt.core.heat import HeatMap, heat_maps
 from ncclt.core.message import format_bytes
+from ncclt.core.preflight import State
 from ncclt.core.trial import Outcome
+from ncclt.health.preflight.heat_map import HeatMap, heat_maps
 
 if TYPE_CHECKING:
-    from ncclt.core.fabric import Preflight, Reading
-    from ncclt.preflight import PreflightCost, PreflightRequest
+    from ncclt.core.preflight import Preflight, Reading
+    from ncclt.health.preflight import PreflightCost, PreflightRequest
 
 PLAN_SCHEMA = 1
 """Version of the document that `preflight --dry-run --json` prints."""

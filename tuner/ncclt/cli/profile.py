@@ -116,7 +116,7 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
-    from ncclt.profiling import read_workload
+    from ncclt.profile import read_workload
     from ncclt.store import open_store
 
     if not name.strip():

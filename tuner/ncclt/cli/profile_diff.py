@@ -10,8 +10,8 @@ from ncclt.cli.edge import print_json, say
 from ncclt.cli.options import AsJson, Storage
 
 if TYPE_CHECKING:
-    from ncclt.core.difference import Difference, Totals
     from ncclt.core.message import Message
+    from ncclt.profile.views.difference import Difference, Totals
 
 
 def diff(
@@ -21,7 +21,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the messages that B sends more, less, or not at all compared with A; exit code 0 either way."""
-    from ncclt.core.difference import difference
+    from ncclt.profile.views.difference import difference
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclt.core.histogram import histogram
 from ncclt.core.message import format_bytes
 from ncclt.errors import MissingDependencyError, UsageError
+from ncclt.profile.views.histogram import histogram
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,10 +11,10 @@ import typer
 from ncclt.cli.edge import report, say
 from ncclt.cli.options import Storage
 from ncclt.errors import NccltError, UsageError, reason
-from ncclt.recording.plan import Method, plan_recording
+from ncclt.profile.record.plan import Method, plan_recording
 
 if TYPE_CHECKING:
-    from ncclt.recording.session import Recording
+    from ncclt.profile.record.session import Recording
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 """For the command: options behind the recorded command's name are its own, with or without --."""
@@ -44,9 +44,9 @@ def record(
     storage: Storage = None,
 ) -> None:
     """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
-    from ncclt.plugin import find
-    from ncclt.recording.launchers import is_open_mpi
-    from ncclt.recording.session import make_folder, run_recording
+    from ncclt.nccl.tuner_plugin import find
+    from ncclt.profile.record.launchers import is_open_mpi
+    from ncclt.profile.record.session import make_folder, run_recording
 
     if not name.strip():
         raise UsageError("--name needs a name")
@@ -82,7 +82,7 @@ def record(
 
 
 def _clear(folder: Path, keep: Path | None) -> None:
-    from ncclt.recording.session import clear_folder
+    from ncclt.profile.record.session import clear_folder
 
     try:
         clear_folder(folder, keep=keep)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ncclt.cli.edge import report
 from ncclt.cli.env import Options
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
 
 _DESCRIPTION = """\

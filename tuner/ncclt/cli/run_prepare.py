@@ -12,10 +12,9 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import say
 from ncclt.cli.env import source
 from ncclt.cli.job_request import job_request
-from ncclt.cli.offer import OfferTexts, cache_folder, offered
 from ncclt.cli.run import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
-from ncclt.delivery import (
+from ncclt.deliver.handover import (
     Handover,
     Offer,
     is_one_of_several,
@@ -25,9 +24,10 @@ from ncclt.delivery import (
     table_path,
     write_table,
 )
+from ncclt.deliver.job import Job, nodes_of, starts_others
+from ncclt.deliver.offer import OfferTexts, cache_folder, offered
 from ncclt.errors import InputError, UsageError, reason
-from ncclt.job import Job, nodes_of, starts_others
-from ncclt.plugin import find
+from ncclt.nccl.tuner_plugin import find
 
 _OTHERS = (
     "if other nodes of this job did get a recommendation, ranks disagree and NCCL can hang: "
@@ -59,7 +59,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
     shared = _shared(arguments)
     if shared is not None:
         with all_or_none():
-            from ncclt.cli.run_decision import deciding_job
+            from ncclt.deliver.shared_job import deciding_job
 
             job = deciding_job(arguments, command, os.environ)
             if job is not None:
@@ -92,7 +92,7 @@ def _agreed(
     arguments: argparse.Namespace, command: Sequence[str], where: Where, shared: Path, job: Job
 ) -> tuple[Offer | None, Handover]:
     """Return what the processes of the job have agreed on."""
-    from ncclt.cli.run_decision import agree
+    from ncclt.deliver.shared_job import agree
 
     plugin = None if arguments.no_plugin else find()
 
@@ -283,6 +283,6 @@ def _forwarded(
     """Return the command, told to hand the variables on where its launcher hands on none by itself: Open MPI."""
     if not names or Path(command[0]).name not in ("mpirun", "mpiexec", "orterun", "prterun"):
         return command, {}
-    from ncclt.recording.launchers import forwarded, is_open_mpi
+    from ncclt.profile.record.launchers import forwarded, is_open_mpi
 
     return forwarded(tuple(command), names, environ=environ, open_mpi=is_open_mpi(command[0], environ=environ))

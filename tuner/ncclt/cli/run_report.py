@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ncclt.cli.edge import report, say
 from ncclt.core.attestation import Form
-from ncclt.delivery import Offer, delivered_by
+from ncclt.deliver.handover import Offer, delivered_by
 from ncclt.errors import NccltError, TraceError
-from ncclt.launch.guard import guard
-from ncclt.launch.members import MARK_VARIABLE, new_mark
-from ncclt.recording.command import run_foreground
+from ncclt.launch.process.guard import guard
+from ncclt.launch.process.members import MARK_VARIABLE, new_mark
+from ncclt.profile.record.command import run_foreground
 
 GRACE_S = 30.0
 """Between SIGTERM and SIGKILL where we were killed: what Slurm gives by default (KillWait), to save a checkpoint."""
@@ -81,8 +81,8 @@ def _attest(
     where: Callable[[], tuple[str | None, str | None]],
     timeout_s: float,
 ) -> None:
-    from ncclt.attestation import attest_files
     from ncclt.cli.attest import delivered_from, keep, print_attestation
+    from ncclt.deliver.witnesses import attest_files
 
     server, storage = where()
     delivered = (

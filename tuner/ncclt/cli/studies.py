@@ -8,9 +8,9 @@ import typer
 
 from ncclt.cli.edge import print_json
 from ncclt.cli.options import AsJson, Storage
-from ncclt.core.payback import cost_words
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
+from ncclt.prove.payback import cost_words
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -85,7 +85,7 @@ def show(
     newest = next(iter(found), None)
     if evidence:
         from ncclt.cli.evidence_view import print_evidence
-        from ncclt.core.proof_document import evidence_document
+        from ncclt.prove.proof_document import evidence_document
 
         if newest is None:
             raise NotFoundError(f"study {study.name} has no verdict yet", hint="the same `ncclt tune` command goes on")
@@ -157,7 +157,7 @@ def replay_study(
     as_json: AsJson = False,
 ) -> None:
     """Search a stored study again on its own measurements, without a GPU, and say how soon each sampler is good."""
-    from ncclt.runners import require_tune_extra
+    from ncclt.measure.testbed import require_tune_extra
 
     require_tune_extra()
     from ncclt.cli.replay_view import print_replay, replay_document

@@ -16,7 +16,7 @@ from ncclt.errors import UsageError, hide_passwords
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.runners import LauncherChoice
+    from ncclt.measure.testbed import LauncherChoice
     from ncclt.store import Store
 
 SbatchArg = Annotated[
@@ -65,8 +65,8 @@ def submit_study(
         UsageError: sbatch is not here or refuses, or the nodes would not see the store.
     """
     from ncclt.launch.launcher import JobShape
-    from ncclt.launch.sbatch import BatchRequest, plan_batch, submit_and_follow
-    from ncclt.launch.slurm_storage import node_local_folder
+    from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit_and_follow
+    from ncclt.launch.slurm.storage import node_local_folder
 
     if store.path is not None and (why := node_local_folder(store.path)):
         if not dry_run and "NCCLT_STORE_IS_SHARED" not in os.environ:

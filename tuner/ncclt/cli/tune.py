@@ -48,7 +48,7 @@ from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.runners import Ground
+    from ncclt.measure.testbed import Ground
     from ncclt.tune import TuneRequest
 
 app = typer.Typer()
@@ -155,10 +155,10 @@ def tune(
     same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
     as one job.
     """
-    from ncclt.runners import require_tune_extra
+    from ncclt.measure.testbed import require_tune_extra
 
     require_tune_extra()
-    from ncclt.grounds import check_benchmark
+    from ncclt.measure.launched_testbed import check_benchmark
     from ncclt.search.loop import Budget
     from ncclt.store import open_store, open_to_read
     from ncclt.tune import TuneRequest
@@ -166,7 +166,7 @@ def tune(
 
     costs = None
     if init_log is not None:
-        from ncclt.diagnosis.files import printed_costs_of_file
+        from ncclt.health.doctor.files import printed_costs_of_file
 
         costs = printed_costs_of_file(init_log)
     name = _workload_name(model, profile)
@@ -250,7 +250,7 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
     Raises:
         UsageError: there is a finding of severity error.
     """
-    from ncclt.doctor import quick_examination
+    from ncclt.health.doctor.service import quick_examination
 
     diagnosis = quick_examination(os.environ, cluster)
     for finding in diagnosis.blocking:

@@ -12,21 +12,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ncclt.cli.edge import say
 from ncclt.cli.studies import trial_row
-from ncclt.core.compile import variables_for_setting
-from ncclt.core.level import split
 from ncclt.core.message import format_bytes
-from ncclt.core.payback import cost_words, payback_of
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.remark import channels_words
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
+from ncclt.deliver.render.comments import channels_words
+from ncclt.nccl.compile import variables_for_setting
+from ncclt.nccl.switching import split
+from ncclt.prove.payback import cost_words, payback_of
 
 if TYPE_CHECKING:
-    from ncclt.core.message_rows import MessageRow
     from ncclt.core.setting import Setting
     from ncclt.core.study import Study, Trial
     from ncclt.core.workload import Workload
-    from ncclt.runners import Ground
+    from ncclt.measure.testbed import Ground
+    from ncclt.prove.message_table import MessageRow
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
     from ncclt.store import Store
@@ -322,7 +322,7 @@ def _launch_rows(ground: Ground, space: SearchSpace, workload: Workload) -> list
     Ranks that stay are started once for both.
     """
     from ncclt.core.setting import DEFAULT
-    from ncclt.launched import LaunchedRunner, PersistentRunner
+    from ncclt.measure import LaunchedRunner, PersistentRunner
 
     runner = ground.searching[0]
     if not isinstance(runner, LaunchedRunner | PersistentRunner):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.verification import StepLaunch, Variables, Verification
     from ncclt.launch.launcher import LaunchResult
-    from ncclt.verify import VerifyRequest
+    from ncclt.prove.step_times import VerifyRequest
 
 app = typer.Typer()
 
@@ -76,11 +76,11 @@ def verify(
     No line of the training changes. The order A B B A ... cancels drifts; it ends when the verdict is certain.
     """
     from ncclt.launch.local import LocalLauncher
-    from ncclt.launch.process import KEEP_BYTES
-    from ncclt.recording.launchers import is_open_mpi
+    from ncclt.launch.process.session import KEEP_BYTES
+    from ncclt.profile.record.launchers import is_open_mpi
+    from ncclt.prove.step_times import VerifyRequest, recommended_variables
+    from ncclt.prove.step_times import verify as run
     from ncclt.store import open_store
-    from ncclt.verify import VerifyRequest, recommended_variables
-    from ncclt.verify import verify as run
 
     if model and profile:
         raise UsageError("--model and --profile mean the same", hint="give one of them")
@@ -143,8 +143,8 @@ def _recommendation(
     nccl_version: str | None,
     storage: str | None,
 ) -> Recommendation:
+    from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request
-    from ncclt.core.version import NcclVersion
     from ncclt.store import chosen
 
     if not model or not cluster:

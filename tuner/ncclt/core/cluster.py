@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError, UsageError
 
 LINK_CLASSES = ("nvswitch", "nvlink", "pcie", "shm")

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ncclt.core.legality import Algorithm, Protocol
+from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
-from ncclt.core.selection import BASE_NEEDED_SINCE
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
-from ncclt.core.version import NcclVersion
 from ncclt.errors import SettingError
 
 

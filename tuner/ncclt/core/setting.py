@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ncclt.core.legality import Algorithm, Protocol, is_legal
+from ncclt.core.algo_proto_text import BASE_ALGORITHMS, BASE_NEEDED_SINCE, BASE_PROTOCOLS
+from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
-from ncclt.core.selection import BASE_ALGORITHMS, BASE_NEEDED_SINCE, BASE_PROTOCOLS
-from ncclt.core.version import NcclVersion
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import SettingError
 
 MAX_CHANNELS = 64

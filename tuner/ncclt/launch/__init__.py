@@ -13,11 +13,11 @@ from ncclt.errors import NotFoundError
 
 LAUNCHERS: dict[str, str] = {
     "local": "ncclt.launch.local",
-    "torchrun": "ncclt.launch.torchrun",
-    "mpirun": "ncclt.launch.mpirun",
-    "ssh": "ncclt.launch.ssh",
-    "kubernetes": "ncclt.launch.kubernetes",
-    "slurm": "ncclt.launch.slurm",
+    "torchrun": "ncclt.launch.torchrun.launcher",
+    "mpirun": "ncclt.launch.mpi.launcher",
+    "ssh": "ncclt.launch.ssh.launcher",
+    "kubernetes": "ncclt.launch.kubernetes.launcher",
+    "slurm": "ncclt.launch.slurm.launcher",
 }
 """Our launchers: name -> module."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ncclt.errors import InputError, reason
-from ncclt.launch.slurm_allocation import allocation_of
+from ncclt.launch.slurm.allocation import allocation_of
 
 _LISTS = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 """Name files whose lines begin with a host; one that gives several slots may stand there several times."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process import GRACE_S, KEEP_BYTES
-from ncclt.launch.starter import Starter
+from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
+from ncclt.launch.process.starter import Starter
 
 
 class LocalLauncher:

@@ -1,39 +1,10 @@
-"""What runs: a benchmark builds a command and reads its result.
-
-A benchmark is one module with a function `create(**options) -> Benchmark`. Ours stand in `BENCHMARKS`; others are
-found under the entry-point group `ncclt.benchmarks`, whose value is such a module. Nothing is imported before it is
-asked for.
-"""
+"""A benchmark and a launcher joined to a runner: it launches, waits no longer than is sensible, and judges the end."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from ncclt.measure.persistent.runner import PersistentRunner
+from ncclt.measure.runner import LaunchedRunner, asking
+from ncclt.measure.sampling import Pace
+from ncclt.measure.timeouts import TimeoutRule, Timeouts
 
-from ncclt.errors import NotFoundError
-
-BENCHMARKS: dict[str, str] = {
-    "nccl_tests": "ncclt.measure.nccl_tests",
-    "torch_collectives": "ncclt.measure.torch_collectives",
-}
-"""Our benchmarks: name -> module."""
-
-
-def benchmark_modules() -> dict[str, str]:
-    """Return every benchmark that is installed, name -> module; a third party cannot replace one of ours."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point.module for point in entry_points(group="ncclt.benchmarks")} | BENCHMARKS
-
-
-def benchmark_module(name: str) -> ModuleType:
-    """Import the module of a benchmark.
-
-    Raises:
-        NotFoundError: no benchmark has that name.
-    """
-    from importlib import import_module
-
-    modules = benchmark_modules()
-    if name not in modules:
-        raise NotFoundError(f"there is no benchmark {name!r}", hint=f"known are {', '.join(sorted(modules))}")
-    return import_module(modules[name])
+__all__ = ["LaunchedRunner", "Pace", "PersistentRunner", "TimeoutRule", "Timeouts", "asking"]

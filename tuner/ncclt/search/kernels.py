@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cost_graph import graph_of
-from ncclt.core.cost_model import nccl_choice
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
-from ncclt.search.surrogate import Kernels
+from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.search.gaussian_process import Kernels
 
 Array = NDArray[np.float64]
 

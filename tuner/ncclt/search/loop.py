@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ncclt.core.assemble import assemble, collect_times, expected_us
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.search.launching import Journal, launch_claim, measure_default, searched, stored_default
+from ncclt.measure.trial import Journal, launch_claim, measure_default, searched, stored_default
+from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.proposer import Proposal, Proposer
 
 PATIENCE = 16

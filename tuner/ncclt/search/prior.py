@@ -1,6 +1,6 @@
 """What is expected of a setting before anything was measured: NCCL's own cost model, and how channels scale it.
 
-The model is NCCL's table of the very cluster where a log holds it (`core.cost_printed`), else our estimate of that.
+The model is NCCL's table of the very cluster where a log holds it (`nccl.cost_model.printed`), else our estimate of that.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.cost_graph import Graph, graph_of
-from ncclt.core.cost_model import Choice, channels_taken, nccl_choice
-from ncclt.core.cost_printed import Pick, PrintedCosts, PrintedTable
-from ncclt.core.legality import Algorithm, Protocol
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
+from ncclt.nccl.cost_model.graph import Graph, graph_of
+from ncclt.nccl.cost_model.model import Choice, channels_taken, nccl_choice
+from ncclt.nccl.cost_model.printed import Pick, PrintedCosts, PrintedTable
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 

@@ -16,16 +16,16 @@ from optuna.trial import TrialState
 from threadpoolctl import ThreadpoolController
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.score import worth
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
+from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.search.sampler import SETTING, TIMES_US, WRONG, PolicySampler
 from ncclt.search.space import SearchSpace
-from ncclt.search.warm import WarmSetting
+from ncclt.search.warm_start import WarmSetting
 
 FAILURE_PENALTY = math.log(2)
 """A crash, a hang or wrong data is told as twice the worst time seen: samplers learn nothing from Optuna's FAIL."""

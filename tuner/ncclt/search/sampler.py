@@ -16,13 +16,13 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cost_printed import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.workload import Workload
-from ncclt.search.groups import Outlook, outlook
-from ncclt.search.model import Model
-from ncclt.search.observed import Launch, Observed, observe
-from ncclt.search.pool import pool
+from ncclt.nccl.cost_model.printed import PrintedCosts
+from ncclt.search.candidates import pool
+from ncclt.search.observations import Launch, Observed, observe
+from ncclt.search.posterior import Model
+from ncclt.search.process_wide import Outlook, outlook
 from ncclt.search.space import SearchSpace
 
 SETTING, TIMES_US, WRONG = "ncclt_setting", "ncclt_times_us", "ncclt_wrong"

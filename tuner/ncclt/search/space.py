@@ -9,11 +9,11 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from ncclt.core.algorithms import Algorithm, Protocol, choices
 from ncclt.core.cluster import Cluster
-from ncclt.core.legality import Algorithm, Protocol, choices
 from ncclt.core.message import Collective
-from ncclt.core.parameters import go_together
 from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
+from ncclt.nccl.parameters import go_together
 
 CHANNEL_LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Channel counts that are tried; the best one is rarely missed by more than the noise between neighbours."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, func, insert, select, text
 
-from ncclt.core.canary import Check, check_from_document
+from ncclt.core.recheck import Check, check_from_document
 from ncclt.store.documents import is_stored, stored, to_text
 from ncclt.store.revisions import FIRST_WITH_CHECKS, VERSION_QUERY
 from ncclt.store.tables import checks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ncclt.core.attestation import Attestation
-from ncclt.core.canary import Check
-from ncclt.core.fabric import Preflight
+from ncclt.core.preflight import Preflight
+from ncclt.core.recheck import Check
 from ncclt.core.verification import Verification
 from ncclt.store import attestations, checks, preflights, recommendations, verifications
 from ncclt.store.database import Database

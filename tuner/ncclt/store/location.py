@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ncclt.errors import StoreError, UsageError
-from ncclt.home import user_folder
+from ncclt.user_dirs import user_folder
 
 URL_HINT = "write sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://user@host/database"
 

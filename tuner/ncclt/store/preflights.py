@@ -6,7 +6,7 @@ import json
 
 from sqlalchemy import Connection, insert, select, text
 
-from ncclt.core.fabric import Preflight, preflight_from_document
+from ncclt.core.preflight import Preflight, preflight_from_document
 from ncclt.store.documents import is_stored, stored, to_text
 from ncclt.store.revisions import FIRST_WITH_PREFLIGHTS, VERSION_QUERY
 from ncclt.store.tables import preflights

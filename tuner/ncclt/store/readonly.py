@@ -106,7 +106,7 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
 def _staleness(check: str | None) -> str:
     if check is None:
         return ""
-    from ncclt.core.canary import check_from_document
+    from ncclt.core.recheck import check_from_document
 
     return check_from_document(json.loads(check)).staleness
 

@@ -10,11 +10,11 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.errors import BenchmarkError
-from ncclt.measure.benchmark import Benchmark, BenchmarkCommand, CommandOutput
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 
 
 class BenchmarkContract(ABC):
-    """Tests of the contract in `ncclt.measure.benchmark.Benchmark`."""
+    """Tests of the contract in `ncclt.measure.benchmarks.benchmark.Benchmark`."""
 
     @abstractmethod
     def benchmark(self) -> Benchmark:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.legality import Algorithm
+from ncclt.core.algorithms import Algorithm
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome

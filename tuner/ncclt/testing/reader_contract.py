@@ -11,13 +11,13 @@ import pytest
 from ncclt.core.message import Message
 from ncclt.core.workload import workload_from_document
 from ncclt.errors import TraceError
-from ncclt.profiling.reader import Reader
+from ncclt.profile.reader import Reader
 
 _FOREIGN = {"empty": b"", "text": b"one line of no log\n", "json": b'{"a": [1, 2]}', "bytes": bytes(range(256)) * 8}
 
 
 class ReaderContract:
-    """The contract of `ncclt.profiling.reader.Reader` as tests.
+    """The contract of `ncclt.profile.reader.Reader` as tests.
 
     Example:
         class TestMyReader(ReaderContract):

@@ -1,0 +1,205 @@
+"""50,000 hostile answers through every door: a job gets nothing, or legal pairs and nothing else.
+
+What is legal is said by tests/fakes/hostile_answers.py, by hand and without a line of ncclt.
+"""
+
+import json
+import os
+import random
+import runpy
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ncclt.client.fetch
+from ncclt.client.answer import TABLES
+from ncclt.client.fetch import ClientError, fetch_env
+from ncclt.core.attestation import Form
+from ncclt.deliver.handover import offer_from_documents, offer_from_table, plan_handover, with_table_text
+from ncclt.errors import NccltError
+from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
+
+FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
+ANSWERS, SHARDS = 50_000, 10
+VERSIONS = ("2.28.9", "2.20.5", "2.31.0", None)
+LEGAL_PAIRS = [
+    ("NCCL_ALGO", "allreduce:tree"), ("NCCL_ALGO", "allreduce:nvls,ring"), ("NCCL_ALGO", "ring"),
+    ("NCCL_ALGO", "ring,tree;allgather:ring"), ("NCCL_PROTO", "allreduce:LL;reduce:Simple"), ("NCCL_PROTO", "Simple"),
+    ("NCCL_BUFFSIZE", "1048576"), ("NCCL_NTHREADS", "256"), ("NCCL_MIN_CTAS", "4"), ("NCCL_MAX_CTAS", "64"),
+    ("NCCL_SOCKET_NTHREADS", "4"), ("NCCL_NSOCKS_PERTHREAD", "8"), ("NCCL_IB_QPS_PER_CONNECTION", "128"),
+    ("NCCL_P2P_NET_CHUNKSIZE", "262144"), ("NCCL_MAX_NCHANNELS", "32"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
+]  # fmt: skip
+MARKS = "^LlL128SsimpleTtreeRringnvlsall:;,.-+_0123456789 \t\r\n\0'\"`$(){}[]<>|&!*?~#=%\\/\u2028\u0661é"
+JUNK = (None, True, 0, -1, 8, 65, 1.5, float("inf"), float("nan"), 10**30, "", "ring", "LL128", "8388608", [], {}, [[]])
+
+
+def _word(chance):
+    return "".join(chance.choice(MARKS) for _ in range(chance.randrange(12)))
+
+
+def _mutated(chance, text):
+    """Return a text with one to three characters put in, taken out or changed."""
+    for _ in range(chance.randint(1, 3)):
+        place = chance.randrange(len(text) + 1)
+        text = text[:place] + chance.choice(["", chance.choice(MARKS)]) + text[place + chance.randint(0, 1) :]
+    return text
+
+
+def _pair(chance):
+    """Return a pair that is legal, hostile, or one of both with something changed."""
+    name, value = chance.choice(chance.choice((LEGAL_PAIRS, LEGAL_PAIRS, FAKE.HOSTILE_PAIRS)))
+    match chance.randrange(8):
+        case 0:
+            value = _mutated(chance, value)
+        case 1:
+            name = _mutated(chance, name)
+        case 2:
+            value = str(chance.choice((1, -1)) * chance.randrange(10 ** chance.randint(1, 20)))
+        case 3:
+            value = _word(chance)
+        case 4:
+            name = chance.choice(CATALOGUE).variable
+    return name, value
+
+
+def hostile_document(chance):
+    """Return the text of a `json` answer, most of it good."""
+    document = FAKE.document(variables=dict(_pair(chance) for _ in range(chance.randint(1, 3))))
+    match chance.randrange(10):
+        case 0:
+            document[chance.choice(list(document))] = chance.choice((*JUNK, _word(chance)))
+        case 1:
+            document["table_parameters"] = {_pair(chance)[0][5:]: chance.choice((*JUNK, 8388608, 64, 16))}
+        case 2:
+            rule = document["table"][0]
+            rule[chance.choice(list(rule))] = chance.choice((*JUNK, _word(chance)))
+        case 3:
+            document[chance.choice(("model", "cluster", "launcher", "decision"))] = _word(chance) * 9
+            document["lost"] = document["remarks"] = [_word(chance) * 20]
+        case 4:
+            threads, each = chance.randrange(17), chance.randrange(65)
+            document["variables"] = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
+        case 5:
+            document |= {"decision": chance.choice(("tuned", "undecided", "keep-default")), "simulated": True}
+    text = json.dumps(document)
+    return _mutated(chance, text) if chance.randrange(10) == 0 else text
+
+
+def hostile_table(chance, form):
+    text = FAKE.written(form, dict(_pair(chance) for _ in range(chance.randint(0, 2))))
+    return _mutated(chance, text) if chance.randrange(2) else text
+
+
+@dataclass
+class Sent:
+    """What the server of a test answers next."""
+
+    text: str = ""
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Answers without a network, at the one place where client.py reads them from it."""
+    answer = Sent()
+    monkeypatch.setattr(ncclt.client.fetch, "_get", lambda *_, **__: ncclt.client.fetch._Kept(answer.text, "", 1.0))
+    return answer
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(shard, sent, tmp_path):
+    chance = random.Random(shard)
+    given = dict.fromkeys((*FAKE.PAIR_FORMATS, *TABLES, "run", "run with a table", "run --policy"), 0)
+    for number in range(ANSWERS // SHARDS):
+        version = chance.choice(VERSIONS)
+        form = (*FAKE.PAIR_FORMATS, *TABLES)[number % (len(FAKE.PAIR_FORMATS) + len(TABLES))]
+        sent.text = hostile_table(chance, form) if form in TABLES else hostile_document(chance)
+        try:
+            text = fetch_env("http://s", cluster="leonardo", model="bert", nccl_version=version, format=form).text
+        except ClientError:
+            text = ""
+        if text and form in TABLES:
+            given[form] += 1
+            assert FAKE.is_table(text, version or "2.28.9"), sent.text
+        elif text:
+            given[form] += 1
+            assert FAKE.all_legal(FAKE.pairs_in(text, form), version or "2.28.9"), sent.text
+        if form not in TABLES:
+            _run(sent.text, given)
+        elif form == "tuner-csv" and number % 3 == 0:
+            _run_policy(sent.text, tmp_path / "table.csv", given)
+    assert all(count > 10 for count in given.values()), given
+
+
+def _run(text, given):
+    """Judge what `ncclt run` sets: whatever the document says of itself decides which NCCL it is for."""
+    try:
+        offer = offer_from_documents(text)
+    except NccltError:
+        return
+    version = json.loads(text)["nccl_version"]
+    given["run"] += 1
+    table = with_table_text(offer, FAKE.written("tuner-csv", {})) if offer.recommendation == "r-1" else offer
+    for plugin, file in ((None, None), (Path("/here/plugin.so"), Path("/here/table.csv"))):
+        handover = plan_handover(
+            table, environ={}, argv=["torchrun"], plugin=plugin, table_file=file, shared=True, override=False
+        )
+        pairs = dict(handover.set_env)
+        ours = {name: pairs.pop(name, None) for name in ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY")}
+        given["run with a table"] += handover.form is Form.TABLE
+        assert set(ours.values()) <= ({"/here/plugin.so", "/here/table.csv"} if handover.form is Form.TABLE else {None})
+        assert FAKE.all_legal(pairs, version), text
+        assert all(note.isprintable() for note in handover.notes)
+
+
+def _run_policy(text, path, given):
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        offer = offer_from_table(path)
+    except NccltError:
+        return
+    given["run --policy"] += 1
+    assert FAKE.all_legal(dict(offer.table_variables), offer.nccl_version), text
+
+
+def test_a_real_shell_reads_the_same_pairs(sent):
+    """The oracle above reads texts in Python; bash must see nothing else in them."""
+    chance = random.Random(99)
+    script, wanted = [], []
+    while len(wanted) < 200:
+        sent.text = hostile_document(chance)
+        try:
+            text = fetch_env("http://s", cluster="leonardo", model="bert", nccl_version="2.28.9").text
+        except ClientError:
+            continue
+        wanted.append(FAKE.pairs_in(text, "export"))
+        script.append(f"(eval {shlex.quote(text)}; env; echo ---)")
+    ran = subprocess.run(
+        ["bash", "-c", "\n".join(script)], capture_output=True, text=True, env={"PATH": os.defpath}, check=True
+    )
+    assert ran.stderr == ""
+    for pairs, block in zip(wanted, ran.stdout.split("---\n"), strict=False):
+        seen = dict(line.split("=", 1) for line in block.splitlines() if line.startswith("NCCL"))
+        assert seen == pairs
+        assert "LD_PRELOAD" not in block
+
+
+def test_the_allow_list_is_what_the_catalogue_says_today():
+    """tuner/generate_answer_values.py has written it; `make lint` says the same."""
+    script = Path(__file__).parents[3] / "tuner" / "generate_answer_values.py"
+    assert runpy.run_path(str(script))["main"](["--check"]) == 0
+
+
+def test_every_safe_value_of_the_catalogue_passes(sent):
+    for row in CATALOGUE:
+        if row.values is None or not (row.safe or row.name in SET_BY_RULES):
+            continue
+        for value in row.values:
+            sent.text = json.dumps(FAKE.document(variables={row.variable: str(value)}))
+            assert (
+                f"{row.variable}={value}\n"
+                in fetch_env("http://s", cluster="leonardo", model="bert", format="dotenv").text
+            )

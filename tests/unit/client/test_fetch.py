@@ -1,0 +1,469 @@
+"""The client against real servers on loopback: good, refusing, broken, foreign, hanging, absent."""
+
+import ast
+import json
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ncclt.client.fetch
+from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_recommendation, post_attestation
+from ncclt.deliver.render.formats import FORMATS
+
+FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
+SENT = json.dumps(FAKE.document(variables={"NCCL_ALGO": "allreduce:tree;allgather:ring"}))
+GOOD = (
+    "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n"
+    "# ncclt r-1: bert on leonardo 2x4, NCCL 2.28.9: tuned, 1.08x\n"
+)
+PROBLEM = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "nothing\nfits", "hint": "run tune"}
+
+
+@contextmanager
+def serving(answer):
+    """Serve `answer(handler)` on loopback; yields the address and the requests seen."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(SimpleNamespace(path=self.path, headers=dict(self.headers)))
+            answer(self)
+
+        def do_POST(self):
+            length = int(self.headers["Content-Length"])
+            seen.append(
+                SimpleNamespace(path=self.path, headers=dict(self.headers), body=json.loads(self.rfile.read(length)))
+            )
+            answer(self)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", seen=seen)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def reply(status=200, body=SENT, kind="application/json", **headers):
+    """Return an answer of fixed status, body and headers."""
+
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Type", kind)
+        sent = body.encode() if isinstance(body, str) else body
+        for name, value in {"Content_Length": len(sent), **headers}.items():
+            handler.send_header(name.replace("_", "-"), str(value))
+        handler.end_headers()
+        handler.wfile.write(sent)
+
+    return answer
+
+
+def fetch(url, **options):
+    return fetch_env(url, **{"cluster": "leonardo", "model": "bert", "timeout_s": 5.0, **options})
+
+
+def test_a_good_answer_is_returned_as_it_is():
+    with serving(reply()) as server:
+        fetched = fetch(server.url + "/", nodes=2, gpus_per_node=4, nccl_version="2.28.9", api_key="k-1")
+
+    assert (fetched.text, fetched.source, fetched.warning) == (GOOD, "server", "")
+    assert server.seen[0].path == (
+        "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.28.9&format=json"
+    )
+    assert server.seen[0].headers["Authorization"] == "Bearer k-1"
+
+
+def test_names_are_quoted_and_what_was_not_said_is_not_asked():
+    names = {"cluster": "a/../b?c", "model": "x&format=json#é"}
+    with serving(reply(body=json.dumps({**json.loads(SENT), **names}))) as server:
+        fetch(server.url + "/tuner", **names)
+
+    assert server.seen[0].path == "/tuner/v1/clusters/a%2F..%2Fb%3Fc/env?model=x%26format%3Djson%23%C3%A9&format=json"
+
+
+def test_a_problem_is_told_in_the_words_of_the_server():
+    with (
+        serving(reply(404, json.dumps(PROBLEM), "application/problem+json")) as server,
+        pytest.raises(ClientError) as caught,
+    ):
+        fetch(server.url)
+
+    assert (caught.value.message, caught.value.hint, caught.value.status) == ("nothing fits", "run tune", 404)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (reply(500, "<html>Internal Server Error</html>", "text/html"), "answered 500, and not as ncclt does"),
+        (reply(404, '{"detail": "Not Found"}', "application/json"), "answered 404, and not as ncclt does"),
+        (reply(404, "[1]", "application/problem+json"), "answered 404, and not as ncclt does"),
+        (reply(404, '{"deta', "application/problem+json"), "answered 404, and not as ncclt does"),
+        (reply(200, "<html>Welcome to the hotel</html>\n", "text/html"), "not with an environment of format export"),
+        (reply(200, ""), "not with an environment of format export"),
+        (reply(200, SENT[:-2]), "not with an environment of format export"),
+        (reply(200, b"\xff\xfe"), "something that is no text"),
+        (reply(200, SENT, Content_Length=len(SENT) + 10), "broke off"),
+        (reply(200, "#" * (MAX_ANSWER_BYTES + 1)), "more than 1048576 bytes"),
+        (lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached"),
+        (lambda handler: None, "cannot be reached"),
+        (reply(302, "", Location="file:///etc/passwd"), "answered 302"),
+    ],
+    ids=["html 500", "JSON of another service", "problem is a list", "problem is cut", "html 200", "empty",
+         "no last line end", "no text",
+         "broke off", "too long", "no http", "hung up", "redirect to a file"],
+)  # fmt: skip
+def test_an_answer_that_is_not_ours_is_refused(answer, message):
+    with serving(answer) as server, pytest.raises(ClientError, match=message) as caught:
+        fetch(server.url)
+
+    assert caught.value.hint
+
+
+def test_a_server_that_hangs_costs_no_more_than_the_timeout():
+    released = threading.Event()
+    with serving(lambda handler: released.wait(10)) as server:
+        try:
+            with pytest.raises(ClientError, match=r"did not answer within 0\.2 s"):
+                fetch(server.url, timeout_s=0.2)
+        finally:
+            released.set()
+
+
+def test_a_name_that_is_looked_up_for_ever_keeps_no_program_alive():
+    """A resolver has no time limit and cannot be interrupted: the thread that waits for it must end with the job."""
+    script = """if True:
+        import socket, threading
+        from ncclt.client.fetch import ClientError, fetch_env
+        socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
+        try:
+            fetch_env("http://tuner.example", cluster="pair", model="toy", timeout_s=0.1)
+        except ClientError as error:
+            print(error)
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "tuner.example did not answer within 0.1 s\n")
+
+
+def test_a_server_that_drips_is_cut_off():
+    """Each byte comes in time, the whole does not."""
+    released = threading.Event()
+
+    def drip(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        while not released.wait(0.02):
+            try:
+                handler.wfile.write(b"#")
+            except OSError:
+                return
+
+    with serving(drip) as server:
+        try:
+            with pytest.raises(ClientError, match=r"did not answer within 0\.3 s"):
+                fetch(server.url, timeout_s=0.3)
+        finally:
+            released.set()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_nobody_there_is_said_clearly():
+    with pytest.raises(ClientError, match="nothing listens at 127") as caught:
+        fetch(f"http://127.0.0.1:{free_port()}")
+
+    assert caught.value.is_outage
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["", "localhost:8080", "file:///etc/passwd", "ftp://h", "http://", "http://u:p@h", "http://h?x=1", "http://h:x",
+     "http://a b", "http://h\r\nX: y", "http://[::1"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(server):
+    with pytest.raises(ClientError, match="no address of a server"):
+        fetch(server)
+
+
+def test_a_key_with_a_line_break_is_refused():
+    with pytest.raises(ClientError, match="API key"):
+        fetch("http://127.0.0.1:9", api_key="a\r\nX-Evil: 1")
+
+
+def test_the_key_does_not_travel_along_a_redirect():
+    with serving(reply()) as other, serving(reply(302, "", Location=other.url + "/elsewhere")) as first:
+        assert fetch(first.url, api_key="secret").text == GOOD
+
+    assert first.seen[0].headers["Authorization"] == "Bearer secret"
+    assert "Authorization" not in other.seen[0].headers
+
+
+def test_an_outage_is_bridged_by_the_last_good_answer(tmp_path):
+    state = SimpleNamespace(answer=reply())
+    options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
+    with serving(lambda handler: state.answer(handler)) as server:
+        fetch(server.url, **options)
+        state.answer = reply(503, "busy")
+        bridged = fetch(server.url, **options)
+        with pytest.raises(ClientError, match="503"):
+            fetch(server.url, cache_dir=tmp_path / "cache")
+        with pytest.raises(ClientError) as caught:
+            fetch(server.url, nodes=3, **options)
+
+    assert (bridged.text, bridged.source) == (GOOD, "cache")
+    assert "using the answer of 20" in bridged.warning
+    assert "nothing is cached for this request" in caught.value.hint
+    assert fetch(server.url, **options).source == "cache"
+
+
+def test_a_long_answer_comes_whole_out_of_the_cache(tmp_path):
+    """JSON within JSON: each quote of the answer takes two bytes in the file."""
+    long = json.dumps({**json.loads(SENT), "more": '"' * (MAX_ANSWER_BYTES // 3)})
+    with serving(reply(200, long)) as server:
+        assert fetch(server.url, format="json", cache_dir=tmp_path).source == "server"
+    assert fetch(server.url, format="json", cache_dir=tmp_path, fallback="cached").source == "cache"
+
+
+@pytest.mark.parametrize(("days", "is_used"), [(29.9, True), (30.1, False)])
+def test_an_answer_of_the_cache_is_used_for_30_days(tmp_path, days, is_used):
+    with serving(reply()) as server:
+        fetch(server.url, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - days * 86400}))
+    if is_used:
+        assert fetch(server.url, cache_dir=tmp_path, fallback="cached").source == "cache"
+    else:
+        with pytest.raises(ClientError) as caught:
+            fetch(server.url, cache_dir=tmp_path, fallback="cached")
+        assert "the cached answer is 30 days old" in caught.value.hint
+
+
+@pytest.mark.parametrize(("error", "said"), [(OSError("no route to it"), "no route to it"), (OSError(), "URLError")])
+def test_an_outage_is_told_in_the_words_of_the_system_or_by_its_name(monkeypatch, error, said):
+    def look_up(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(ClientError) as caught:
+        fetch("http://tuner.example")
+    assert caught.value.message == f"tuner.example cannot be reached: {said}"
+
+
+@pytest.mark.parametrize(
+    ("status", "is_outage"),
+    [(None, True), (404, False), (428, False), (429, True), (430, False), (499, False), (500, True), (503, True)],
+)
+def test_being_away_broken_or_too_busy_is_an_outage_and_every_other_status_an_answer(status, is_outage):
+    assert ClientError("refused", status=status).is_outage is is_outage
+
+
+def test_a_server_that_says_no_is_believed_whatever_the_cache_holds(tmp_path):
+    """What was withdrawn must not come back out of a cache."""
+    state = SimpleNamespace(answer=reply())
+    with serving(lambda handler: state.answer(handler)) as server:
+        fetch(server.url, cache_dir=tmp_path, fallback="cached")
+        state.answer = reply(404, json.dumps(PROBLEM), "application/problem+json")
+
+        with pytest.raises(ClientError, match="nothing fits"):
+            fetch(server.url, cache_dir=tmp_path, fallback="cached")
+
+
+def test_an_unchanged_answer_is_not_sent_again(tmp_path):
+    def answer(handler):
+        unchanged = handler.headers.get("If-None-Match") == '"v1"'
+        reply(304, "")(handler) if unchanged else reply(ETag='"v1"')(handler)
+
+    with serving(answer) as server:
+        first = fetch(server.url, cache_dir=tmp_path)
+        second = fetch(server.url, cache_dir=tmp_path)
+
+    assert first == second
+    assert second.source == "server"
+    assert server.seen[1].headers["If-None-Match"] == '"v1"'
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": 1}', None])
+def test_a_damaged_cache_counts_as_none(tmp_path, damage):
+    with serving(reply(ETag='"v1"')) as server:
+        fetch(server.url, cache_dir=tmp_path)
+        (path,) = tmp_path.iterdir()
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps({**kept, "text": "rm -rf ~\n", "etag": 7}) if damage is None else damage)
+
+        assert fetch(server.url, cache_dir=tmp_path).text == GOOD
+    assert "If-None-Match" not in server.seen[1].headers
+    assert json.loads(path.read_text())["text"] == SENT
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path):
+    (tmp_path / "file").touch()
+    with serving(reply()) as server:
+        fetched = fetch(server.url, cache_dir=tmp_path / "file" / "cache")
+
+    assert fetched.text == GOOD
+    assert "could not be kept" in fetched.warning
+
+
+def test_the_cache_is_for_its_owner_alone(tmp_path):
+    with serving(reply()) as server:
+        fetch(server.url, cache_dir=tmp_path / "cache")
+
+    (path,) = (tmp_path / "cache").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_unknown_fallback_is_refused():
+    with pytest.raises(ClientError, match="unknown fallback"):
+        fetch("http://127.0.0.1:9", fallback="yes")
+
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "env"
+FORMS = {
+    "export-fish": ("export", {"shell": "fish"}),
+    "export-csh": ("export", {"shell": "csh"}),
+    "unset-bash": ("export", {"unset": True}),
+    "unset-fish": ("export", {"shell": "fish", "unset": True}),
+    "unset-csh": ("export", {"shell": "csh", "unset": True}),
+}
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
+    case, _, form = path.name.partition(".")
+    format, options = FORMS.get(form, (form, {}))
+    sent = path if format in ncclt.client.answer.TABLES else GOLDEN / f"{case}.json"
+    with serving(reply(body=sent.read_text())) as server:
+        text = fetch(server.url, format=format, **options).text
+
+    if format == "json":
+        assert json.loads(text) == json.loads(path.read_text())
+    else:
+        assert text == path.read_text()
+        # A TaskProlog is a file and no text for `eval`; what it says of itself was written here.
+        remarks = [line for line in text.splitlines() if line.startswith("# ") and format != "slurm-taskprolog"]
+        assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
+
+
+def test_every_format_of_the_renderer_is_one_of_the_client():
+    assert {form.partition(" ")[0] for form in ncclt.client.answer.FORMS} == set(FORMATS)
+
+
+def test_an_undecided_answer_is_no_environment():
+    undecided = reply(body=json.dumps(FAKE.document(decision="undecided", remarks=["r-1: too noisy"], variables={})))
+    with serving(undecided) as server:
+        with pytest.raises(ClientError, match="undecided: r-1: too noisy") as caught:
+            fetch(server.url)
+        assert json.loads(fetch(server.url, format="json").text)["decision"] == "undecided"
+    assert not caught.value.is_outage
+
+
+def test_what_a_table_leaves_open_is_asked_for():
+    with serving(reply(body="# c\n")) as server:
+        fetch(server.url, format="nvidia-csv", channels=8)
+
+    assert server.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
+
+
+@pytest.mark.parametrize("options", [{"format": "yaml"}, {"shell": "zsh"}, {"format": "json", "unset": True}])
+def test_an_unknown_format_is_refused_before_anything_is_sent(options):
+    with serving(reply()) as server, pytest.raises(ClientError, match="unknown format"):
+        fetch(server.url, **options)
+    assert not server.seen
+
+
+def test_client_and_answer_are_two_files_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
+    for module in (ncclt.client.fetch, ncclt.client.answer):
+        source = Path(module.__file__).read_text()
+        tree = ast.parse(source, feature_version=(3, 8))
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names | {"ncclt", "answer"}
+        (tmp_path / Path(module.__file__).name).write_text(source)
+
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import client; print(client.fetch_env.__module__)"
+    alone = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (alone.stdout, alone.stderr) == ("client\n", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (5, "5 seconds old"), (5400, "90 minutes old"), (7200, "2 hours old"), (86400 * 1.5, "36 hours old"),
+        (86400 * 9.5, "9 days old"), (-60, "0 seconds old"),
+    ],
+)  # fmt: skip
+def test_the_age_of_a_cached_answer_is_shown(tmp_path, seconds, said):
+    with serving(reply()) as server:
+        fetch(server.url, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "saved": time.time() - seconds - 0.2}))
+    assert said in fetch(server.url, cache_dir=tmp_path, fallback="cached").warning
+
+
+def test_an_attestation_is_posted_with_the_key():
+    document = {"schema": 1, "id": "a1", "effect": "partly"}
+    with serving(reply(201, json.dumps(document), "application/json")) as server:
+        post_attestation(server.url + "/tuner", document, api_key="k-1")
+    (sent,) = server.seen
+    assert (sent.path, sent.body, sent.headers["Authorization"]) == ("/tuner/v1/attestations", document, "Bearer k-1")
+    assert sent.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (reply(200, '{"id": "other"}', "application/json"), "did not keep the attestation"),
+        (reply(200, "<html>", "text/html"), "no usable answer"),
+        (reply(404, json.dumps(PROBLEM), "application/problem+json"), "nothing fits"),
+    ],
+)
+def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
+    with serving(answer) as server, pytest.raises(ClientError, match=message):
+        post_attestation(server.url, {"id": "a1"})
+
+
+@pytest.mark.parametrize("body", ["[]", "1", "{", ""])
+def test_what_is_no_object_is_no_answer_to_any_question(body):
+    for ask in (lambda url: fetch_recommendation(url, "r-1"), lambda url: post_attestation(url, {"id": "a1"})):
+        with serving(reply(200, body)) as server, pytest.raises(ClientError, match="no usable answer"):
+            ask(server.url)
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [({"title": "Not Found"}, "Not Found"), ({"title": "Not Found", "detail": "nothing fits"}, "nothing fits"),
+     ({"status": 404}, "HOST answered 404")],
+)  # fmt: skip
+def test_a_problem_is_told_by_its_detail_its_title_or_its_status(problem, said):
+    answer = reply(404, json.dumps(problem), "application/problem+json")
+    with serving(answer) as server, pytest.raises(ClientError) as caught:
+        fetch(server.url)
+    assert caught.value.message == said.replace("HOST", server.url.removeprefix("http://"))
+
+
+def test_a_recommendation_is_fetched_by_its_id():
+    with serving(reply(200, '{"id": "r/1"}', "application/json")) as server:
+        assert fetch_recommendation(server.url, "r/1") == {"id": "r/1"}
+    assert server.seen[0].path == "/v1/recommendations/r%2F1"

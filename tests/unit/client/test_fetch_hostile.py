@@ -1,0 +1,375 @@
+"""The client against servers and caches gone bad: a job gets checked values or nothing, in time, and no other error."""
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import re
+import runpy
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ncclt.cli import env
+from ncclt.client.answer import FORMS, TABLES
+from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation, post_attestation
+
+FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
+_spec = importlib.util.spec_from_file_location("client_servers", Path(__file__).with_name("test_client.py"))
+servers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(servers)
+reply, serving = servers.reply, servers.serving
+
+JOB = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9"}
+
+
+def fetch(url, **options):
+    return fetch_env(url, **{**JOB, "timeout_s": 5.0, **options})
+
+
+def judged(text, form):
+    """Fail unless a text for a job sets legal values and nothing else; return what it sets."""
+    if form in TABLES:
+        assert FAKE.is_table(text), text
+        return dict(re.findall(r"(?m)^# needs (\S+)=(\S+) in the environment$", text))
+    if form in FAKE.PAIR_FORMATS:
+        pairs = FAKE.pairs_in(text, form)
+        assert FAKE.all_legal(pairs), pairs
+        return pairs
+    patterns = {
+        "export fish": r"set -gx ([A-Z_0-9]+) '([\w:;,.-]*)';",
+        "export csh": r"setenv ([A-Z_0-9]+) '([\w:;,.-]*)';",
+        "export unset": r"unset ([A-Z_0-9]+)()",
+        "export fish unset": r"set -q ([A-Z_0-9]+); and set -e \1;()",
+        "export csh unset": r"unsetenv ([A-Z_0-9]+);()",
+    }
+    lines = [re.fullmatch(patterns[form], line) for line in text.splitlines() if not line.startswith("# ")]
+    assert all(lines), text
+    names = {line[1] for line in lines}
+    assert names <= {*FAKE.HONEST, "NCCLT_RECOMMENDATION", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"}
+    return names
+
+
+def options_of(form):
+    format, *rest = form.split(" ")
+    return {
+        "format": format,
+        "unset": "unset" in rest,
+        "shell": next((word for word in rest if word != "unset"), "bash"),
+    }
+
+
+@pytest.mark.parametrize("attack", FAKE.OUTAGES)
+def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(attack):
+    with FAKE.hostile(attack) as server:
+        began = time.monotonic()
+        for ask in (
+            lambda: fetch(server.url, timeout_s=0.3),
+            lambda: fetch_recommendation(server.url, "r1", timeout_s=0.3),
+            lambda: post_attestation(server.url, {"id": "a1"}, timeout_s=0.3),
+        ):
+            with pytest.raises(ClientError) as caught:
+                ask()
+            assert caught.value.message.isprintable()
+            assert caught.value.hint or "detail" in attack or caught.value.status
+            assert caught.value.is_outage or caught.value.status in (302, 304)
+        assert time.monotonic() - began < 0.9 + 5
+
+
+@pytest.mark.parametrize("attack", FAKE.HARMLESS)
+def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
+    options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
+    with FAKE.hostile(attack) as server:
+        for form in FORMS:
+            text = fetch(server.url, **options_of(form), **options).text
+            assert set(FAKE.HONEST) - {"NCCL_MAX_CTAS"} <= {
+                *judged(text, form),
+                *(FAKE.HONEST if form in TABLES else ()),
+            }
+        again = fetch(server.url, **options)
+    assert judged(again.text, "export").keys() == {*FAKE.HONEST, "NCCLT_RECOMMENDATION"}
+
+
+@pytest.mark.parametrize("attack", FAKE.TEXTS)
+def test_a_job_gets_legal_values_only_whatever_the_text_holds(attack, capsys):
+    """Through client.py in every form, and through the command."""
+    with FAKE.hostile(attack) as server:
+        for form in FORMS:
+            try:
+                text = fetch(server.url, **options_of(form)).text
+            except ClientError:
+                continue
+            judged(text, form)
+        words = ["--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4"]
+        for format in ("export", "slurm-taskprolog", "json"):
+            words += ["--nccl-version", "2.28.9", "--format", format, "--server", server.url]
+            code = env.main(words)
+            out = capsys.readouterr().out
+            assert (code == 0) == bool(out)
+            if out:
+                judged(out, format)
+
+
+@pytest.mark.parametrize("pair", FAKE.HOSTILE_PAIRS, ids=lambda pair: f"{pair[0]}={pair[1][:20]!r}")
+def test_one_bad_pair_refuses_the_whole_answer(pair):
+    """What was measured together is delivered together or not at all."""
+    if pair[0].startswith("NCCLT_"):
+        pytest.skip("these are no fields of `json`: they are written here")
+    with serving(reply(body=json.dumps(FAKE.document(variables={**FAKE.HONEST, pair[0]: pair[1]})))) as server:
+        for form in ("export", "json", "slurm-taskprolog"):
+            with pytest.raises(ClientError, match="nothing that ncclt sets"):
+                fetch(server.url, **options_of(form))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"cluster": "another"}, {"model": "another"}, {"nodes": 3}, {"gpus_per_node": 8}],
+    ids=lambda o: next(iter(o)),
+)
+def test_an_answer_for_another_job_is_refused(other, tmp_path):
+    """A proxy may mix up its answers, and a server its names."""
+    named = f"it is for {next(iter(other))} "
+    with serving(reply(body=json.dumps(FAKE.document(**other)))) as server, pytest.raises(ClientError, match=named):
+        fetch(server.url, cache_dir=tmp_path, fallback="cached")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
+    """The names of model and cluster and the remarks are the server's; an interactive zsh would run a remark."""
+    evil = f"a'; touch {tmp_path}/evil; $(touch {tmp_path}/evil) `touch {tmp_path}/evil` > {tmp_path}/evil\n"
+    document = FAKE.document(
+        model=evil, cluster=evil, lost=[evil], remarks=[evil, f"\nexport LD_PRELOAD={tmp_path}/evil.so\n"]
+    )
+    with serving(reply(body=json.dumps(document))) as server:
+        text = fetch(server.url, cluster=evil, model=evil).text
+    for script in ('eval "$1"; env', "eval $1; env", f"{text}env"):
+        ran = subprocess.run(
+            ["bash", "-c", script, "x", text], capture_output=True, text=True, env={"PATH": os.defpath}
+        )
+        assert f"NCCL_PROTO={FAKE.HONEST['NCCL_PROTO']}" in ran.stdout.splitlines()
+        assert "LD_PRELOAD=" not in ran.stdout
+        assert ran.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "value", "good"),
+    [
+        ("2.20.5", "tree", True), ("2.20.5", "ring", True), ("v2.23", "tree", True), ("22005", "tree", True),
+        ("2.20.5", "allreduce:tree", False), ("2.20.5", "nvls", False),
+        ("2.24.3", "tree", False), ("2.28.9", "Tree", False), (None, "tree", False), ("latest", "tree", False),
+        ("2.28.9", "allreduce:tree", True), ("2.28.9", "allreduce:nvls,ring", True), (None, "allreduce:tree", True),
+        ("2.31.0", "allreduce:tree", False), ("2.31.0", "ring,tree;allreduce:tree", True), ("23100", "ring", False),
+        ("2.28.9", "ring,tree;allreduce:tree", True), ("2.28.9", "allreduce:tree;allreduce:ring", False),
+    ],
+)  # fmt: skip
+def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(version, value, good):
+    with serving(reply(body=json.dumps(FAKE.document(variables={"NCCL_ALGO": value})))) as server:
+        if good:
+            assert value in fetch(server.url, nccl_version=version).text
+        else:
+            with pytest.raises(ClientError, match="nothing that ncclt sets"):
+                fetch(server.url, nccl_version=version)
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["http://host..x:80", "http://a..b/", "http://" + "a" * 70 + ".example", "http://" + "a" * 300, "http://[::1/x",
+     "http://\u2603.invalid", "http://host:99999999", "http://xn--\x7f", "http://%zz", None, 7],
+)  # fmt: skip
+def test_an_address_of_no_host_is_no_other_error(server):
+    with pytest.raises(ClientError):
+        fetch(server, timeout_s=2.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"model": "\udce9"}, {"cluster": "\udce9"}, {"timeout_s": math.inf}, {"timeout_s": math.nan}, {"timeout_s": -1},
+     {"cache_dir": "/tmp/\0"}, {"api_key": "\u2603"}, {"nodes": "\udce9"}, {"model": 7}, {"nccl_version": 7}],
+)  # fmt: skip
+def test_arguments_that_no_server_can_be_asked_with_are_no_other_error(options):
+    with serving(reply()) as server:
+        try:
+            text = fetch(server.url, **options).text
+        except ClientError:
+            return
+    judged(text, "export")
+
+
+def test_a_server_without_end_leaves_no_thread_behind():
+    """Its thread would go on beside the training that asked."""
+    for attack in ("continue without end", "trailers without end", "headers that drip", "a body that drips"):
+        before = set(threading.enumerate())
+        with FAKE.hostile(attack) as server:
+            with pytest.raises(ClientError, match=r"did not answer within 0\.3 s"):
+                fetch(server.url, timeout_s=0.3)
+            # Those of the server end with it.
+            asking = [one for one in set(threading.enumerate()) - before if "ask" in one.name]
+            for one in asking:
+                one.join(10)
+                assert not one.is_alive()
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """Return the address of a server that is gone, the options to ask it with, and the file that it left behind."""
+    options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
+    with serving(reply(ETag='"v1"')) as server:
+        fetch(server.url, **options)
+    (path,) = (tmp_path / "cache").iterdir()
+    return SimpleNamespace(url=server.url, options=options, path=path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"saved": math.inf}, {"saved": math.nan}, {"saved": 1e300}, {"saved": -1}, {"saved": -1e300}, {"saved": "1"},
+        {"saved": None}, {"saved": 4e9}, {"saved": 0}, {"text": 7}, {"text": "[" * 100_000},
+        {"text": "export NCCL_ALGO=ring\n"}, {"text": json.dumps(FAKE.document(variables={"NCCL_PROTO": "LL128"}))},
+        {"text": json.dumps(FAKE.document(variables={"NCCL_TUNER_PLUGIN": "/srv/evil.so"}))}, {"url": "http://other"},
+        {"schema": 1}, {"saved": [], "etag": []},
+    ],
+    ids=lambda change: str(change)[:40],
+)  # fmt: skip
+def test_a_cache_entry_that_this_client_would_not_write_is_not_used(cached, change):
+    kept = json.loads(cached.path.read_text())
+    cached.path.write_text(json.dumps({**kept, **change}))
+
+    with pytest.raises(ClientError, match=r"nothing listens|bad answer|not with an environment"):
+        fetch(cached.url, **cached.options)
+
+
+@pytest.mark.parametrize("etag", ["\u2603", "a\r\nX: y", "x" * 100_000, 7, [], None])
+def test_an_etag_that_cannot_be_sent_is_left_out(tmp_path, etag):
+    with serving(reply(ETag='"v1"')) as server:
+        fetch(server.url, cache_dir=tmp_path)
+        (path,) = tmp_path.iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "etag": etag}))
+        assert fetch(server.url, cache_dir=tmp_path).source == "server"
+    assert "If-None-Match" not in server.seen[1].headers
+
+
+def _fifo(path):
+    os.mkfifo(path)
+
+
+def _socket(path):
+    with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(path.parent):  # its address is short
+        one.bind(path.name)
+
+
+def _link(path):
+    other = path.with_suffix(".other")
+    path.rename(other)
+    path.symlink_to(other)
+
+
+def _huge(path):
+    with path.open("a") as file:
+        file.truncate(2**33)
+
+
+FILES = {
+    "FIFO": lambda path: (path.unlink(), _fifo(path)),
+    "socket": lambda path: (path.unlink(), _socket(path)),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "link": _link,
+    "link to a device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "hard link that others can write": lambda path: path.chmod(0o666),
+    "writable by the group": lambda path: path.chmod(0o660),
+    "in a folder that others can write": lambda path: path.parent.chmod(0o777),
+    "in a folder like /tmp": lambda path: path.parent.chmod(0o1777),
+    "8 GiB": _huge,
+    "unreadable bytes": lambda path: path.write_bytes(b"\xff" * 100),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_cache_that_others_could_have_written_is_not_read_and_never_waited_for(cached, kind):
+    FILES[kind](cached.path)
+
+    began = time.monotonic()
+    with pytest.raises(ClientError, match="nothing listens") as caught:
+        fetch(cached.url, **cached.options)
+    assert "nothing is cached" in caught.value.hint
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_cache_of_another_user_is_not_read(cached):
+    os.chown(cached.path, 65534, 65534)
+    with pytest.raises(ClientError, match="nothing listens"):
+        fetch(cached.url, **cached.options)
+    os.chown(cached.path, 0, 0)
+    os.chown(cached.path.parent, 65534, 65534)
+    with pytest.raises(ClientError, match="nothing listens"):
+        fetch(cached.url, **cached.options)
+
+
+def test_an_answer_is_not_kept_where_others_can_write(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with serving(reply()) as server:
+        fetched = fetch(server.url, cache_dir=tmp_path / "cache")
+
+    assert "not kept" in fetched.warning
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("age_days", "max_age_days", "used"), [(29, None, True), (31, None, False), (31, 40, True), (2, 1, False)]
+)
+def test_a_cached_answer_has_a_greatest_age(cached, age_days, max_age_days, used):
+    kept = json.loads(cached.path.read_text())
+    cached.path.write_text(json.dumps({**kept, "saved": time.time() - age_days * 86400 - 1}))
+    more = {} if max_age_days is None else {"max_age_s": max_age_days * 86400.0}
+    if used:
+        assert f"{age_days} days old" in fetch(cached.url, **cached.options, **more).warning
+        return
+    with pytest.raises(ClientError) as caught:
+        fetch(cached.url, **cached.options, **more)
+    assert f"the cached answer is {age_days} days old" in caught.value.hint
+
+
+def test_an_answer_that_still_holds_is_young_again(tmp_path):
+    """Else a recommendation that never changes would be too old for its first outage."""
+
+    def answer(handler):
+        reply(304, "")(handler) if handler.headers.get("If-None-Match") else reply(ETag='"v1"')(handler)
+
+    options = {"cache_dir": tmp_path, "fallback": "cached"}
+    with serving(answer) as server:
+        fetch(server.url, **options)
+        (path,) = tmp_path.iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - 40 * 86400}))
+        fetch(server.url, **options)
+    assert "seconds old" in fetch(server.url, **options).warning
+
+
+def test_the_command_keeps_answers_and_bridges_an_outage(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ["--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4"]
+    words += ["--nccl-version", "2.28.9"]
+    with FAKE.hostile("none") as server:
+        words += ["--server", server.url]
+        assert env.main(words) == 0
+        assert not (tmp_path / "ncclt").exists()
+        assert env.main([*words, "--fallback", "cached"]) == 0
+    first = capsys.readouterr().out
+    assert env.main([*words, "--fallback", "cached"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out * 2 == first
+    assert re.search(r"using the answer of 20.* from the cache, \d+ seconds old", printed.err)
+    assert env.main(words) == 69
+
+    monkeypatch.setenv("NCCLT_CACHE_DAYS", "0")
+    assert env.main([*words, "--fallback", "cached"]) == 69
+    assert "the cached answer is" in capsys.readouterr().err
+    monkeypatch.setenv("NCCLT_CACHE_DAYS", "soon")
+    assert env.main([*words, "--fallback", "cached"]) == 2

@@ -1,0 +1,112 @@
+"""The record of a preflight: its words, its figures, its document."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.preflight import Finding, Part, Preflight, Reading, Section, State, preflight_from_document
+from ncclt.core.trial import Outcome
+from ncclt.errors import InputError
+from ncclt.health.preflight.heat_map import heat_maps
+
+HOSTS = ("a", "b", "c", "d")
+GIB = 1 << 30
+
+
+def reading(hosts, gbps, *, gpus=(), outcome=Outcome.OK, repeat=0, sizes=(GIB,)):
+    """A launch on nodes of 8 GPUs that reached a bus bandwidth."""
+    section = Section(hosts=tuple(hosts), gpus=tuple(gpus))
+    ranks = section.ranks(8)
+    times = tuple((size, size * 2 * (ranks - 1) / ranks / gbps / 1e3) for size in sizes) if gbps else ()
+    return Reading(
+        section=section, ranks=ranks, repeat=repeat, outcome=outcome, times_us=times, expected_gbps=100.0, wall_s=2.0
+    )
+
+
+def sample_preflight(**changes):
+    basis = Preflight(
+        id="p1", created="2026-01-01T00:00:00", cluster="dgx", fingerprint="f", launcher="slurm",
+        benchmark="nccl_tests", simulated=False, hosts=HOSTS, gpus_per_node=8, source="by its links",
+        expected=((GIB, 100.0),), tolerance=0.15, state=State.DEGRADED,
+        findings=(
+            Finding(part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"),
+            Finding(part=Part.GPU_LINK, hosts=("c",), gpus=(2, 5), outcome=Outcome.TIMEOUT, reference_gbps=200.0),
+        ),
+        readings=(
+            reading(HOSTS, 60.0), reading("ab", 60.0), reading("ab", 62.0, repeat=1), reading("cd", 100.0),
+            reading("ac", 0, outcome=Outcome.CRASHED), reading("c", 50.0, gpus=(2, 5)), reading("c", 90.0, gpus=(2, 4)),
+        ),
+        notes=("a note",), wall_s=12.0,
+    )  # fmt: skip
+    return replace(basis, **changes)
+
+
+def test_a_document_comes_back_as_it_was():
+    preflight = sample_preflight()
+    assert preflight_from_document(json.loads(json.dumps(preflight.to_document()))) == preflight
+
+
+def test_another_version_is_refused():
+    with pytest.raises(InputError):
+        preflight_from_document(sample_preflight().to_document() | {"schema": 2})
+
+
+def test_a_reading_knows_its_bandwidth_at_the_largest_size():
+    one = reading("ab", 80.0, sizes=(64, GIB))
+    assert one.gbps == pytest.approx(80.0)
+    assert one.share == pytest.approx(0.8)
+    assert reading("ab", 80.0, outcome=Outcome.WRONG_RESULT).share == 0
+
+
+def test_rows_are_of_all_nodes_alone_and_medians():
+    preflight = sample_preflight(readings=(reading(HOSTS, 50.0), reading(HOSTS, 60.0), reading("ab", 1.0)))
+    (row,) = preflight.rows
+    assert (row.size_bytes, row.expected_gbps) == (GIB, 100.0)
+    assert row.busbw_gbps == pytest.approx(54.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (Finding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
+         "node n07 reaches 61 % of 187 GB/s with every partner"),
+        (Finding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT), "the link n07+n12 does not finish"),
+        (Finding(part=Part.GPU, hosts=("n1",), gpus=(3,), outcome=Outcome.WRONG_RESULT),
+         "GPU 3 of node n1 gives WRONG DATA with every partner"),
+        (Finding(part=Part.GPU_LINK, hosts=("n1",), gpus=(3, 4), outcome=Outcome.CRASHED, remark="why"),
+         "the link between GPU 3 and 4 of node n1 crashes; why"),
+        (Finding(part=Part.FABRIC, hosts=("a", "b", "c", "d"), busbw_gbps=1, reference_gbps=2),
+         "all of a..d (4 nodes) alike reaches 50 % of 2 GB/s"),
+    ],
+)  # fmt: skip
+def test_findings_in_words(finding, words):
+    assert finding.sentence == words
+
+
+def test_verdicts():
+    assert (
+        sample_preflight().verdict == "degraded: node b reaches 60 % of 100 GB/s with every partner; look (and 1 more)"
+    )
+    unmeasured = sample_preflight(state=State.UNMEASURED, findings=(), notes=("no such program",))
+    assert unmeasured.verdict == "could not measure: no such program"
+    healthy = sample_preflight(state=State.HEALTHY, findings=(), simulated=True, readings=(reading(HOSTS, 98.0),))
+    assert healthy.verdict == "SIMULATED: healthy: a..d (4 nodes) reach 98 % of 100 GB/s (by its links)"
+
+
+def test_heat_maps_are_of_nodes_and_of_the_gpus_that_were_looked_into():
+    nodes, gpus = heat_maps(sample_preflight())
+    assert nodes.names == HOSTS
+    assert nodes.share("b", "a") == pytest.approx(nodes.share("a", "b")) == pytest.approx(0.61, abs=0.01)
+    assert (nodes.share("a", "c"), nodes.share("a", "d")) == (0, None)
+    assert gpus.title == "pairs of GPUs of node c"
+    assert gpus.names == ("2", "4", "5")
+
+
+def test_a_large_map_keeps_the_worst():
+    hosts = tuple(f"n{index:02d}" for index in range(40))
+    fast = [reading((a, b), 100.0) for a, b in zip(hosts[::2], hosts[1::2], strict=True)]
+    preflight = sample_preflight(hosts=hosts, readings=(*fast, reading(("n07", "n08"), 40.0)))
+    (one,) = heat_maps(preflight)
+    assert (len(one.names), one.left_out) == (16, 24)
+    assert one.share("n07", "n08") == pytest.approx(0.4)

@@ -1,0 +1,269 @@
+"""Rendered text, read by those who will read it: bash, docker, NCCL's configuration and tuner table."""
+
+import importlib.util
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Fingerprint
+from ncclt.core.message import Collective, Message
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.deliver.render.formats import FORMATS, render
+from ncclt.errors import NoRecommendationError, SettingError, UsageError
+
+_spec = importlib.util.spec_from_file_location("format_readers", Path(__file__).with_name("format_readers.py"))
+readers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(readers)
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "env"
+V = NcclVersion.parse("2.28.9")
+AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
+PROVEN = Verdict(
+    decision=Decision.TUNED, reason="faster", speedup=1.083, interval=(1.06, 1.1), blocks=6, default_us=9, policy_us=8
+)
+UNPROVEN = replace(
+    PROVEN,
+    decision=Decision.KEEP_DEFAULT,
+    reason="the gain of 0.4 % is below 2 %",
+    speedup=1.004,
+    interval=(0.99, 1.02),
+)
+PLAIN = Policy(
+    rules=tuple(Rule(collective=c, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8) for c in (AR, AG)),
+    parameters=(("BUFFSIZE", 8388608),),
+)
+BY_SIZE = Policy(
+    rules=(
+        Rule(collective=AR, max_bytes=65536, algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4),
+        Rule(collective=AR, min_bytes=65537, algorithm=Algorithm.RING, protocol=Protocol.LL128),
+        Rule(collective=AR, group_size=2, algorithm=Algorithm.RING, protocol=Protocol.LL, channels=2),
+        Rule(collective=AG, algorithm=Algorithm.RING),
+    ),
+    parameters=(("BUFFSIZE", 8388608),),
+)
+TUNED = Recommendation(
+    id="r-1f3c",
+    revision=1,
+    study="s",
+    cluster="leonardo",
+    model="bert",
+    workload_digest="d",
+    collectives=frozenset({AR, AG, Collective.SEND_RECV}),
+    fingerprint=Fingerprint(
+        gpu="A100", link_class="nvlink", fabric="infiniband", nodes=2, gpus_per_node=4, nccl_version="2.28.9"
+    ),
+    table=Delivery(policy=BY_SIZE, verdict=PROVEN),
+    variables=Delivery(policy=PLAIN, verdict=PROVEN),
+    simulated=True,
+    launcher="simulate",
+    created="2026-01-01T00:00:00Z",
+)
+KEPT = replace(
+    TUNED,
+    simulated=False,
+    table=Delivery(policy=BY_SIZE, verdict=UNPROVEN),
+    variables=Delivery(policy=PLAIN, verdict=UNPROVEN),
+)
+WITH_ROWS = replace(
+    TUNED, table=Delivery(policy=Policy(rules=BY_SIZE.rules[1:], parameters=BY_SIZE.parameters), verdict=PROVEN)
+)
+HOSTILE = "x\nexport NCCL_EVIL=1\n'\"`touch pwned`$(touch pwned);touch pwned # * \\\r"
+hostile = st.text(st.sampled_from(list(HOSTILE + "aé漢{}[]?~!|&<>\t\0")), max_size=40)
+
+
+FORMS = [
+    *((f"{name}.{format}", recommendation, {"format": format})
+      for name, recommendation in (("tuned", TUNED), ("keep_default", KEPT))
+      for format in FORMATS if format != "nvidia-csv"),
+    *((f"tuned.{'unset' if unset else 'export'}-{shell}", TUNED, {"format": "export", "shell": shell, "unset": unset})
+      for shell in ("bash", "fish", "csh") for unset in (False, True) if shell != "bash" or unset),
+    ("tuned.nvidia-csv", WITH_ROWS, {"format": "nvidia-csv", "channels": 16}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "recommendation", "form"), FORMS, ids=[form[0] for form in FORMS])
+def test_golden_text(name, recommendation, form):
+    """The text is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
+    path = GOLDEN / name
+    text = render(recommendation, version=V, **form)
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        path.write_text(text)
+
+    assert text == path.read_text()
+
+
+def in_bash(text, folder, *, quoted):
+    """Return the environment that a shell has after `eval`, NCCL* only; the folder is full of bait for patterns."""
+    (folder / "env.sh").write_text(text)
+    (folder / "x\nexport NCCL_EVIL=1 #").touch()
+    code = 'eval "$(cat env.sh)"' if quoted else "eval $(cat env.sh)"
+    subprocess.run(["bash", "-n", "env.sh"], cwd=folder, check=True, env={}, capture_output=True)
+    done = subprocess.run(
+        ["bash", "-c", f"{code}; env -0"], cwd=folder, check=True, env={"PATH": os.environ["PATH"]}, capture_output=True
+    )
+    assert done.stderr == b""
+    assert not (folder / "pwned").exists()
+    pairs = (entry.partition("=") for entry in done.stdout.decode().split("\0"))
+    return {name: value for name, _, value in pairs if name.startswith("NCCL")}
+
+
+@pytest.mark.parametrize("quoted", [True, False])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(model=hostile, cluster=hostile, reason=hostile, kept=st.booleans())
+@example(model=HOSTILE, cluster="*", reason=HOSTILE, kept=True)
+def test_a_shell_gets_exactly_the_variables_whatever_the_names(tmp_path, quoted, model, cluster, reason, kept):
+    verdict = replace(PROVEN, reason=reason, decision=Decision.KEEP_DEFAULT if kept else Decision.TUNED)
+    recommendation = replace(TUNED, model=model, cluster=cluster, variables=Delivery(policy=PLAIN, verdict=verdict))
+
+    seen = in_bash(render(recommendation, format="export", version=V), tmp_path, quoted=quoted)
+
+    assert seen == {**({} if kept else PLAIN_VARIABLES), "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
+
+
+PLAIN_VARIABLES = {
+    "NCCL_ALGO": "allreduce:ring;allgather:ring",
+    "NCCL_PROTO": "allreduce:Simple;allgather:Simple",
+    "NCCL_MAX_CTAS": "8",
+    "NCCL_BUFFSIZE": "8388608",
+}
+
+
+def test_a_hostile_id_becomes_one_harmless_word(tmp_path):
+    text = render(replace(TUNED, id=HOSTILE), format="export", version=V)
+
+    assert in_bash(text, tmp_path, quoted=False)["NCCLT_RECOMMENDATION"].startswith("x_export_NCCL_EVIL_1_")
+
+
+@given(hostile)
+def test_files_keep_every_name_inside_its_comment(name):
+    """docker takes lines verbatim; NCCL knows comments in column 0 only and cuts what is too long."""
+    recommendation = replace(TUNED, model=name * 50, cluster=name)
+
+    assert readers.read_nccl_conf(render(recommendation, format="nccl-conf", version=V)) == PLAIN_VARIABLES
+    assert readers.read_verbatim(render(recommendation, format="dotenv", version=V)) == {
+        **PLAIN_VARIABLES,
+        "NCCLT_RECOMMENDATION": "r-1f3c",
+        "NCCLT_SIMULATED": "1",
+    }
+    assert len(readers.read_example_table(render(recommendation, format="tuner-csv", version=V))) == 3
+
+
+@pytest.mark.parametrize("size_bytes", [1, 65536, 65537, 2**32, 2**40])
+@pytest.mark.parametrize(("ranks", "nodes"), [(8, 2), (2, 1), (2, 2)])
+def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
+    """Also for 4 GiB and more, and for a smaller group wherever it lies."""
+    rows = readers.read_example_table(render(TUNED, format="tuner-csv", version=V))
+    message = Message(collective=AR, dtype="float32", size_bytes=size_bytes, group_size=ranks)
+    wanted = BY_SIZE.setting_for(message)
+
+    assert readers.look_up(rows, "allreduce", size_bytes, nodes, ranks) == (
+        wanted.algorithm,
+        wanted.protocol,
+        wanted.channels or -1,
+    )
+
+
+def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
+    text = render(TUNED, format="tuner-csv", version=V)
+
+    assert readers.look_up(readers.read_example_table(text), "allreduce", 1024, 4, 16) is None
+    assert "# needs NCCL_BUFFSIZE=8388608" in text
+    assert "# lost: all_gather: ring/auto: a row must name algorithm and protocol" in text
+    assert "ONE channel" in text
+
+
+@pytest.mark.parametrize("version", ["2.28.9", "2.31.2"])
+@pytest.mark.parametrize("format", ["tuner-csv", "export"])
+def test_channels_are_said_to_be_a_maximum(version, format):
+    """By a table and by variables, in every version: no more SMs are taken from compute than by NCCL itself."""
+    found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))
+
+    text = render(found, format=format, version=NcclVersion.parse(version))
+
+    assert "Numbers of channels are a maximum" in text
+    assert "MIN_CTAS" not in text
+
+
+def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
+    policy = replace(PLAIN, parameters=(("MIN_CTAS", 32),))
+    text = render(replace(TUNED, variables=Delivery(policy=policy, verdict=PROVEN)), format="export", version=V)
+
+    assert "export NCCL_MIN_CTAS=32" in text
+    assert "takes SMs from compute, it was measured beside a matrix product" in text.replace("\n# ", " ")
+
+
+def test_json_holds_both_deliveries_with_their_verdicts():
+    document = json.loads(render(TUNED, format="json", version=V))
+
+    assert document["schema"] == 1
+    assert document["variables"] == PLAIN_VARIABLES
+    assert (document["decision"], document["speedup"], document["interval"]) == ("tuned", 1.083, [1.06, 1.1])
+    assert [row["protocol"] for row in document["table"]] == [None, "ll", "ll128", "ll"]
+    assert document["table_parameters"] == {"BUFFSIZE": 8388608}
+    assert document["simulated"] is True
+
+
+def test_keep_default_sets_no_nccl_variable_and_says_why():
+    for format in ("export", "dotenv", "nccl-conf"):
+        text = render(KEPT, format=format, version=V)
+
+        assert not [line for line in text.splitlines() if "NCCL_" in line.split("#")[0]]
+        assert "keep-default: the gain of 0.4 % is below 2 %" in text
+    document = json.loads(render(KEPT, format="json", version=V))
+    assert (document["decision"], document["variables"], document["table"]) == ("keep-default", {}, [])
+    assert readers.read_example_table(render(KEPT, format="tuner-csv", version=V)) == []
+
+
+@pytest.mark.parametrize("variables", [None, Delivery(policy=BY_SIZE, verdict=PROVEN)])
+def test_nothing_is_claimed_where_variables_can_say_nothing(variables):
+    recommendation = replace(TUNED, variables=variables)
+
+    text = render(recommendation, format="export", version=V)
+    document = json.loads(render(recommendation, format="json", version=V))
+
+    assert "NCCL_" not in text.split("#", maxsplit=1)[0]
+    assert "keep-default" in text
+    assert "lost: the per-size policy, 1.08x" in text
+    assert "1.08x" not in text.replace("lost: the per-size policy, 1.08x", "")
+    assert (document["decision"], document["speedup"], document["variables"]) == ("keep-default", None, {})
+
+
+def test_another_nccl_gets_nothing():
+    with pytest.raises(NoRecommendationError, match=r"tuned with NCCL 2\.28\.9, not with 2\.29\.7"):
+        render(TUNED, format="export", version=NcclVersion.parse("2.29.7"))
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError) as caught:
+        render(TUNED, format="yaml", version=V)
+
+    assert caught.value.hint == f"one of {', '.join(FORMATS)}"
+
+
+def test_a_table_with_a_rule_that_the_version_lacks_is_refused():
+    policy = Policy(rules=(Rule(collective=AG, algorithm=Algorithm.TREE, protocol=Protocol.LL),))
+
+    with pytest.raises(SettingError, match="does not implement"):
+        render(replace(TUNED, table=Delivery(policy=policy, verdict=PROVEN)), format="tuner-csv", version=V)
+
+
+def test_replayed_times_are_said_to_be_replayed_in_every_format():
+    replayed = replace(TUNED, simulated=False, launcher="replay")
+
+    for format in ("export", "dotenv", "nccl-conf", "tuner-csv"):
+        text = render(replayed, format=format, version=V)
+        assert "# REPLAYED: the times were recorded elsewhere" in text, format
+        assert "SIMULATED" not in text
+    assert json.loads(render(replayed, format="json", version=V))["launcher"] == "replay"
+    assert "REPLAYED" not in render(replace(TUNED, simulated=False), format="export", version=V)

@@ -1,0 +1,198 @@
+"""What was used against what was delivered."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.attestation import (
+    MOST_ROWS,
+    Delivered,
+    Effect,
+    Form,
+    Observed,
+    Outcome,
+    RowState,
+    Use,
+    Witness,
+    attestation_from_document,
+)
+from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, Rule
+from ncclt.deliver.effect import attest, policy_of_variables
+from ncclt.errors import InputError
+
+KIB, MIB = 1 << 10, 1 << 20
+SMALL = Rule(
+    collective=Collective.ALL_REDUCE, max_bytes=64 * KIB, algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4
+)
+LARGE = Rule(
+    collective=Collective.ALL_REDUCE, min_bytes=64 * KIB + 1, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE
+)
+PAIRS = Rule(collective=Collective.ALL_REDUCE, group_size=2, algorithm=Algorithm.RING, protocol=Protocol.LL)
+TABLE = Delivered(
+    recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=2, ranks=8, form=Form.TABLE,
+    policy=Policy(rules=(SMALL, LARGE, PAIRS)), variables=(("NCCL_BUFFSIZE", "8388608"),),
+)  # fmt: skip
+REPORT = Witness(kind="plugin-report", nccl_version="2.28.9", table="r1", checksum="aa", ranks=8, nodes=2, count=8)
+USING = ("TUNER/Plugin: Using ncclt (v5)",)
+LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
+
+
+def use(size, choice, calls=10, *, outcome=Outcome.APPLIED, group=8, collective=Collective.ALL_REDUCE, remark=""):
+    return Use(
+        collective=collective, size_bytes=size, group_size=group, choice=choice, outcome=outcome, calls=calls,
+        remark=remark,
+    )  # fmt: skip
+
+
+def seen(*uses, witnesses=(REPORT,), variables=None, **more):
+    variables = variables or {}
+    return Observed(witnesses=witnesses, uses=uses, variables=variables, tells_variables=bool(variables), **more)
+
+
+def judged(observed, delivered=TABLE):
+    return attest(delivered, observed, created="2026-01-01T00:00:00+00:00")
+
+
+GOOD = (use(4 * KIB, "tree/ll/4"), use(MIB, "ring/simple"), use(4 * KIB, "ring/ll", group=2))
+
+
+def test_everything_as_the_table_says_took_effect():
+    found = judged(seen(*GOOD, use(8, "", collective=Collective.BROADCAST, outcome=Outcome.UNMATCHED)))
+    assert found.effect is Effect.TOOK_EFFECT
+    assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (30, 0, 10)
+    assert {row.state for row in found.rows} == {RowState.AS_WANTED}
+    assert attestation_from_document(found.to_document()) == found
+
+
+def test_a_table_speaks_of_the_whole_job_and_of_no_other_group():
+    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=Outcome.UNMATCHED)))
+    assert (found.effect, found.calls_unruled) == (Effect.TOOK_EFFECT, 10)
+
+
+def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
+    found = judged(seen(use(4 * KIB, "tree/ll/4", outcome=Outcome.UNAVAILABLE), use(MIB, "ring/simple")))
+    (row,) = [row for row in found.rows if row.state is RowState.DIFFERS]
+    assert (found.effect, row.size_bytes, row.wanted, row.used) == (Effect.PARTLY, 4 * KIB, "tree/ll/4", "")
+    assert "offers no such choice" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("observed", "said"),
+    [
+        (seen(use(MIB, "", outcome=Outcome.UNMATCHED, remark="it is for NCCL 2.27"),
+              witnesses=(replace(REPORT, not_in_use="it is for NCCL 2.27"),)), "used no table: it is for NCCL 2.27"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,),
+              variables={"NCCL_BUFFSIZE": ("8388608",)}, tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",)),
+         "the plugin was not loaded: TUNER/Plugin: Could not find: /x/ncclt.so"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,),
+              tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; NCCL's own choice stays",)),
+         "the plugin said: /t.csv is not used: the file is cut off"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
+              variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)}), "NCCL_ALGO=Tree in the job"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
+              variables={"NCCL_DEBUG": ("INFO",)}), "did not get NCCL_BUFFSIZE: a container or launcher"),
+        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
+              variables={"NCCL_BUFFSIZE": ("4194304",)}), "NCCL_BUFFSIZE was 4194304 in the job, not 8388608"),
+        (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, table="r0"),)), "used the table of r0"),
+        (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
+        (seen(use(MIB, "ring_sym/4", outcome=Outcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
+    ],
+)  # fmt: skip
+def test_what_did_not_take_effect_says_why(observed, said):
+    found = judged(observed)
+    assert found.effect is Effect.NOT_AT_ALL
+    assert said in found.reason
+    assert all(row.reason for row in found.rows)
+
+
+def test_ranks_with_different_tables_are_the_first_thing_said():
+    found = judged(seen(*GOOD, witnesses=(REPORT, replace(REPORT, checksum="bb"))))
+    assert found.effect is Effect.PARTLY
+    assert found.reason.startswith("the ranks did not use the same table: NCCL can hang")
+
+
+def test_a_rank_that_used_no_table_while_others_did_is_the_same_danger():
+    alone = replace(REPORT, table="", checksum="", not_in_use="it cannot be read", count=1)
+    found = judged(seen(*GOOD, witnesses=(REPORT, alone)))
+    assert "the ranks did not use the same table" in found.reason
+    assert "it cannot be read" in found.reason
+
+
+def test_a_group_for_which_the_table_has_no_rows_is_none():
+    pairs = replace(REPORT, table="", checksum="", not_in_use="none of its rows is for 4 ranks", ranks=4)
+    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=Outcome.UNMATCHED), witnesses=(REPORT, pairs)))
+    assert (found.effect, found.calls_unruled) == (Effect.TOOK_EFFECT, 10)
+    assert "none of its rows" not in found.reason
+
+
+def test_a_plugin_that_has_no_rows_for_another_group_is_no_cause():
+    said = "TUNER/ncclt: table r1 of /t.csv is not used: none of its 4 rows is for {} ranks on 1 nodes"
+    for ranks, counts in ((1, False), (8, True)):
+        observed = seen(use(MIB, "tree/ll/2"), witnesses=(REPORT,), tuner_lines=(*USING, said.format(ranks)))
+        assert ("none of its 4 rows" in judged(observed).reason) is counts
+
+
+def test_without_any_source_nothing_is_known():
+    found = judged(seen(witnesses=()))
+    assert found.effect is Effect.UNKNOWN
+    assert "did a container pass" in found.reason
+    assert {row.state for row in found.rows} == {RowState.NOT_SEEN}
+
+
+def test_a_job_that_sent_other_messages_proves_nothing():
+    found = judged(seen(use(MIB, "", collective=Collective.BROADCAST, outcome=Outcome.UNMATCHED)))
+    assert (found.effect, found.calls_unruled) == (Effect.UNKNOWN, 10)
+
+
+def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choice():
+    tuned = {"witnesses": (LOG,)}
+    fewer = judged(seen(use(4 * KIB, "tree/ll/2", outcome=Outcome.CHOSEN), **tuned))
+    more = judged(seen(use(4 * KIB, "tree/ll/8", outcome=Outcome.CHOSEN), **tuned))
+    assert (fewer.effect, more.effect) == (Effect.TOOK_EFFECT, Effect.NOT_AT_ALL)
+    assert any("fewer channels" in note for note in fewer.notes)
+
+
+@pytest.mark.parametrize(
+    ("choice", "state"),
+    [("ring/ll", RowState.UNCERTAIN), ("ring/ll128", RowState.DIFFERS), ("tree/ll/4", RowState.UNCERTAIN)],
+)
+def test_a_group_that_the_log_does_not_tell_is_certain_only_where_no_rule_fits(choice, state):
+    found = judged(seen(use(4 * KIB, choice, group=0, outcome=Outcome.CHOSEN), witnesses=(LOG,)))
+    assert found.rows[0].state is state
+
+
+def test_variables_alone_are_judged_by_what_nccl_read():
+    given = replace(TABLE, form=Form.VARIABLES, policy=Policy())
+    right = judged(seen(witnesses=(LOG,), variables={"NCCL_BUFFSIZE": ("8388608",)}), given)
+    wrong = judged(seen(witnesses=(LOG,), variables={"NCCL_BUFFSIZE": ("1",)}), given)
+    silent = judged(seen(witnesses=(LOG,)), given)
+    assert [one.effect for one in (right, wrong, silent)] == [Effect.TOOK_EFFECT, Effect.NOT_AT_ALL, Effect.UNKNOWN]
+
+
+def test_the_rows_are_bounded_and_what_differs_comes_first():
+    many = [use(64 * KIB + 1 + i, "ring/simple") for i in range(2 * MOST_ROWS)]
+    found = judged(seen(*many, use(8, "ring/ll/4")))
+    assert (len(found.rows), found.rows[0].state) == (MOST_ROWS, RowState.DIFFERS)
+    assert any("more kinds of messages" in note for note in found.notes)
+
+
+def test_the_id_is_that_of_the_content_and_not_of_the_time():
+    first, second = (attest(TABLE, seen(*GOOD), created=created) for created in ("a", "b"))
+    assert first.id == second.id != judged(seen(*GOOD[:2])).id
+    with pytest.raises(InputError, match="does not have the id"):
+        attestation_from_document({**first.to_document(), "effect": "partly"})
+    with pytest.raises(InputError, match="no attestation"):
+        attestation_from_document({**first.to_document(), "rows": [{}]})
+
+
+def test_the_rules_behind_variables():
+    version = NcclVersion(2, 28, 9)
+    text = {"NCCL_ALGO": "allreduce:ring", "NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8", "NCCL_BUFFSIZE": "8388608"}
+    rules = {rule.collective: rule for rule in policy_of_variables(text, version).rules}
+    ruled = rules[Collective.ALL_REDUCE]
+    assert (ruled.algorithm, ruled.protocol, ruled.channels) == (Algorithm.RING, None, 8)
+    assert (rules[Collective.BROADCAST].algorithm, rules[Collective.BROADCAST].channels) == (None, 8)
+    assert policy_of_variables({"NCCL_BUFFSIZE": "8388608"}, version) == Policy()

@@ -1,0 +1,214 @@
+"""What a job is given: together or not at all, and a table only where every node reads it."""
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.attestation import Form
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.deliver.handover import (
+    Handover,
+    Offer,
+    delivered_by,
+    effective,
+    offer_from_documents,
+    offer_from_table,
+    plan_handover,
+    table_path,
+    with_table_text,
+    write_table,
+)
+from ncclt.errors import InputError, UsageError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "env"
+RULES = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
+OFFER = Offer(
+    recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=1, ranks=8,
+    variables=(("NCCL_ALGO", "allreduce:ring"), ("NCCL_BUFFSIZE", "8388608")), table="rows\n", rules=RULES,
+    table_variables=(("NCCL_BUFFSIZE", "8388608"),),
+)  # fmt: skip
+PLUGIN, TABLE = Path("/lib/plugin.so"), Path("/shared/t.csv")
+
+
+def plan(offer=OFFER, argv=("torchrun", "train.py"), environ=None, **options):
+    given = {"plugin": PLUGIN, "table_file": TABLE, "shared": False, "override": False, **options}
+    return plan_handover(offer, environ=environ or {}, argv=argv, **given)
+
+
+def test_the_table_goes_with_the_variables_that_it_needs():
+    handover = plan()
+    assert (handover.form, handover.unset_env, handover.notes) == (Form.TABLE, (), ())
+    assert dict(handover.set_env) == {
+        "NCCL_TUNER_PLUGIN": "/lib/plugin.so", "NCCLT_POLICY": "/shared/t.csv", "NCCL_BUFFSIZE": "8388608",
+        "NCCLT_RECOMMENDATION": "r1",
+    }  # fmt: skip
+
+
+def test_without_plugin_the_variables_are_set_and_that_is_said():
+    handover = plan(plugin=None)
+    assert handover.form is Form.VARIABLES
+    assert dict(handover.set_env)["NCCL_ALGO"] == "allreduce:ring"
+    assert "NCCLT_POLICY" not in dict(handover.set_env)
+    assert "ncclt plugin build" in handover.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "argv", "environ", "shared", "form"),
+    [
+        (1, ("python", "train.py"), {}, False, Form.TABLE),
+        (2, ("torchrun", "train.py"), {}, False, Form.TABLE),
+        (2, ("/opt/bin/python", "-m", "torch.distributed.run", "train.py"), {}, False, Form.TABLE),
+        (2, ("python", "train.py"), {"SLURM_PROCID": "1"}, False, Form.TABLE),
+        (2, ("./job.sh",), {}, False, Form.VARIABLES),
+        (1, ("srun", "-N1", "python"), {}, False, Form.VARIABLES),
+        (2, ("/usr/bin/mpirun", "torchrun"), {}, False, Form.VARIABLES),
+        (1, ("time", "srun", "-N1", "python"), {}, False, Form.VARIABLES),
+        (2, ("env", "A=1", "srun", "torchrun"), {}, False, Form.VARIABLES),
+        (2, ("./on_all_nodes", "torchrun"), {}, False, Form.VARIABLES),
+        (2, ("srun", "python"), {}, True, Form.TABLE),
+        (2, ("./job.sh",), {}, True, Form.TABLE),
+    ],
+)
+def test_a_table_that_a_node_may_lack_is_not_used(nodes, argv, environ, shared, form):
+    """Ranks that disagree hang or corrupt data."""
+    handover = plan(replace(OFFER, nodes=nodes), argv, environ, shared=shared)
+    assert handover.form is form
+    assert any("--policy-dir" in note for note in handover.notes) == (form is Form.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    "own", ["NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM"]
+)
+def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
+    handover = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
+    assert (handover.set_env, handover.form) == ((), None)
+    assert f"your {own}=mine stays" in handover.notes[0]
+
+
+def test_override_replaces_them_and_takes_away_what_stands_against_the_table():
+    handover = plan(environ={"NCCL_ALGO": "Tree", "NCCL_BUFFSIZE": "1", "NCCL_IB_HCA": "mlx5"}, override=True)
+    assert (handover.form, handover.unset_env) == (Form.TABLE, ("NCCL_ALGO",))
+    assert dict(handover.set_env)["NCCL_BUFFSIZE"] == "8388608"
+    assert "NCCL_IB_HCA" not in dict(handover.set_env)
+
+
+def test_an_equal_value_is_no_conflict():
+    assert plan(plugin=None, environ={"NCCL_ALGO": "allreduce:ring"}).form is Form.VARIABLES
+
+
+def test_nothing_proven_is_nothing_set():
+    handover = plan(Offer(recommendation="r1"))
+    assert (handover.set_env, handover.form) == ((), None)
+    assert "NCCL's own choice stays" in handover.notes[-1]
+
+
+def test_what_is_rendered_is_read_back():
+    offer = offer_from_documents((GOLDEN / "tuned.json").read_text())
+    text = (GOLDEN / "tuned.tuner-csv").read_text()
+    offer = with_table_text(offer, text)
+    assert (offer.recommendation, offer.nodes, offer.ranks, offer.simulated) == ("r-1f3c", 2, 8, True)
+    assert dict(offer.table_variables) == {"NCCL_BUFFSIZE": "8388608"}
+    # One rule names no protocol, so the table has no row for it.
+    assert [rule.collective for rule in offer.rules.rules] == [Collective.ALL_REDUCE] * 3
+    assert delivered_by(offer, Form.TABLE).policy == offer.rules
+    assert {rule.channels for rule in delivered_by(offer, Form.VARIABLES).policy.rules} == {8}
+    with pytest.raises(InputError, match="one revision"):
+        with_table_text(offer, text.replace("id=r-1f3c", "id=other"))
+
+
+@pytest.mark.parametrize("name", ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "NCCL_IB_DISABLE", "NCCL_XYZ"])
+def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
+    document = json.loads((GOLDEN / "tuned.json").read_text())
+    document["variables"][name] = "1"
+    with pytest.raises(InputError, match=f"{name}=1 is nothing that ncclt sets"):
+        offer_from_documents(json.dumps(document))
+
+
+@pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
+def test_numbers_that_are_none_are_no_environment(name):
+    document = json.loads((GOLDEN / "tuned.json").read_text())
+    with pytest.raises(InputError, match="no environment of ncclt"):
+        offer_from_documents(json.dumps({**document, name: float("inf")}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
+def test_what_is_no_environment_is_said_so(text):
+    with pytest.raises(InputError, match="no environment of ncclt"):
+        offer_from_documents(text)
+
+
+def test_a_table_from_a_file_brings_its_variables(tmp_path):
+    offer = offer_from_table(GOLDEN / "tuned.tuner-csv")
+    assert (offer.recommendation, offer.nccl_version, offer.nodes, offer.ranks) == ("r-1f3c", "2.28.9", 2, 8)
+    assert offer.table_variables == (("NCCL_BUFFSIZE", "8388608"),)
+    (tmp_path / "own.csv").write_text("allreduce,0,8,ring,ll,-1,-1,-1\n")
+    for path, said in ((tmp_path / "own.csv", "begin like a table"), (tmp_path / "none", "cannot be read")):
+        with pytest.raises(UsageError, match=said):
+            offer_from_table(path)
+
+
+def test_a_table_is_written_whole_and_found_again(tmp_path):
+    path = table_path(tmp_path / "a" / "tables", "rows\n")
+    write_table(path, "rows\n")
+    first = path.stat()
+    write_table(path, "rows\n")
+    assert (path.read_text(), path.stat().st_ino) == ("rows\n", first.st_ino)
+    assert (first.st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o700)
+    path.chmod(0o600)  # as an earlier version wrote it: a TaskProlog for all could not read it
+    write_table(path, "rows\n")
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.write_text("damaged")
+    write_table(path, "rows\n")
+    assert path.read_text() == "rows\n"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeypatch):
+    """Two processes found none at the same time; the second one has written its own when the first one's is there."""
+    path = tmp_path / "t.csv"
+    made = tempfile.mkstemp
+
+    def late(*words, **options):
+        path.write_text("rows\n")
+        return made(*words, **options)
+
+    monkeypatch.setattr("ncclt.deliver.handover.tempfile.mkstemp", late)
+    with_first = []
+    monkeypatch.setattr(Path, "replace", lambda *names: with_first.append(names))
+    write_table(path, "rows\n")
+    assert (with_first, path.read_text(), list(tmp_path.iterdir())) == ([], "rows\n", [path])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mpirun -x NCCL_ALGO=tree -np 2 train",
+        "srun --export=ALL,NCCL_ALGO=tree train",
+        "env A=1 NCCL_ALGO=tree train",
+        "mpiexec.hydra -genv NCCL_ALGO tree train",
+    ],
+)
+@pytest.mark.parametrize("override", [False, True])
+def test_what_the_command_sets_itself_is_not_mixed_with_either(command, override):
+    """It goes over what is inherited, and no --override can take it away."""
+    handover = plan(argv=command.split(), shared=True, override=override)
+    assert (handover.set_env, handover.form) == ((), None)
+    assert "the command itself sets NCCL_ALGO=tree" in handover.notes[-1]
+
+
+def test_what_the_command_sets_alike_or_beside_is_no_conflict():
+    command = ["mpirun", "-x", "NCCL_BUFFSIZE=8388608", "-x", "NCCL_IB_HCA=mlx5", "-x", "NCCL_DEBUG", "train"]
+    assert plan(argv=command, shared=True).form is Form.TABLE
+
+
+@pytest.mark.parametrize("form", [Form.TABLE, None])
+def test_a_tuner_of_ones_own_on_one_node_alone_is_seen(form):
+    handover = plan() if form else Handover()
+    theirs = {"NCCL_TUNER_PLUGIN": "/site/libother.so", "NCCL_TUNER_CONFIG_FILE": "/site/t.csv"}
+    assert (effective(handover, theirs) != effective(handover, {})) is (form is None)
+    assert effective(handover, theirs) == effective(handover, {**theirs, "NCCL_TUNER_PLUGIN": "/mnt/libother.so"})

@@ -1,0 +1,134 @@
+"""Which job a process belongs to, and whether it is the only one that decides for it."""
+
+import pytest
+
+from ncclt.deliver.job import Job, is_alone, is_node_launcher, job_of, starts_others
+from ncclt.errors import UsageError
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3",
+        "SLURM_STEP_NUM_TASKS": "8"}  # fmt: skip
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+TRAIN = ("python", "train.py")
+TORCHRUN = ("torchrun", "--nnodes=2", "train.py")
+
+
+def name_of(environ, argv=TRAIN, **options):
+    found = job_of(environ, argv, **options)
+    return found and found.name
+
+
+def test_a_step_of_another_cluster_with_the_same_number_is_another_job():
+    """Two clusters may share the file system in which decisions lie."""
+    assert name_of(STEP | {"SLURM_CLUSTER_NAME": "a"}) != name_of(STEP | {"SLURM_CLUSTER_NAME": "b"})
+
+
+def test_a_step_of_slurm_is_a_job_and_a_requeued_one_another():
+    assert name_of(STEP) == "Slurm step 7.0 start 0"
+    assert name_of(STEP | {"SLURM_RESTART_COUNT": "1"}) == "Slurm step 7.0 start 1"
+    assert name_of(STEP | {"SLURM_STEP_ID": "1"}) != name_of(STEP)
+
+
+def test_one_step_per_node_is_not_the_job():
+    alone = STEP | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    assert name_of(alone, TORCHRUN) is None
+    assert name_of(alone, ("torchrun", "--nnodes", "1:4", "--rdzv-id", "bert-1", "train.py")) == "rendezvous bert-1"
+    assert name_of(alone, nodes=2) is None
+    assert not is_alone(alone, TORCHRUN)
+    rank = {"RANK": "3", "WORLD_SIZE": "8"}
+    assert (name_of(alone | rank), is_alone(alone | rank, TRAIN)) == (None, False)
+    assert name_of(STEP | rank) == "Slurm step 7.0 start 0"
+    assert not is_alone(alone, TRAIN, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, Job(name="Open MPI job 99", is_unique=False)),
+        ({"PMIX_NAMESPACE": "prterun-n1-5@1"}, Job(name="PMIx namespace prterun-n1-5@1", is_unique=False)),
+        # The nodes of mpirun have been got from Slurm: their daemons are a step that the first node is no part of.
+        (STEP | {"OMPI_MCA_ess_base_jobid": "99"}, Job(name="Open MPI job 99", is_unique=False)),
+        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, Job(name="Slurm step 7.0 start 0")),
+        (STEP | {"SLURM_HET_SIZE": "2"}, None),
+        (BATCH, None),
+        ({}, None),
+    ],
+)
+def test_who_starts_the_processes_knows_the_job(environ, expected):
+    assert job_of(environ, TRAIN) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        (("torchrun", "--rdzv_id=x", "t.py"), {}, "rendezvous x"),
+        (("python", "-m", "torch.distributed.run", "--rdzv-id", "y", "t.py"), {}, "rendezvous y"),
+        (("torchrun", "t.py"), {"PET_RDZV_ID": "z"}, "rendezvous z"),
+        (("torchrun", "--rdzv-id", "none", "t.py"), {}, None),
+        (("torchrun", "--rdzv-id"), {}, None),
+        (("python", "t.py", "--rdzv-id", "mine"), {}, None),
+        (("apptainer", "exec", "--nv", "x.sif", "torchrun", "--nnodes=2", "--rdzv-id=x", "t.py"), {}, "rendezvous x"),
+        (("bash", "-c", "cd /a; torchrun --nnodes=2 --rdzv-id=x t.py"), {}, "rendezvous x"),
+        (("torchrun", "--rdzv-id", "my job", "t.py"), {}, "rendezvous my job"),
+        # The shell has not put the number in yet: all jobs would have this name.
+        (("bash", "-c", "torchrun --rdzv-id=$SLURM_JOB_ID t.py"), {}, None),
+    ],
+)
+def test_a_rendezvous_has_a_name(argv, environ, expected):
+    assert name_of(environ, argv) == expected
+
+
+def test_a_name_by_hand_goes_before_all():
+    assert name_of(STEP, named="bert-1") == "named bert-1"
+
+
+@pytest.mark.parametrize("named", ["", " ", "a\nb", "x" * 201])
+def test_a_name_that_is_none_is_refused(named):
+    with pytest.raises(UsageError):
+        job_of({}, TRAIN, named=named)
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "alone"),
+    [
+        ({}, TRAIN, True),
+        (BATCH, TRAIN, True),
+        (BATCH, TORCHRUN, False),
+        (STEP, ("srun", *TRAIN), True),
+        (STEP, TRAIN, False),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, TRAIN, True),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, TRAIN, False),
+        ({"PMI_RANK": "0"}, TRAIN, False),
+        ({}, TORCHRUN, False),
+        ({}, ("torchrun", "--nproc-per-node", "8", "t.py"), True),
+        ({}, ("torchrun", "--standalone", "--nnodes=2", "t.py"), True),
+        ({"PET_NNODES": "1:3"}, ("torchrun", "t.py"), False),
+        # Each of these is started on every node, and took its decision alone.
+        ({"RANK": "1", "WORLD_SIZE": "16"}, TRAIN, False),
+        ({}, ("apptainer", "exec", "--nv", "--bind", "/a", "x.sif", *TORCHRUN), False),
+        ({}, ("bash", "-c", "torchrun --nnodes=2 t.py"), False),
+        ({}, ("bash", "-c", "torchrun --nnodes=$NODES t.py"), False),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ("deepspeed", "--no_ssh", "t.py"), False),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, TRAIN, True),
+        ({}, ("time", "-p", "srun", *TORCHRUN), True),
+    ],
+)
+def test_who_is_alone_needs_no_agreement(environ, argv, alone):
+    assert is_alone(environ, argv) is alone
+
+
+@pytest.mark.parametrize(
+    ("command", "here", "elsewhere"),
+    [
+        ("torchrun t.py", True, False),
+        ("/opt/bin/python3 -m torch.distributed.run t.py", True, False),
+        ("env A=1 B=2 C=3 numactl --cpunodebind 0 /opt/bin/torchrun t.py", True, False),
+        ("timeout 2h conda run -n x accelerate launch t.py", True, False),
+        ("time srun torchrun t.py", False, True),
+        ("numactl -l mpirun torchrun t.py", False, True),
+        ("env A=1 nice -n 5 srun python t.py", False, True),
+        ("./on_all_nodes torchrun t.py", False, False),
+        ("python launch.py torchrun", False, False),
+    ],
+)
+def test_what_stands_before_a_launcher_may_send_it_elsewhere(command, here, elsewhere):
+    assert (is_node_launcher(command.split()), starts_others(command.split())) == (here, elsewhere)

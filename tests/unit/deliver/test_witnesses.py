@@ -1,0 +1,142 @@
+"""Reports and logs as they lie on disk, read into an attestation."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.attestation import Effect, Form, RowState
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, Delivery, Verdict
+from ncclt.deliver.witnesses import attest_files, delivered_of, form_of, reported_tables
+from ncclt.errors import TraceError, UsageError
+from ncclt.testing.store_contract import sample_recommendation
+
+HEAD = {
+    "ncclt_plugin_report": 1, "plugin": "0.1.0", "tuner_api": 5, "nccl": "2.28.9", "host": "n1", "pid": 40,
+    "launch_rank": 0, "communicator": "00000000000000aa", "number": 0, "ranks": 8, "nodes": 2, "policy": "/t.csv",
+    "shared": False, "table": "rec1", "fnv1a": "0" * 16, "rows": 1, "rows_here": 1, "not_in_use": "",
+    "started_us": 1, "written_us": 2, "finished": True,
+}  # fmt: skip
+NOW = "2026-01-01T00:00:00+00:00"
+LOG = """\
+n1:40:41 [0] NCCL INFO NCCL version 2.28.9+cuda12.9
+n1:40:41 [0] NCCL INFO NCCL_ALGO set by environment to allgather:ring
+n1:40:41 [0] NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so
+n1:40:41 [0] NCCL INFO ncclCommInitRankConfig comm 0xaa rank 0 nranks 8 cudaDev 0 commId 0x1 - Init START
+n1:40:41 [0] NCCL INFO AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}
+n1:40:41 [0] NCCL INFO AllGather: 1048576 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..15}
+n1:40:41 [0] NCCL INFO Broadcast: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
+"""
+RING = Rule(collective=Collective.ALL_GATHER, algorithm=Algorithm.RING)
+
+
+def published(*rules, form=Form.TABLE, **parameters):
+    verdict = Verdict(
+        decision=Decision.TUNED, reason="", speedup=1.1, interval=(1.05, 1.2), blocks=6, default_us=11, policy_us=10
+    )
+    policy = Policy(rules=rules, parameters=tuple(parameters.items()))
+    found = sample_recommendation("rec1")
+    delivery = Delivery(policy=policy, verdict=verdict)
+    changed = {"fingerprint": replace(found.fingerprint, nccl_version="2.28.9")}
+    changed |= {"table": delivery} if form is Form.TABLE else {"variables": delivery}
+    return replace(found, collectives=frozenset({Collective.ALL_GATHER}), **changed)
+
+
+def report(path, *rows, **head):
+    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [{**HEAD, **head}, *rows]))
+    return path
+
+
+def decided(collective, size, outcome, calls, choice="ring/simple/8"):
+    algorithm, protocol, channels = choice.split("/")
+    told = {"algorithm": algorithm, "protocol": protocol, "channels": int(channels)} if outcome != "unmatched" else {}
+    return {
+        "collective": collective,
+        "size_bytes": size,
+        "registered": False,
+        "outcome": outcome,
+        "calls": calls,
+        **told,
+    }
+
+
+@pytest.fixture
+def table_rule():
+    return Rule(
+        collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8, min_bytes=1024
+    )
+
+
+def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
+    rows = (decided("all_reduce", 4096, "applied", 5), decided("all_reduce", 8192, "unavailable", 2),
+            decided("all_reduce", 8, "unmatched", 3))  # fmt: skip
+    files = [report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
+    found = attest_files(files, delivered_of(published(table_rule), Form.TABLE), created=NOW)
+
+    assert (found.effect, found.hosts) == (Effect.PARTLY, 2)
+    assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (10, 4, 6)
+    assert [(one.table, one.count) for one in found.witnesses] == [("rec1", 2)]
+    assert reported_tables(files) == ("rec1",)
+    assert form_of(files) is Form.TABLE
+
+
+def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
+    (tmp_path / "a.log").write_text(LOG)
+    recommended = published(RING, form=Form.VARIABLES)
+    found = attest_files([tmp_path / "a.log"], delivered_of(recommended, Form.VARIABLES), created=NOW)
+
+    assert form_of([tmp_path / "a.log"]) is Form.VARIABLES
+    assert (found.effect, found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (Effect.PARTLY, 1, 1, 1)
+    # The line tells one rank's part; the message is that of all eight.
+    assert {(row.size_bytes, row.group_size, row.state) for row in found.rows} == {
+        (8192, 8, RowState.AS_WANTED), (8 << 20, 8, RowState.DIFFERS),
+    }  # fmt: skip
+    assert found.witnesses[0].nccl_version == "2.28.9"
+
+
+def test_a_log_of_a_job_whose_container_dropped_the_variables(tmp_path):
+    (tmp_path / "a.log").write_text(
+        LOG.replace("NCCL_ALGO set by environment to allgather:ring", "NCCL_IB_HCA set to x")
+    )
+    found = attest_files(
+        [tmp_path / "a.log"], delivered_of(published(RING, form=Form.VARIABLES), Form.VARIABLES), created=NOW
+    )
+    assert "did not get NCCL_ALGO: a container or launcher did not pass it on" in found.reason
+
+
+def test_a_table_without_its_plugin(tmp_path, table_rule):
+    (tmp_path / "a.log").write_text(LOG.replace("AllGather", "AllReduce"))
+    found = attest_files([tmp_path / "a.log"], delivered_of(published(table_rule), Form.TABLE), created=NOW)
+    assert found.effect is Effect.NOT_AT_ALL
+    assert "the plugin was not loaded: TUNER/Plugin: Could not find: libnccl-tuner.so" in found.reason
+
+
+def test_files_of_another_kind_are_refused(tmp_path, table_rule):
+    (tmp_path / "x").write_text("hello\n")
+    delivered = delivered_of(published(table_rule), Form.TABLE)
+    for files, said in (([tmp_path / "x"], "neither a report"), ([tmp_path / "no"], "does not exist")):
+        with pytest.raises(TraceError, match=said):
+            attest_files(files, delivered, created=NOW)
+    one = report(tmp_path / "one")
+    with pytest.raises(TraceError, match="given twice"):
+        attest_files([one, one], delivered, created=NOW)
+
+
+def test_what_delivers_nothing_cannot_take_effect():
+    with pytest.raises(UsageError, match="delivers nothing as variables"):
+        delivered_of(sample_recommendation("rec1"), Form.VARIABLES)
+
+
+def test_one_job_is_told_from_the_next_and_not_from_itself(tmp_path, table_rule):
+    delivered = delivered_of(published(table_rule), Form.TABLE)
+    calls = decided("all_reduce", 4096, "applied", 5)
+    first, other = report(tmp_path / "first", calls), report(tmp_path / "other", calls, started_us=9)
+    ids = [
+        attest_files([path], delivered, created=created).id
+        for path, created in ((first, NOW), (first, "x"), (other, NOW))
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    assert attest_files([], delivered, created=NOW).id != attest_files([], delivered, created="x").id

@@ -1,0 +1,58 @@
+"""Configuration files, taken as NCCL takes them."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ncclt.health.doctor.conf_file import MOST_VALUE_BYTES, parse_conf_file
+
+
+def _read(text):
+    return parse_conf_file(text.splitlines(keepends=True), "nccl.conf")
+
+
+def test_names_and_values_are_literal():
+    file = _read("# remark\n\nNCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n")
+
+    assert [(row.name, row.value) for row in file.assignments] == [
+        ("NCCL_DEBUG", "WARN"),
+        ("NCCL_SOCKET_IFNAME", "=ens1f0"),
+    ]
+    assert file.flaws == ()
+    assert str(file.assignments[0].evidence) == "nccl.conf:3: NCCL_DEBUG=WARN"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("NCCL_ALGO = Ring", "blank at the name"),
+        (" NCCL_ALGO=Ring", "blank at the name"),
+        ("export NCCL_ALGO=Ring", "`export`"),
+        ('NCCL_ALGO="Ring"', "quotes"),
+        ("NCCL_ALGO=Ring ", "blank or carriage return"),
+        ("NCCL_ALGO=Ring\r", "blank or carriage return"),
+        ("NCCL_ALGO=Ring # old", "remark"),
+        (" # NCCL_ALGO=Ring", "first column"),
+        ("NCCL_ALGO", "without `=`"),
+        ("nccl-algo=Ring", "no variable's name"),
+        (f"NCCL_IB_HCA={'m' * 1024}", "cuts values"),
+    ],
+)
+def test_what_is_not_read_as_meant(line, said):
+    assert [said for flaw in _read(line + "\n").flaws if said in flaw.what] == [said]
+
+
+def test_long_values_are_cut_where_nccl_cuts_them():
+    file = _read(f"NCCL_IB_HCA={'m' * 5000}\n")
+
+    assert len(file.assignments[0].value) == MOST_VALUE_BYTES
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\n"), max_size=30), max_size=5))
+@example(["=\ud800"])
+def test_every_line_with_an_equals_sign_is_an_assignment(lines):
+    """NCCL takes them all, whatever they look like; only a # in the first column and blank lines are skipped."""
+    file = parse_conf_file([line + "\n" for line in lines], "any")
+
+    taken = [line for line in lines if line.strip() and not line.startswith("#") and "=" in line]
+    assert [row.name for row in file.assignments] == [line.partition("=")[0] for line in taken]

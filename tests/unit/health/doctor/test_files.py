@@ -1,0 +1,78 @@
+"""Saved files are told by their content, whatever they are called, and refused with a hint."""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import InputError
+from ncclt.health.doctor.files import facts_of_files
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
+
+
+def test_a_folder_is_read_whole(tmp_path):
+    """Logs are one job, whatever file they lie in; what is nothing of ours is named."""
+    shutil.copytree(GOLDEN / "old_pcie_box", tmp_path / "box")
+    (tmp_path / "box" / "notes.txt").write_text("rack 7\n")
+    facts = facts_of_files([tmp_path / "box"])
+
+    assert [matrix.source for matrix in facts.matrices] == ["topo.txt"]
+    assert [report.source for report in facts.gpu_reports] == ["gpus.xml"]
+    assert [file.source for file in facts.conf_files] == ["nccl.conf"]
+    assert facts.log.sources == ("job.log",)
+    assert facts.missing == ("notes.txt was skipped: it is nothing that the doctor can read",)
+
+
+def test_names_mean_nothing(tmp_path):
+    (tmp_path / "a").write_bytes((GOLDEN / "healthy_h100" / "gpus.xml").read_bytes())
+    (tmp_path / "b.conf").write_bytes(gzip.compress((GOLDEN / "healthy_h100" / "nccl.log").read_bytes()))
+
+    facts = facts_of_files([tmp_path / "a", tmp_path / "b.conf", tmp_path / "b.conf"])
+    assert len(facts.gpu_reports[0].gpus) == 8
+    assert facts.log.sources == ("b.conf",)
+    assert facts.log.transports() == {"NET/IB/GDRDMA": 4}
+
+
+def test_one_file_may_hold_matrix_and_log(tmp_path):
+    """As scripts write that run one command after the other."""
+    both = tmp_path / "out"
+    both.write_text((GOLDEN / "sockets_a100/topo.txt").read_text() + (GOLDEN / "sockets_a100/node1.log").read_text())
+
+    facts = facts_of_files([both])
+    assert facts.matrices[0].link(0, 1).word == "NV4"
+    assert facts.log.transports() == {"NET/Socket": 1, "SHM": 1}
+
+
+def test_binary_garbage_within_a_log_is_passed_over(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"\xff\xfe\x00" * 100 + b"\na:1:1 [0] NCCL INFO Using network IB\n" + bytes(range(256)) * 400)
+
+    assert facts_of_files([log]).log.processes[0].network.value == "IB"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello\n", "nothing that the doctor can read"),
+        (b"PATH=/usr/bin\n", "nothing that the doctor can read"),
+        (b"\x1f\x8b\x08\x00broken", "damaged"),
+        (b"<nvidia_smi_log><gpu>", "cut off"),
+        (b"\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\n", "cut off"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, said):
+    (tmp_path / "file").write_bytes(content)
+
+    with pytest.raises(InputError, match=said) as refused:
+        facts_of_files([tmp_path / "file"])
+    assert refused.value.hint
+
+
+def test_missing_files_and_empty_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        facts_of_files([tmp_path / "none"])
+    with pytest.raises(InputError, match="nothing in"):
+        facts_of_files([tmp_path])

@@ -1,0 +1,55 @@
+"""Logs that nobody here wrote, against what was read in them by eye."""
+
+import pytest
+
+from ncclt.health.doctor.service import examine_files
+
+pytestmark = pytest.mark.shared
+
+
+def test_two_h100_of_a_larger_node(shared_data):
+    """NCCL 2.29.2 in a container without adapters: sockets are loaded and not used."""
+    diagnosis = examine_files([shared_data / "traces/nccl_log/wayne_tuning_2.29.2_g2_auto.log"])
+    log = diagnosis.facts.log
+
+    assert (str(diagnosis.facts.nccl), log.gpu_models) == ("2.29.2", ("NVIDIA H100 80GB HBM3",))
+    assert [(s.rank, s.ranks, s.nodes, dict(s.channels)["coll"], s.bus_id, s.complete) for s in log.starts] == [
+        (1, 2, 1, 24, "44000", True),
+        (0, 2, 1, 24, "41000", True),
+    ]
+    assert log.transports() == {"P2P/direct pointer": 48}
+    assert log.disabled()["AllReduce"] == ["CollNetDirect", "CollNetChain", "NVLSTree"]
+    assert [process.name for process in log.processes] == ["38dcf168f605:1343"]
+    assert [finding.id for finding in diagnosis.findings] == ["VER001"]
+
+
+def test_two_ranks_on_one_board(shared_data):
+    """NCCL 2.29.7 with NCCL_P2P_DISABLE=1 and the cost table, without lines of a start."""
+    diagnosis = examine_files([shared_data / "traces/nccl_log/eunomia_tuning_2.29.7.log"])
+
+    assert diagnosis.facts.log.gpu_models == ("NVIDIA GeForce RTX 5090",)
+    assert diagnosis.facts.log.disabled()["AllGather"] == ["CollNetDirect", "NVLS"]
+    assert [finding.id for finding in diagnosis.findings] == ["ENV006", "LOG002"]
+    assert diagnosis.findings[0].evidence[0].text.endswith("NCCL INFO NCCL_P2P_DISABLE set by environment to 1")
+
+
+def test_every_public_log_is_read(shared_data):
+    """Also those of RCCL, of Ray, and of calls alone; what they do not tell is said, not invented."""
+    logs = sorted((shared_data / "traces/nccl_log").rglob("*.log"))
+    logs += sorted((shared_data / "nccl-tests").glob("superbench_*.log"))
+    assert len(logs) >= 15
+    for path in logs:
+        diagnosis = examine_files([path])
+        assert diagnosis.facts.log.lines > 0, path
+        assert not diagnosis.blocking, path
+        told = diagnosis.facts.log.tells_starts
+        assert told != any(finding.id == "LOG002" for finding in diagnosis.findings), path
+
+
+def test_a_network_error_is_shown(shared_data):
+    (found, *_) = examine_files(
+        [shared_data / "traces/nccl_log/issues/NVIDIA_nccl_531_allgather_int8_16ranks.log"]
+    ).findings
+
+    assert found.id == "LOG001"
+    assert "collective mismatch error local size 32768" in found.evidence[0].text

@@ -1,0 +1,150 @@
+"""The application service: a machine with and without nvidia-smi, and a small all_reduce through a launcher."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ncclt.health.doctor.service import LOG_VARIABLES, examine_files, examine_here, quick_examination, start_log
+from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.store.shipped import profiles_folder, shipped_clusters
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
+LEONARDO = shipped_clusters(profiles_folder())["leonardo"]
+
+
+@pytest.fixture
+def smi(tmp_path):
+    """Return a maker of an nvidia-smi that prints saved outputs, and of the environment that finds it."""
+
+    def make(matrix="cat {0}/topo.txt", report="cat {0}/gpus.xml", case="healthy_h100"):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        script = folder / "nvidia-smi"
+        saved = GOLDEN / case
+        script.write_text(
+            f"#!/bin/sh\nif [ $1 = topo ]; then {matrix.format(saved)}; else {report.format(saved)}; fi\n"
+        )
+        script.chmod(0o755)
+        environ = {"PATH": f"{folder}:/usr/bin:/bin"}
+        return environ, lambda name: shutil.which(name, path=environ["PATH"])
+
+    return make
+
+
+def _examine(environ, find, tmp_path, **options):
+    return examine_here(environ, find=find, root=tmp_path, home=tmp_path, **options)
+
+
+def test_a_node_with_gpus_is_read(smi, tmp_path):
+    environ, find = smi()
+    diagnosis = _examine(environ, find, tmp_path)
+
+    assert diagnosis.verdict == "healthy"
+    assert diagnosis.facts.matrices[0].source == "nvidia-smi topo -m"
+    assert len(diagnosis.facts.gpu_reports[0].gpus) == 8
+
+
+@pytest.mark.parametrize(
+    ("matrix", "report", "said"),
+    [
+        ("echo no devices were found; exit 6", "cat {0}/gpus.xml", "`nvidia-smi topo -m` failed: exit code 6; no dev"),
+        ("cat {0}/topo.txt", "head -c 900 {0}/gpus.xml", "`nvidia-smi -q -x` cannot be read: nvidia-smi -q -x is cut"),
+    ],
+)
+def test_what_nvidia_smi_cannot_tell_is_missing(smi, tmp_path, matrix, report, said):
+    """A driver that fails is told, and the other half is examined."""
+    environ, find = smi(matrix, report)
+    diagnosis = _examine(environ, find, tmp_path)
+
+    assert diagnosis.verdict == "incomplete"
+    assert diagnosis.facts.missing[0].startswith(said)
+    assert bool(diagnosis.facts.matrices) != bool(diagnosis.facts.gpu_reports)
+
+
+def test_a_login_node_is_examined_as_far_as_it_goes(tmp_path):
+    """Without nvidia-smi variables and files are judged, and it is said what to bring."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "nccl.conf").write_text("NCCL_PROTO=LL128\n")
+    diagnosis = _examine({"NCCL_IB_DISABLE": "1"}, lambda _name: None, tmp_path, cluster=LEONARDO)
+
+    assert [finding.id for finding in diagnosis.blocking] == ["NET001", "ENV001"]
+    assert "give --from FILE" in diagnosis.facts.missing[0]
+
+
+def test_the_quick_examination_starts_nothing_but_nvidia_smi(smi, tmp_path):
+    environ, find = smi(case="fallback_4xa100", report="exit 1")
+    environ["NCCL_GDR_FLUSH_DISABLE"] = "1"
+    diagnosis = quick_examination(environ, LEONARDO, find=find, root=tmp_path)
+
+    assert [finding.id for finding in diagnosis.blocking] == ["ENV002"]
+    assert diagnosis.facts.matrices[0].nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
+
+
+def test_saved_files_are_judged_without_this_machine(monkeypatch):
+    """What this shell has exported is nothing of the cluster's."""
+    monkeypatch.setenv("NCCL_PROTO", "LL128")
+
+    assert examine_files([GOLDEN / "healthy_h100"]).verdict == "healthy"
+
+
+class PlayedLauncher:
+    """A launcher whose command ends as it is told to."""
+
+    name = "played"
+
+    def __init__(self, result):
+        self.result, self.plans = result, []
+
+    def plan(self, argv, *, variables, timeout_s, files=()):
+        plan = LaunchPlan(argv=tuple(argv), set_env=tuple(sorted(variables.items())), timeout_s=timeout_s)
+        self.plans.append(plan)
+        return plan
+
+    def run(self, plan):
+        return self.result
+
+    def kill(self):
+        raise AssertionError("nobody is asked to end anything")
+
+
+def test_a_small_all_reduce_tells_how_nccl_starts():
+    """Through any launcher; what was set only to get the log is not reported as the job's."""
+    log = (GOLDEN / "sockets_a100" / "node1.log").read_text()
+    asked = "node1:901:911 [0] NCCL INFO NCCL_RUNTIME_CONNECT set by environment to 0.\n"
+    launcher = PlayedLauncher(LaunchResult(exit_code=0, stdout=log + asked))
+    one_node = dataclasses.replace(LEONARDO, nodes=1)
+
+    facts, missing = start_log(launcher, NcclTests(), one_node)
+    assert missing == ()
+    assert facts.transports() == {"NET/Socket": 1, "SHM": 1}
+    assert facts.sources == ("all_reduce by played",)
+    assert "NCCL_RUNTIME_CONNECT" not in dict(facts.processes[0].variables)
+    (plan,) = launcher.plans
+    assert plan.argv[0] == "all_reduce_perf"
+    assert plan.argv[plan.argv.index("-g") + 1] == "4"
+    assert LOG_VARIABLES.items() <= dict(plan.set_env).items()
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (LaunchResult(exit_code=None, failure="cannot start all_reduce_perf: No such file"), "could not be started"),
+        (LaunchResult(exit_code=-15, timed_out=True, wall_s=300.0), "not done after 300 s"),
+        (LaunchResult(exit_code=3, stdout="a\nnode1: Test NCCL failure\n"), "exit code 3: a; node1: Test NCCL failure"),
+    ],
+)
+def test_an_all_reduce_that_fails_is_told(result, said):
+    facts, missing = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
+
+    assert said in missing[0]
+    assert facts.starts == ()
+
+
+def test_a_failed_all_reduce_leaves_the_examination_incomplete(tmp_path):
+    diagnosis = _examine({}, lambda _name: None, tmp_path, missing=("the all_reduce hangs",))
+
+    assert diagnosis.facts.missing[-1] == "the all_reduce hangs"
+    assert diagnosis.verdict == "incomplete"

@@ -1,0 +1,209 @@
+"""Whole preflights of simulated fleets: who is named, in which words, and after how many launches."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.preflight import Part, Section, State
+from ncclt.core.trial import Outcome, TrialResult
+from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
+
+CLUSTER = Cluster(
+    name="dgx", nodes=1, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
+)  # fmt: skip
+
+
+def named(preflight):
+    return [(one.part, one.hosts, one.gpus) for one in preflight.findings]
+
+
+def test_a_healthy_fleet_costs_one_launch(examine):
+    found = examine()
+    assert (found.state, found.findings, len(found.readings)) == (State.HEALTHY, (), 1)
+    assert found.verdict.startswith("SIMULATED: healthy: n00..n07 (8 nodes) reach ")
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 16, 64])
+@pytest.mark.parametrize(
+    ("weak", "expected"),
+    [
+        ("n01=0.6", (Part.NODE, ("n01",), ())),
+        ("n01+n02=0.6", (Part.LINK, ("n01", "n02"), ())),
+        ("n02:5=0.6", (Part.GPU, ("n02",), (5,))),
+        ("n02:5+6=0.6", (Part.GPU_LINK, ("n02",), (5, 6))),
+    ],
+)
+def test_one_weakness_is_named(examine, nodes, weak, expected):
+    found = examine([weak], nodes=nodes)
+    assert (found.state, named(found)) == (State.DEGRADED, [expected])
+    assert found.findings[0].share == pytest.approx(0.6, abs=0.03)
+    assert len(found.readings) < 45
+
+
+def test_the_sentence_says_what_to_do(examine):
+    found = examine(["n03=0.6"], nodes=16)
+    assert "node n03 reaches 60 % of 175 GB/s with every partner" in found.verdict
+    assert "look at its network" in found.verdict
+    assert [note for note in found.notes if "looked slow" in note] == []
+    assert any("without n03 the other 15 nodes reach" in note for note in found.notes)
+
+
+def test_several_weaknesses_are_peeled_off_one_after_the_other(examine):
+    found = examine(["n00=0.5", "n30=0.6", "n12:3=0.8"], nodes=32)
+    assert set(named(found)) == {
+        (Part.NODE, ("n00",), ()), (Part.NODE, ("n30",), ()), (Part.GPU, ("n12",), (3,))
+    }  # fmt: skip
+    assert [one.hosts[0] for one in found.findings] == ["n00", "n30", "n12"], "the slowest first"
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome", "says"),
+    [("hang", Outcome.TIMEOUT, "does not finish"), ("crash", Outcome.CRASHED, "crashes"),
+     ("wrong", Outcome.WRONG_RESULT, "gives WRONG DATA")],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["n05", "n04+n05"])
+def test_failures_are_findings(examine, word, outcome, says, where):
+    found = examine([f"{where}={word}"], nodes=16)
+    assert found.state is State.DEGRADED
+    assert found.findings[0].outcome is outcome
+    assert found.findings[0].hosts == tuple(where.split("+"))
+    assert says in found.verdict
+
+
+def test_wrong_data_goes_before_everything_that_is_slow(examine):
+    found = examine(["n01=0.2", "n10=wrong"], nodes=16)
+    assert [one.hosts for one in found.findings] == [("n10",), ("n01",)]
+
+
+def test_wrong_data_in_one_launch_alone_is_told(examine):
+    """The median of three would forgive it; nobody else should."""
+    hosts = tuple(f"n{index:02d}" for index in range(8))
+    fine = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, sigma=0)
+    spoilt = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, weaknesses=[parse_weakness("n01=wrong")], sigma=0)
+    once = [("n00", "n01")]
+
+    def runner_for(hosts, gpus):
+        if hosts in once:
+            once.remove(hosts)
+            return spoilt.runner(hosts, gpus)
+        return fine.runner(hosts, gpus)
+
+    found = examine(full=True, runner_for=runner_for)
+
+    assert once == []
+    (finding,) = found.findings
+    assert (finding.hosts, finding.outcome, finding.remark) == (("n00", "n01"), Outcome.WRONG_RESULT, "in one launch")
+
+
+def test_what_is_expected_may_be_wrong(examine):
+    found = examine(given_gbps=400.0, nodes=16)
+    assert named(found)[0][0] is Part.FABRIC
+    assert "no node or link stands out, so what is expected (as given) is wrong or something common" in found.verdict
+    assert "--expect" in found.verdict
+
+
+def test_two_nodes_cannot_tell_whose_fault_it_is(examine):
+    (finding,) = examine(["n01=0.5"], nodes=2).findings
+    assert (finding.part, finding.hosts) == (Part.LINK, ("n00", "n01"))
+    assert "two nodes do not tell which end it is" in finding.remark
+
+
+def test_two_nodes_alone_tell_of_a_slow_gpu(examine):
+    (finding,) = examine(["n01:3=0.5"], nodes=2).findings
+    assert "n01 is slow alone as well: look at its GPUs" in finding.remark
+
+
+@pytest.mark.parametrize(
+    ("weak", "expected"),
+    [("n00:5=0.6", (Part.GPU, ("n00",), (5,))), ("n00:5+6=0.6", (Part.GPU_LINK, ("n00",), (5, 6)))],
+)
+def test_one_node_is_compared_gpu_by_gpu(examine, weak, expected):
+    assert named(examine([weak], nodes=1)) == [expected]
+
+
+def test_pairs_of_pcie_slots_are_no_finding_on_one_node(examine):
+    """Without a peer nothing tells a slow link from a longer way; it is a note."""
+    cluster = replace(CLUSTER, link_class="pcie", link_gbps=32.0, gpus_per_node=4)
+    found = examine(["n00:1+2=0.6"], nodes=1, cluster=cluster)
+    assert all(one.part is not Part.GPU_LINK for one in found.findings)
+    assert any("GPU 1+2: slower than other pairs" in note for note in found.notes)
+
+
+def test_a_peer_tells_what_is_usual_where_gpus_are_linked_unequally(examine):
+    cluster = replace(CLUSTER, link_class="pcie", link_gbps=32.0, gpus_per_node=4)
+    found = examine(["n02:1+2=0.5"], nodes=4, cluster=cluster)
+    assert (Part.GPU_LINK, ("n02",), (1, 2)) in named(found)
+
+
+def test_quick_never_looks_closer(examine):
+    found = examine(["n03=0.5"], quick=True)
+    assert len(found.readings) <= 3
+    assert named(found) == [(Part.GROUP, tuple(f"n{index:02d}" for index in range(8)), ())]
+
+
+@pytest.mark.parametrize("weak", [["n00+n02=0.5"], ["n01+n03=0.5"]])
+def test_full_finds_what_all_together_do_not_show(examine, weak):
+    """A ring over all nodes does not pass links between nodes that are no neighbours."""
+    assert examine(weak, nodes=4).state is State.HEALTHY
+    (finding,) = examine(weak, nodes=4, full=True, plan="all").findings
+    assert (finding.part, "+".join(finding.hosts)) == (Part.LINK, weak[0].partition("=")[0])
+
+
+def test_full_measures_nodes_alone_as_well(examine):
+    found = examine(nodes=4, full=True)
+    assert (found.state, found.findings) == (State.HEALTHY, ())
+    assert {Section(hosts=("n02",)), Section(hosts=("n00", "n01"))} <= {r.section for r in found.readings}
+
+
+@pytest.mark.parametrize(("plan", "pairs"), [("ring", 8), ("all", 28), ("rotate:2", 8)])
+def test_plans_measure_the_pairs_they_name(examine, plan, pairs):
+    found = examine(["n03=0.6"], plan=plan)
+    assert named(found) == [(Part.NODE, ("n03",), ())]
+    assert pairs <= len(found.pairs()) <= pairs + 3
+
+
+def test_when_the_time_is_over_the_smallest_slow_group_is_named(examine):
+    found = examine(["n03=0.6"], nodes=32, time_s=14.0)
+    (finding,) = found.findings
+    assert finding.part is Part.GROUP
+    assert "n03" in finding.hosts
+    assert len(finding.hosts) < 32
+    assert "the time was over" in finding.remark
+    assert "--time" in found.notes[-1]
+
+
+def test_without_time_for_one_launch_nothing_is_said(examine):
+    assert examine(time_s=0.5).state is State.UNMEASURED
+
+
+def test_noise_alone_is_no_finding(examine):
+    assert examine(nodes=32, sigma=0.04, full=True).findings == ()
+
+
+def test_launches_at_once_change_nothing_but_the_time(examine):
+    one, many = examine(["n03=0.6"], sigma=0.02), examine(["n03=0.6"], sigma=0.02, at_once=4)
+    assert named(one) == named(many)
+    assert sorted(r.section.label for r in one.readings) == sorted(r.section.label for r in many.readings)
+
+
+class Broken:
+    """A runner whose every launch ends in one way."""
+
+    simulated, name = False, "broken"
+
+    def __init__(self, outcome, cluster=CLUSTER):
+        self.outcome, self.cluster = outcome, cluster
+
+    def measure(self, setting, messages, *, repeat):
+        return TrialResult(outcome=self.outcome, detail="all_reduce_perf: not found")
+
+
+@pytest.mark.parametrize(("outcome", "most"), [(Outcome.INVALID, 1), (Outcome.CRASHED, 6), (Outcome.TIMEOUT, 6)])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 64])
+def test_where_nothing_runs_it_is_not_the_fabric(examine, outcome, most, nodes):
+    found = examine(nodes=nodes, runner_for=lambda hosts, gpus: Broken(outcome))
+    assert (found.state, found.findings) == (State.UNMEASURED, ())
+    assert found.verdict == "SIMULATED: could not measure: all_reduce_perf: not found"
+    assert len(found.readings) <= most

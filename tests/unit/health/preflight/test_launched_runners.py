@@ -1,0 +1,57 @@
+"""Runners of parts of a job: the nodes and GPUs that a launch is given."""
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.errors import UsageError
+from ncclt.health.preflight.launched_runners import hosts_here, launched_runners
+from ncclt.health.preflight.soundings import Killable
+from ncclt.measure.target import Place
+
+CLUSTER = Cluster(
+    name="dgx", nodes=4, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
+)  # fmt: skip
+HOSTS = ("a", "b", "c", "d")
+
+
+def place(launcher, **more):
+    return Place(launcher=launcher, reason="", **more)
+
+
+def test_hosts_are_those_that_are_named():
+    assert hosts_here(CLUSTER, place("ssh", hosts=(*HOSTS, "e")), environ={}) == HOSTS
+
+
+def test_a_slurm_allocation_knows_its_nodes():
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-04]", "SLURM_JOB_NUM_NODES": "4"}
+    assert hosts_here(CLUSTER, place("slurm"), environ=environ) == ("n01", "n02", "n03", "n04")
+
+
+def test_one_node_is_this_machine():
+    assert len(hosts_here(CLUSTER.sized(nodes=1), place("local"), environ={})) == 1
+
+
+@pytest.mark.parametrize("where", [place("ssh"), place("mpirun", hosts=("a", "b")), place("kubernetes", hosts=HOSTS)])
+def test_too_few_names_and_places_that_choose_themselves_are_refused(where):
+    with pytest.raises(UsageError):
+        hosts_here(CLUSTER, where, environ={})
+
+
+def test_a_pair_of_nodes_gets_a_runner_of_its_own_size():
+    runner_for, _ = launched_runners(CLUSTER, place("ssh", hosts=HOSTS), environ={})
+    runner = runner_for(("b", "d"), ())
+    assert (runner.cluster.nodes, runner.cluster.gpus_per_node, runner.simulated) == (2, 8, False)
+    assert isinstance(runner, Killable)
+    assert runner_for(("b",), (2, 5)).cluster.gpus_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("inherited", "visible"), [("", "1,2"), ("4,5,6,7", "5,6"), ("GPU-a,GPU-b,GPU-c", "GPU-b,GPU-c")]
+)
+def test_gpus_count_among_those_that_are_visible_here(inherited, visible):
+    from ncclt.health.preflight.launched_runners import _visible
+
+    environ = {"CUDA_VISIBLE_DEVICES": inherited} if inherited else {}
+    assert _visible((1, 2), place("local"), environ) == visible
+    assert _visible((1, 2), place("ssh"), environ) == "1,2"

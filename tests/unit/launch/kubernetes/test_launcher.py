@@ -1,0 +1,94 @@
+"""Launches as jobs of Kubernetes: the plans and what is refused; tests/integration/test_kubernetes.py runs them."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.launch.kubernetes.launcher import create
+from ncclt.launch.launcher import JobShape
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "kubernetes"
+COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")
+VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
+SITE = {
+    "image": "registry.example/nccl-tests:2.19",
+    "namespace": "tuning",
+    "service_account": "ncclt",
+    "node_selector": {"gpu": "h100"},
+    "resources": {"rdma/hca": "8"},
+    "study": "bert on leonardo (2 nodes)",
+    "extra": ("--context=lab",),
+    "environment": {"PATH": "/usr/bin", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0"},
+}
+TWO = JobShape(nodes=2, processes_per_node=8)
+
+
+def readable(plan):
+    """The plan without its texts, then the texts as they are; this machine's interpreter is left out."""
+    plan = asdict(plan)
+    texts = plan.pop("files")
+    plan["argv"] = ["python" if word == sys.executable else word for word in plan["argv"]]
+    return json.dumps(plan, indent=2) + "".join(f"\n# {name}\n{text}" for name, text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "with_files"),
+    [
+        ("mpijob", SITE, False),
+        ("trainjob", {**SITE, "kind": "trainjob"}, True),
+        ("trainjob_plain", {"kind": "trainjob", "image": "torch:2.13", "gpus_per_node": 0, "environment": {}}, False),
+    ],
+)
+def test_golden_plan(name, options, with_files, tmp_path):
+    """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
+    worker = tmp_path / "worker.py"
+    worker.write_text('"""Measures."""\n\nimport sys\n\nprint("µ", sys.argv)\n')
+    command = ("python3", str(worker), "--messages", '{"a": 1}') if with_files else COMMAND
+    files = (worker,) if with_files else ()
+    plan = create(shape=TWO, **options).plan(command, variables=VARIABLES, timeout_s=120.0, files=files)
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        path.write_text(readable(plan))
+
+    assert readable(plan) == path.read_text()
+
+
+def test_inherited_variables_reach_the_containers_only_when_kept():
+    said = {
+        keep_env: dict(create(shape=TWO, keep_env=keep_env, **SITE).plan(COMMAND, variables={}, timeout_s=1.0).files)[
+            "job.yaml"
+        ]
+        for keep_env in (False, True)
+    }
+    assert "NCCL_SOCKET_IFNAME" not in said[False]
+    assert "NCCL_SOCKET_IFNAME" in said[True]
+    assert not any("NCCL_DEBUG" in text for text in said.values())
+
+
+def test_without_an_image_nothing_can_be_planned():
+    with pytest.raises(UsageError, match="needs the image"):
+        create().plan(COMMAND, variables={}, timeout_s=1.0)
+
+
+def test_nodes_cannot_be_named():
+    with pytest.raises(UsageError, match="chooses the nodes itself"):
+        create(shape=JobShape(hosts=("n1",)), image="x")
+
+
+def test_unknown_kinds_are_refused():
+    with pytest.raises(UsageError, match="no kind of job 'cronjob'"):
+        create(image="x", kind="cronjob").plan(COMMAND, variables={}, timeout_s=1.0)
+
+
+def test_without_kubectl_the_manifests_are_given_to_the_user(tmp_path):
+    launcher = create(image="x:1", environment={"PATH": str(tmp_path)})
+    plan = launcher.plan(COMMAND, variables=VARIABLES, timeout_s=1.0)
+    with pytest.raises(UsageError, match="kubectl is not here") as raised:
+        launcher.run(plan)
+    assert dict(plan.files)["job.yaml"] in raised.value.message
+    assert "yourself" in raised.value.hint

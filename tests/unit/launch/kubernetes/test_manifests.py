@@ -1,0 +1,194 @@
+"""What is asked of a cluster, read back as kubectl reads it and held against the fields that the operators demand."""
+
+import pytest
+import yaml
+
+from ncclt.errors import UsageError
+from ncclt.launch.kubernetes.manifests import Job, Site, label_value, manifests
+from ncclt.launch.kubernetes.yaml import to_yaml
+from ncclt.launch.launcher import MARK, JobShape
+
+SITE = Site(image="registry.example/x:1", namespace="lab", gpus_per_node=8, resources=(("rdma/hca", "8"),))
+
+# Required fields and types, from the custom resource definitions of mpi-operator (kubeflow.org/v2beta1) and of Kubeflow
+# Trainer 2.2 (trainer.kubeflow.org/v1alpha1); a key that is not listed is unknown there.
+CONTAINER = {
+    "name!": str,
+    "image": str,
+    "command": [str],
+    "env": [{"name!": str, "value!": str}],
+    "volumeMounts": [{"name!": str, "mountPath!": str, "readOnly": bool}],
+    "resources": {"limits": {str: (int, str)}},
+    "readinessProbe": {"tcpSocket": {"port!": int}, "periodSeconds": int},
+    "securityContext": {"capabilities": {"add": [str]}},
+}
+POD = {
+    "metadata!": {"labels": {str: str}},
+    "spec!": {
+        "containers!": [CONTAINER],
+        "volumes": [{"name!": str, "emptyDir": {"medium": str}, "configMap": {"name!": str}}],
+        "serviceAccountName": str,
+        "nodeSelector": {str: str},
+        "tolerations": [{"key": str, "operator": str, "effect": str}],
+    },
+}
+REPLICAS = {"replicas!": int, "restartPolicy!": str, "template!": POD}
+METADATA = {"name!": str, "namespace!": str, "labels": {str: str}}
+CONFIG_MAP = {"apiVersion!": str, "kind!": str, "metadata!": METADATA, "data!": {str: str}}
+MPI_JOB = {
+    "apiVersion!": str,
+    "kind!": str,
+    "metadata!": METADATA,
+    "spec!": {
+        "slotsPerWorker": int,
+        "mpiImplementation": str,
+        "sshAuthMountPath": str,
+        "launcherCreationPolicy": str,
+        "runPolicy!": {
+            "cleanPodPolicy": str,
+            "backoffLimit": int,
+            "activeDeadlineSeconds": int,
+            "ttlSecondsAfterFinished": int,
+        },
+        "mpiReplicaSpecs!": {"Launcher!": REPLICAS, "Worker!": REPLICAS},
+    },
+}
+TRAIN_JOB = {
+    "apiVersion!": str,
+    "kind!": str,
+    "metadata!": METADATA,
+    "spec!": {
+        "activeDeadlineSeconds": int,
+        "runtimeRef!": {"name!": str},
+        "trainer": {
+            "image": str,
+            "numNodes": int,
+            "numProcPerNode": int,
+            "command": [str],
+            "env": [{"name!": str, "value!": str}],
+            "resourcesPerNode": {"limits": {str: (int, str)}},
+        },
+        "runtimePatches": [
+            {
+                "manager!": str,
+                "trainingRuntimeSpec": {
+                    "template": {"spec": {"replicatedJobs": [{"name!": str, "template": {"spec": {"template": POD}}}]}}
+                },
+            }
+        ],
+    },
+}
+
+
+def check(value, schema, where=""):
+    """Fail where a value is not what a schema says: {key: schema}, `!` = required, str as key = any; [schema]; type."""
+    if isinstance(schema, list):
+        assert isinstance(value, list), where
+        for number, each in enumerate(value):
+            check(each, schema[0], f"{where}[{number}]")
+    elif isinstance(schema, dict):
+        assert isinstance(value, dict), where
+        known = {str(key).rstrip("!"): each for key, each in schema.items()}
+        for key, each in value.items():
+            assert str in schema or key in known, f"{where}.{key} is unknown"
+            check(each, schema.get(str, known.get(key)), f"{where}.{key}")
+        missing = [key for key in schema if isinstance(key, str) and key.endswith("!") and key[:-1] not in value]
+        assert not missing, f"{where} lacks {missing}"
+    else:
+        assert isinstance(value, schema), f"{where} is {value!r}"
+
+
+def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
+    job = Job(
+        **{
+            "name": "ncclt-0123456789ab-000001",
+            "argv": ("python3", "/ncclt/w.py", "-b", "8"),
+            "variables": (("NCCL_ALGO", "Ring"), ("NCCL_IB_HCA", "mlx5_0,mlx5_1")),
+            "files": files,
+            "shape": JobShape(nodes=2, processes_per_node=8),
+            "timeout_s": 119.5,
+            "pending_s": 600.0,
+            **changes,
+        }
+    )
+    documents = list(yaml.safe_load_all(to_yaml(manifests(kind, job, site))))
+    return documents[-1], documents[:-1]
+
+
+@pytest.mark.parametrize(("kind", "schema"), [("mpijob", MPI_JOB), ("trainjob", TRAIN_JOB)])
+@pytest.mark.parametrize(
+    "site",
+    [
+        SITE,
+        Site(image="x"),
+        Site(image="x", service_account="ana", node_selector=(("a", "b"),), labels=(("ncclt-study", "s"),)),
+    ],
+)
+def test_every_field_is_known_and_none_is_missing(kind, schema, site):
+    body, others = made(kind, site=site)
+    check(body, schema)
+    for other in others:
+        check(other, CONFIG_MAP)
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_all_of_a_launch_can_be_found_by_one_label(kind):
+    body, (config_map,) = made(kind)
+    text = yaml.safe_dump(body)
+    assert config_map["metadata"]["labels"]["ncclt-launch"] == body["metadata"]["name"]
+    # The job, and the template of every kind of pod.
+    assert text.count(f"ncclt-launch: {body['metadata']['name']}") == (3 if kind == "mpijob" else 2)
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_the_cluster_ends_a_job_that_nobody_watches_any_more(kind):
+    spec = made(kind)[0]["spec"]
+    assert spec.get("runPolicy", spec)["activeDeadlineSeconds"] == 120 + 600 + 120
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_without_files_there_is_nothing_to_mount(kind):
+    body, others = made(kind, files=())
+    assert others == []
+    assert "ncclt-files" not in yaml.safe_dump(body)
+
+
+def test_mpirun_brings_the_variables_to_the_workers():
+    """And the containers have them too, for what is not started by mpirun."""
+    replicas = made("mpijob")[0]["spec"]["mpiReplicaSpecs"]
+    (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
+    command = " ".join(launcher["command"])
+    assert command.endswith("-x NCCL_ALGO -x NCCL_IB_HCA python3 /ncclt/w.py -b 8")
+    assert "-np 16 --map-by ppr:8:node" in command
+    (worker,) = replicas["Worker"]["template"]["spec"]["containers"]
+    assert (
+        worker["env"]
+        == launcher["env"]
+        == [
+            {"name": "NCCL_ALGO", "value": "Ring"},
+            {"name": "NCCL_IB_HCA", "value": "mlx5_0,mlx5_1"},
+        ]
+    )
+    assert worker["resources"] == {"limits": {"nvidia.com/gpu": 8, "rdma/hca": "8"}}
+    assert "resources" not in launcher
+
+
+def test_a_failure_is_not_tried_again():
+    spec = made("mpijob")[0]["spec"]
+    assert spec["runPolicy"]["backoffLimit"] == 0
+    assert {replica["restartPolicy"] for replica in spec["mpiReplicaSpecs"].values()} == {"Never"}
+
+
+def test_names_that_kubernetes_refuses_are_refused_here():
+    assert made("trainjob", name=f"ncclt-{MARK}")[0]["metadata"]["name"] == f"ncclt-{MARK}"
+    for name in ("Ncclt", "1ncclt", "ncclt-", "n" * 41, ""):
+        with pytest.raises(UsageError, match="no name for an object"):
+            made("trainjob", name=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("bert", "bert"), ("bert on leonardo (2 nodes)", "bert-on-leonardo-2-nodes"), ("_x" * 60, "x_" * 31), ("漢", "")],
+)
+def test_labels_have_values_that_kubernetes_takes(text, value):
+    assert label_value(text) == value.strip("_")

@@ -1,0 +1,111 @@
+"""What the state of pods and job means for a launch."""
+
+import pytest
+
+from ncclt.launch.kubernetes.pods import Progress, Stage, progress
+
+RUNNING = {"phase": "Running", "containerStatuses": [{"name": "launcher", "state": {"running": {}}}]}
+
+
+def ended(code, *, reason="Error", at="2026-11-21T10:00:05Z", container="launcher"):
+    state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
+    return {
+        "phase": "Failed" if code else "Succeeded",
+        "containerStatuses": [{"name": container, "state": state}],
+    }
+
+
+def pod(name, status, *, container="launcher", index=None):
+    metadata = {"name": name}
+    if index is not None:
+        metadata["annotations"] = {"batch.kubernetes.io/job-completion-index": str(index)}
+    return {"metadata": metadata, "spec": {"containers": [{"name": container}]}, "status": status}
+
+
+def worker(name, status=RUNNING):
+    return pod(name, status, container="worker")
+
+
+def judged(*pods, job=None, container="launcher", count=3):
+    return progress(pods, job or {}, container=container, count=count)
+
+
+def waiting(reason, message=""):
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "launcher", "state": state}]}
+
+
+def test_nothing_is_there_yet():
+    assert judged() == Progress(stage=Stage.PENDING, reason="0 of 3 pods run")
+
+
+def test_a_launch_runs_when_all_of_its_pods_do():
+    workers = [worker("w0"), worker("w1")]
+    assert judged(*workers).stage is Stage.PENDING
+    assert judged(*workers, pod("l", RUNNING)) == Progress(stage=Stage.RUNNING, leader="l")
+    # One that is to go, beside the one that took its place.
+    assert judged(*workers, worker("w2"), pod("l", RUNNING)).stage is Stage.RUNNING
+
+
+def test_a_pod_without_a_node_says_why():
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    seen = judged(worker("w0"), worker("w1", {"phase": "Pending", "conditions": [condition]}))
+    assert seen == Progress(stage=Stage.PENDING, reason="pod w1 has no node: 0/3 nodes are available")
+
+
+def test_a_container_that_is_being_created_is_waited_for():
+    assert judged(pod("l", waiting("ContainerCreating"))).reason == "pod l: ContainerCreating"
+    assert judged(pod("l", waiting("ErrImagePull"))).stage is Stage.PENDING
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"])
+def test_what_no_patience_cures_ends_the_waiting(reason):
+    seen = judged(pod("l", waiting(reason, "no such image")))
+    assert (seen.stage, seen.reason) == (Stage.UNSTARTABLE, f"pod l: {reason}: no such image")
+
+
+def test_success_of_the_leader_counts_although_the_others_are_ended_then():
+    seen = judged(pod("l", ended(0)), worker("w0", ended(143, at="2026-11-21T10:00:00Z")))
+    assert seen == Progress(stage=Stage.ENDED, exit_code=0, leader="l")
+
+
+def test_the_first_failure_is_the_cause():
+    seen = judged(
+        pod("l", ended(1, at="2026-11-21T10:00:09Z")),
+        worker("w0", ended(143, at="2026-11-21T10:00:09Z", container="worker")),
+        worker("w1", ended(139, at="2026-11-21T10:00:02Z", container="worker")),
+    )
+    assert (seen.stage, seen.exit_code, seen.reason) == (Stage.ENDED, 139, "pod w1: exit code 139")
+    assert seen.failed == ("l", "w0", "w1")
+
+
+def test_memory_is_named():
+    assert judged(pod("l", ended(137, reason="OOMKilled"))).reason == "pod l: out of memory"
+
+
+def test_a_container_that_was_restarted_has_failed():
+    status = waiting("CrashLoopBackOff")
+    status["containerStatuses"][0]["lastState"] = ended(7)["containerStatuses"][0]["state"]
+    assert judged(pod("l", status)).exit_code == 7
+
+
+def test_a_pod_may_fail_as_a_whole():
+    seen = judged(pod("l", RUNNING), worker("w0", {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}))
+    assert (seen.stage, seen.exit_code, seen.reason) == (Stage.ENDED, None, "pod w0: Evicted: low on memory")
+    killed = ended(137, container="worker") | {"reason": "Evicted", "message": "low on memory"}
+    assert judged(pod("l", ended(1)), worker("w0", killed)).reason == "pod w0: Evicted: low on memory"
+
+
+def test_the_first_pod_of_a_train_job_leads():
+    pods = [pod(f"n{index}", ended(0, container="node"), container="node", index=index) for index in (1, 0)]
+    assert judged(*pods, container="node", count=2).leader == "n0"
+    assert judged(pods[0], container="node", count=2).stage is Stage.PENDING
+
+
+def test_a_job_that_failed_without_pods_was_not_started():
+    condition = {"type": "Failed", "status": "True", "reason": "TrainingRuntimeNotSupported", "message": "no runtime"}
+    job = {"status": {"conditions": [{"type": "Created", "status": "True"}, condition]}}
+    seen = judged(job=job)
+    assert seen.stage is Stage.UNSTARTABLE
+    assert seen.reason == "the job failed: TrainingRuntimeNotSupported: no runtime"
+    assert judged(pod("l", RUNNING), job=job).stage is Stage.ENDED

@@ -1,0 +1,157 @@
+"""One command in its own session: nothing of it may be left, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclt.launch.launcher import LaunchPlan
+from ncclt.launch.process.members import members
+from ncclt.launch.process.session import ProcessSession
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+
+
+def session(code, *, timeout_s=30.0, grace_s=0.3, keep_bytes=1 << 20):
+    plan = LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", code), timeout_s=timeout_s)
+    return ProcessSession(plan, environment=os.environ, grace_s=grace_s, keep_bytes=keep_bytes)
+
+
+def is_running(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_command_that_ignores_sigterm_is_killed():
+    """After the grace, and what it said is kept."""
+    result = session(DEAF, timeout_s=1.0).run()
+    assert result.timed_out
+    assert result.exit_code == -signal.SIGKILL
+    assert "deaf" in result.stdout
+    assert 1.2 < result.wall_s < 10
+
+
+def test_a_command_that_obeys_sigterm_gets_time_to_clean_up():
+    """mpirun ends its remote ranks in that time."""
+    code = "import signal,sys,time; signal.signal(15, lambda *_: (print('tidy', flush=True), sys.exit(3)));"
+    result = session(f"{code} print('up', flush=True); time.sleep(600)", timeout_s=1.0, grace_s=5.0).run()
+    assert (result.exit_code, result.timed_out) == (3, True)
+    assert "tidy" in result.stdout
+    assert result.wall_s < 5
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+def test_children_are_ended_with_their_parent(own_group):
+    """Also those in a process group of their own that ignore SIGTERM."""
+    group = 0 if own_group else None
+    code = (
+        f"import subprocess,sys,time; p = subprocess.Popen([sys.executable,'-I','-S','-c',{DEAF!r}], "
+        f"process_group={group}, stdout=subprocess.PIPE); "
+        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(600)"
+    )
+    result = session(code, timeout_s=1.5).run()
+    assert result.timed_out
+    assert not result.survivors
+    assert not is_running(int(result.stdout))
+
+
+def test_an_orphan_that_holds_the_output_open_is_ended_too():
+    """The command itself ends well; its grandchild would keep our pipe open for ten minutes."""
+    code = (
+        "import os,time\nif os.fork() == 0:\n if os.fork() == 0:\n"
+        "  print(os.getpid(), flush=True); time.sleep(600)\n os._exit(0)\nos.wait(); time.sleep(0.2)"
+    )
+    result = session(code).run()
+    assert (result.exit_code, result.timed_out) == (0, False)
+    assert result.wall_s < 5
+    assert not is_running(int(result.stdout))
+
+
+def test_two_full_outputs_do_not_block_and_cost_little_memory():
+    """More than a pipe holds on both, while only the end is kept."""
+    code = "import sys\nfor _ in range(200): sys.stderr.write('e' * 50000); sys.stdout.write('o' * 50000)\nprint('end')"
+    result = session(code, keep_bytes=100_000).run()
+    assert result.exit_code == 0
+    assert result.stdout.endswith("end\n")
+    assert len(result.stdout) < 200_000
+    assert result.dropped_bytes + len(result.stdout) + len(result.stderr) == 2 * 200 * 50_000 + 4
+
+
+def test_broken_characters_are_replaced():
+    """Output need not be text."""
+    assert "\ufffd" in session("import sys; sys.stdout.buffer.write(b'\\xff\\xfe')").run().stdout
+
+
+def test_kill_from_another_thread_ends_at_once():
+    """A second Ctrl-C does not wait for any grace."""
+    running = session(DEAF, grace_s=60.0)
+    timer = threading.Timer(0.3, running.kill)
+    timer.start()
+    result = running.run()
+    timer.join()
+    assert result.killed
+    assert not result.timed_out
+    assert result.wall_s < 5
+
+
+def test_an_exception_of_the_callers_own_handler_ends_the_command():
+    """The handler stays the caller's, and what it raises comes through."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(_number, _frame):
+        raise StopError
+
+    before = set(children())  # servers of other tests
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(StopError):
+            session(DEAF, grace_s=60.0).run()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert not [child for child in set(children()) - before if members("no mark at all", session_id=child)]
+
+
+def children():
+    """Sessions led by children of this process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(words[1]) == os.getpid() and words[3] == stat.parent.name:
+            found.append(int(words[3]))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_this_program_ends_the_command_first(start, number, tmp_path):
+    """Then it takes effect: KeyboardInterrupt for SIGINT, the end for the others."""
+    child = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); {DEAF}"
+    code = (
+        "import os, sys\n"
+        "from ncclt.launch.launcher import LaunchPlan\n"
+        "from ncclt.launch.process.session import ProcessSession\n"
+        f"plan = LaunchPlan(argv=(sys.executable, '-I', '-S', '-c', {child!r}), timeout_s=60)\n"
+        "ProcessSession(plan, environment=os.environ).run()"
+    )
+    parent = start([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert parent.poll() is None
+        time.sleep(0.02)
+    parent.send_signal(number)
+    _, said = parent.communicate(timeout=120)
+    assert parent.returncode == -number
+    assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
+    assert not is_running(int((tmp_path / "pid").read_text()))

@@ -1,0 +1,64 @@
+"""What has become of the Slurm job that this program runs in; scontrol is a stand-in that says what it is given."""
+
+import os
+from datetime import datetime, timedelta
+
+import pytest
+
+from ncclt.launch.slurm.job import job_loss, job_notice
+
+RUNNING = "JobId=7 JobState=RUNNING EndTime=Unknown PreemptTime=None"
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return the environment of a job of which scontrol says something, with an exit code."""
+
+    def environment(said, *, exit_code=0, complaint=""):
+        (tmp_path / "said").write_text(said)
+        (tmp_path / "scontrol").write_text(
+            f"#!/bin/sh\necho \"$*\" >{tmp_path}/asked\ncat {tmp_path}/said\necho '{complaint}' >&2\nexit {exit_code}\n"
+        )
+        (tmp_path / "scontrol").chmod(0o755)
+        return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("said", "loss"),
+    [
+        (RUNNING, ""),
+        (RUNNING.replace("RUNNING", "CONFIGURING"), ""),
+        (RUNNING.replace("RUNNING", "TIMEOUT"), "Slurm job 7 has reached its time limit"),
+        (RUNNING.replace("RUNNING", "NODE_FAIL"), "Slurm job 7 has lost a node"),
+        (RUNNING.replace("RUNNING", "BOOT_FAIL"), "Slurm job 7 is boot_fail"),
+        ("JobId=7", "Slurm job 7 is gone"),
+        (RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-21T14:00:00"), "Slurm job 7 was preempted"),
+        # A heterogeneous job has a line for each component.
+        (f"{RUNNING}\n{RUNNING.replace('RUNNING', 'CANCELLED')}\n", "Slurm job 7 was cancelled"),
+        ("", ""),
+    ],
+)
+def test_a_job_that_has_lost_its_nodes_says_how(job, tmp_path, said, loss):
+    assert job_loss(job(said)) == loss
+    assert (tmp_path / "asked").read_text() == "show job --oneliner 7\n"
+
+
+def test_a_job_that_slurm_knows_no_more_is_gone_and_silence_says_nothing(job):
+    unknown = "slurm_load_jobs error: Invalid job id specified"
+    assert job_loss(job("", exit_code=1, complaint=unknown)) == "Slurm job 7 is gone"
+    assert job_loss(job("", exit_code=1, complaint="Unable to contact slurm controller")) == ""
+    assert job_loss({"PATH": "/nowhere", "SLURM_JOB_ID": "7"}) == ""
+    assert job_loss({}) == ""
+
+
+@pytest.mark.parametrize(("minutes", "notice"), [(1, "Slurm job 7 has reached its time limit"), (60, ""), (None, "")])
+def test_a_signal_shortly_before_the_time_limit_means_the_time_limit(job, minutes, notice):
+    """Slurm writes local time."""
+    ends = "Unknown" if minutes is None else f"{datetime.now() + timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%S}"
+    assert job_notice(job(RUNNING.replace("EndTime=Unknown", f"EndTime={ends}"))) == notice
+
+
+def test_a_loss_is_told_before_the_time_limit(job):
+    assert job_notice(job(RUNNING.replace("RUNNING", "CANCELLED"))) == "Slurm job 7 was cancelled"

@@ -1,0 +1,251 @@
+"""Launches as steps of Slurm: the plans; a real Slurm runs them in tests/integration/test_slurm.py."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.slurm.allocation import Allocation, NodeGroup
+from ncclt.launch.slurm.launcher import SlurmLauncher, create
+from ncclt.launch.slurm.step import file_variables, ship
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
+PLAIN = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2", "n3")),), cpus_per_task=12)
+HETEROGENEOUS = Allocation(
+    groups=(NodeGroup(job_id="5", hosts=("a1",)), NodeGroup(job_id="6", hosts=("b07", "b08"))),
+    addresses=(("a1", "10.0.0.1"),),
+)
+VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
+COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "NCCL_BUFFSIZE": "1", "NCCL_DEBUG": "INFO"}
+
+
+def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
+    return SlurmLauncher(
+        shape=JobShape(nodes=nodes, processes_per_node=8, hosts=hosts),
+        allocation=allocation,
+        **{"environment": ENVIRONMENT, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("plain", launcher()),
+        ("chosen_hosts", launcher(hosts=("n3", "n2"), extra=("--mpi=pmix",), keep_env=True)),
+        ("container", launcher(container="nvcr.io#nvidia/pytorch:26.10-py3")),
+        ("heterogeneous", launcher(HETEROGENEOUS, nodes=3)),
+        ("heterogeneous_one_component", launcher(HETEROGENEOUS, hosts=("b07", "b08"))),
+    ],
+)
+def test_golden_plan(name, made):
+    """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(asdict(made.plan(COMMAND, variables=VARIABLES, timeout_s=120.0)), indent=2) + "\n"
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        path.write_text(text)
+
+    assert text == path.read_text()
+
+
+def test_inherited_variables_can_be_shown():
+    assert launcher().inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"), [("TaskProlog              = /etc/prolog.sh", ", from TaskProlog=/etc/prolog.sh"),
+                         ("TaskProlog              = (null)", ""), ("", "")],
+)  # fmt: skip
+def test_a_variable_that_nobody_asked_for_is_blamed_on_the_prolog_where_there_is_one(tmp_path, config, told):
+    """srun and scontrol are stand-ins: what a task finds in its environment, and Slurm's own configuration."""
+    programs = {"srun": "echo 'ncclt: unfit: NCCL_ALGO on n1' >&2; exit 78", "scontrol": f"echo '{config}'"}
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    plan = replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=())
+    assert made.run(plan).stderr == f"ncclt: unfit: NCCL_ALGO on n1{told}\n"
+
+
+def test_files_travel_in_variables(tmp_path):
+    """The worker is read from a descriptor, and its variable wins over the container's environment as well."""
+    worker = tmp_path / "worker.py"
+    worker.write_text("print('µ')\n")
+    plan = launcher(container="image").plan(("python", str(worker), "-x"), variables={}, timeout_s=1.0, files=(worker,))
+    assert plan.files == (("worker.py", "print('µ')\n"),)
+    assert plan.argv[-4:] == ("--", "python", "/dev/fd/3", "-x")
+    assert str(tmp_path) not in " ".join(plan.argv)
+    assert "NCCLT_FILE_0" in next(word for word in plan.argv if word.startswith("--container-env="))
+
+
+def test_shipped_files_are_read_and_leave_nothing(tmp_path):
+    """The very shell words of a task, run here."""
+    files = [tmp_path / name for name in ("one.sh", "two 'quoted'.txt")]
+    files[0].write_text('echo "$1 $(cat "$2")"; ls "$TMPDIR"; env | grep -c ^NCCLT_FILE_\n')
+    files[1].write_text("µ\n\n")
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    shipped = ship(("sh", str(files[0]), "word with blanks", str(files[1])), files)
+    done = subprocess.run(
+        shipped.argv,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(folder), **file_variables(shipped.texts)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.stdout == "word with blanks µ\n0\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "lingers_s"),
+    [
+        ("exit 0", 0, []),
+        ("exit 7", 7, ["0.5"]),
+        ("kill -SEGV $$", 139, ["0.5"]),
+        ("kill -KILL $$", 137, ["0.5"]),
+        # As Slurm does: a signal to all processes of the task.
+        ("kill -TERM 0; exec sleep 600", 143, ["0"]),
+        ("trap 'exit 3' TERM; kill -TERM 0; exit 9", 3, ["0"]),
+        ("trap 'exit 0' USR1; kill -USR1 0; exit 9", 0, []),
+        ("/nowhere/perf", 127, ["0.5"]),
+    ],
+)
+def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_failure(
+    tmp_path, script, exit_code, lingers_s
+):
+    asked = tmp_path / "asked"
+    (tmp_path / "sleep").write_text(f"#!/bin/sh\necho $1 >>{asked}\n")
+    (tmp_path / "sleep").chmod(0o755)
+    done = subprocess.run(
+        ship(("sh", "-c", script), ()).argv,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stderr=subprocess.DEVNULL,
+        timeout=240,
+        process_group=0,
+    )
+    assert done.returncode == exit_code
+    assert (asked.read_text().split() if asked.exists() else []) == lingers_s
+
+
+@pytest.mark.parametrize(
+    ("script", "sent", "exit_code"),
+    [
+        ("echo up; exec sleep 600", signal.SIGTERM, 143),
+        ("echo up; exec sleep 600", signal.SIGINT, 143),
+        ("trap 'exit 3' TERM; echo up; while :; do sleep 0.05; done", signal.SIGTERM, 3),
+        ("trap 'exit 0' USR1; echo up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
+    ],
+)
+def test_the_shell_of_a_task_hands_signals_on(script, sent, exit_code):
+    """With proctrack/cgroup Slurm sends SIGTERM to the shell alone, and SIGKILL half a minute later."""
+    with subprocess.Popen(ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0) as shell:
+        try:
+            assert shell.stdout.readline() == b"up\n"
+            shell.send_signal(sent)
+            assert shell.wait(240) == exit_code
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    long = tmp_path / "long.py"
+    long.write_text("x" * 100_000)
+    with pytest.raises(UsageError, match=r"long\.py is too long"):
+        ship(("python", str(long)), [long])
+    with pytest.raises(UsageError, match="8 files are too many"):
+        ship(("python",), [tmp_path / str(number) for number in range(8)])
+
+
+def test_without_an_allocation_nothing_can_be_planned():
+    made = create(environment={})
+    assert made.name == "slurm"
+    with pytest.raises(UsageError, match="no Slurm allocation"):
+        made.plan(COMMAND, variables={}, timeout_s=1.0)
+
+
+def test_an_allocation_that_is_too_small_is_refused_at_once():
+    environment = {"PATH": "", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    with pytest.raises(UsageError, match="allocation 7 has 2"):
+        create(shape=JobShape(nodes=4), environment=environment)
+    assert create(shape=JobShape(nodes=2), environment=environment).plan(COMMAND, variables={}, timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("granted", "per_task", "tasks", "extra", "refused"),
+    [
+        ("1(x2)", "", 4, (), "has 1 CPUs on n1, too few for 4 tasks, one for each GPU"),
+        ("64,8", "", 16, (), "has 8 CPUs on n2, too few for 16 tasks"),
+        ("64(x2)", "16", 8, (), "has 64 CPUs on n1, too few for 8 tasks of 16 CPUs each"),
+        ("64(x2)", "8", 8, (), ""),
+        ("1(x2)", "", 4, ("--overcommit",), ""),
+        ("", "", 4, (), ""),
+    ],
+)
+def test_an_allocation_with_too_few_cpus_is_told_what_it_lacks(granted, per_task, tasks, extra, refused):
+    """`salloc -N2` alone gives one CPU on each node, and srun would only say that more were requested."""
+    environment = {
+        "PATH": "", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": granted,
+        "SLURM_CPUS_PER_TASK": per_task,
+    }  # fmt: skip
+    shape = JobShape(nodes=2, processes_per_node=tasks)
+    if not refused:
+        assert create(shape=shape, environment=environment, extra=extra)
+        return
+    with pytest.raises(UsageError, match=refused) as caught:
+        create(shape=shape, environment=environment, extra=extra)
+    assert caught.value.hint == f"allocate with --exclusive, or with --ntasks-per-node={tasks}"
+
+
+STAND_IN = """\
+#!/bin/sh
+# A Slurm whose steps need some persuasion: each scancel takes one of the names in the file.
+case $(basename "$0") in
+  squeue)
+    [ -s "$STEPS" ] && { cat "$STEPS"; exit 0; }
+    [ -z "$GONE" ] || { echo "error: Invalid job id" >&2; exit 1; } ;;
+  scancel) echo "$@" >>"$STEPS.asked"; sed -i 1d "$STEPS" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "gone", "exit_code", "asked"),
+    [
+        ("", "", 0, []),
+        ("", "yes", 0, []),
+        ("7.0 other\n7.1 ncclt-{ncclt-mark}-not\n", "", 0, []),
+        (
+            "7.3 ncclt-{ncclt-mark}\n8.3 ncclt-{ncclt-mark}\n",
+            "",
+            0,
+            ["--quiet 7.3 8.3", "--quiet --signal=KILL 8.3"],
+        ),
+        ("7.3 ncclt-{ncclt-mark}\n" * 9, "", 1, ["--quiet 7.3 7.3 7.3 7.3 7.3 7.3 7.3 7.3 7.3"]),
+    ],
+)
+def test_the_clean_up_cancels_its_own_steps_until_they_are_gone(tmp_path, steps, gone, exit_code, asked):
+    """A step that stays is reported by the last line of output."""
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).write_text(STAND_IN)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "steps").write_text(steps)
+    (command,) = launcher().plan(COMMAND, variables={}, timeout_s=1.0).clean_up
+    done = subprocess.run(
+        (*command[:-1], "3"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "STEPS": str(tmp_path / "steps"), "GONE": gone},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    said = tmp_path / "steps.asked"
+    assert done.returncode == exit_code
+    assert (said.read_text().splitlines() if said.exists() else [])[: len(asked)] == asked
+    assert ("Slurm step 7.3" in done.stdout) == bool(exit_code)

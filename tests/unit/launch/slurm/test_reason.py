@@ -1,0 +1,122 @@
+"""What Slurm says about a failed step; the texts are those of a real Slurm 22.05 where not noted otherwise."""
+
+import pytest
+
+from ncclt.launch.slurm.reason import StepFailure, step_failure
+
+RANK_FAILED = """\
+srun: error: n2: task 1: {ending}
+srun: launch/slurm: _step_signal: Terminating StepId=3.2
+slurmstepd-n1: error: *** STEP 3.2 ON n1 CANCELLED AT 2026-11-21T14:04:47 ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=3.2
+"""
+NODE_FAILED = """\
+srun: error: Node failure on n2
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T14:07:59 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***
+srun: error: n2: task 1: Terminated
+"""
+CANCELLED = """\
+slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-21T14:08:10 ***
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+srun: error: n1: task 0: Killed
+"""
+# As people report it (nextflow-io/nextflow issue 5932).
+OUT_OF_MEMORY = """\
+slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some of the step tasks have been OOM Killed.
+srun: error: sdumont6156: task 0: Out Of Memory
+"""
+MISSING = """\
+slurmstepd-n2: error: execve(): /nowhere/perf: No such file or directory
+srun: error: n1: tasks 0-1: Exited with exit code 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code"),
+    [
+        ("Exited with exit code 7", 7),
+        ("Segmentation fault", -11),
+        ("Segmentation fault (core dumped)", -11),
+        ("Aborted", -6),
+        ("Bus error", -7),
+        ("Exited with exit code 255", 255),
+        ("Vanished", None),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(ending, exit_code):
+    """srun itself ends with 143 here, the highest code of all tasks."""
+    assert step_failure(RANK_FAILED.format(ending=ending)) == StepFailure(
+        reason=f"task 1 on n2: {ending}", exit_code=exit_code
+    )
+
+
+def test_a_signal_is_told_as_such_where_the_shell_of_a_task_has_seen_it():
+    assert step_failure(RANK_FAILED.format(ending="Exited with exit code 139")) == StepFailure(
+        reason="task 1 on n2: Segmentation fault", exit_code=-11
+    )
+
+
+@pytest.mark.parametrize("shell", ["sh: 1: ", "sh: line 1: ", "sh: "])  # dash, bash, busybox
+def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
+    text = f"{shell}/nowhere/perf: not found\n" + RANK_FAILED
+    assert step_failure(text.format(ending="Exited with exit code 127")) == StepFailure(
+        reason="/nowhere/perf: not found on the compute node", exit_code=127
+    )
+    assert step_failure(text.format(ending="Exited with exit code 3")).reason.startswith("task 1 on n2")
+
+
+@pytest.mark.parametrize(
+    ("text", "begins", "exit_code", "started"),
+    [
+        (NODE_FAILED, "a node failed (srun: error: Node failure on n2)", -15, True),
+        (
+            "".join(sorted(NODE_FAILED.splitlines(keepends=True), key=lambda line: "slurmstepd" not in line)),
+            "a node failed (srun: error: Node failure on n2)",
+            -15,
+            True,
+        ),
+        (CANCELLED, "somebody cancelled the step (slurmstepd-n1: error: *** STEP 9.0", -9, True),
+        (OUT_OF_MEMORY, "a node ran out of memory (slurmstepd: error: Detected 1 oom_kill", None, True),
+        (MISSING, "/nowhere/perf: No such file or directory on the compute node", 127, True),
+        (
+            MISSING.replace("No such file or directory", "Permission denied"),
+            "/nowhere/perf: Permission denied",
+            126,
+            True,
+        ),
+        (
+            "srun: error: Unable to create step for job 4: More processors requested than permitted\n",
+            "Slurm refused the step (srun: error: Unable to create step for job 4: More processors",
+            None,
+            False,
+        ),
+        (
+            "srun: error: Slurm job 7 has expired\nsrun: Check SLURM_JOB_ID environment variable.\n",
+            "the Slurm allocation is gone (srun: error: Slurm job 7 has expired)",
+            None,
+            False,
+        ),
+        (
+            "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T14:08:10 DUE TO TIME LIMIT ***\n",
+            "the time of the Slurm job is over",
+            None,
+            True,
+        ),
+        ("", "", None, True),
+        ("the program says: node failure, out of memory, job 7 has expired\n", "", None, True),
+    ],
+)
+def test_causes_are_said_in_words(text, begins, exit_code, started):
+    failure = step_failure(text)
+    assert failure.reason.startswith(begins)
+    assert bool(failure.reason) == bool(begins)
+    assert (failure.exit_code, failure.started) == (exit_code, started)
+
+
+def test_long_lines_are_cut_and_made_printable():
+    line = "srun: error: Unable to create step for job 4: \x1b[1m" + "x" * 1000
+    shown = line.replace("\x1b", "?")[:299] + "…"
+    assert step_failure(line).reason == f"Slurm refused the step ({shown})"
+    assert step_failure(line[:300]).reason == f"Slurm refused the step ({shown[:-1]}x)"

@@ -1,0 +1,105 @@
+"""A study as one batch job: the script that is submitted, and what becomes of it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit, submit_and_follow
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
+COMMAND = ("/home/ana/venv/bin/python", "-m", "ncclt", "tune", "--model", "bert", "--study", "it's mine; $x", "--json")
+
+
+def request(**changes):
+    known = {
+        "command": COMMAND,
+        "shape": JobShape(nodes=2, processes_per_node=8),
+        "gpus_per_node": 8,
+        "time_limit": "2:00:00",
+        "job_name": "ncclt-bert",
+        "folder": Path("/home/ana/my studies"),
+        "extra": ("--partition=gpu", "--account=ab#c"),
+    }
+    return BatchRequest(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("study", {}),
+        (
+            "study_plain",
+            {
+                "gpus_per_node": None,
+                "time_limit": None,
+                "extra": (),
+                "folder": Path("/home/ana"),
+                "shape": JobShape(nodes=2, hosts=("n1", "n2")),
+            },
+        ),
+    ],
+)
+def test_golden_script(name, changes):
+    """The script is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
+    path = GOLDEN / f"{name}.sbatch"
+    plan = plan_batch(request(**changes))
+    text = f"{plan.script}# submitted by: {plan.argv}\n"
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        path.write_text(text)
+
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("told", ["--exclusive=user", "--oversubscribe", "-s", "--share"])
+def test_whole_nodes_are_asked_for_unless_told_otherwise(told):
+    """Studies that share nodes measure each other."""
+    assert "#SBATCH --exclusive\n" in plan_batch(request()).script
+    assert "--exclusive" not in plan_batch(request(extra=(told,))).script
+
+
+def test_the_command_line_survives_the_shell(tmp_path):
+    """The batch shell runs the very words that were given."""
+    words = ("printf", "%s\\n", "it's mine; $x", "a b", "", "*")
+    plan = plan_batch(request(command=words))
+    done = subprocess.run(("bash", "-c", plan.script), capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.stdout == "it's mine; $x\na b\n\n*\n"
+
+
+def stand_in(folder, name, text):
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_the_id_of_the_job_is_returned(tmp_path):
+    environment = stand_in(tmp_path, "sbatch", f'cat >"{tmp_path}/script"; echo "$@" >"{tmp_path}/argv"; echo "42;lab"')
+    plan = plan_batch(request())
+    assert submit(plan, environment=environment) == "42"
+    assert (tmp_path / "script").read_text() == plan.script
+    assert (tmp_path / "argv").read_text() == "--parsable --partition=gpu --account=ab#c\n"
+    assert plan.logs("42").stdout == "/home/ana/my studies/ncclt-bert-42.out"
+
+
+def test_a_refusal_is_told_in_the_words_of_sbatch(tmp_path):
+    environment = stand_in(
+        tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: gpu' >&2; cat >/dev/null; exit 1"
+    )
+    with pytest.raises(UsageError, match="invalid partition specified: gpu"):
+        submit(plan_batch(request()), environment=environment)
+
+
+def test_no_sbatch_means_no_login_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="no sbatch here"):
+        submit(plan_batch(request()), environment={"PATH": str(tmp_path)})
+
+
+def test_without_waiting_the_job_is_named_and_left(tmp_path):
+    environment = stand_in(tmp_path, "sbatch", "cat >/dev/null; echo 42")
+    said = []
+    assert submit_and_follow(request(), wait=False, show=said.append, say=said.append, environment=environment) == 0
+    assert said == ["ncclt: submitted job 42; its output: /home/ana/my studies/ncclt-bert-42.out\n"]

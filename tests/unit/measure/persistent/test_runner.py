@@ -1,0 +1,339 @@
+"""The runner whose ranks stay, towards a rank 0 that is played here: what it believes, whom it blames, what it does."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.trial import Outcome
+from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker as worker
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import ChannelError, connect
+from ncclt.measure.persistent import runner as persistent_module
+from ncclt.measure.persistent import session as session_module
+from ncclt.nccl.compile import variables_for_setting
+from ncclt.nccl.switching import Level
+
+PATIENCE_S = 60.0
+MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
+RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+BUFFSIZE = Setting(parameters=(("BUFFSIZE", 1 << 20),))
+APPLIED = [
+    {"ncclt_plugin_report": 1, "not_in_use": ""},
+    {"collective": "all_reduce", "outcome": "applied", "algorithm": "ring", "protocol": "ll", "channels": 0},
+]
+
+
+class PlayedRanks:
+    """A launcher whose ranks are one thread that answers as `plays` says, launch after launch.
+
+    Each play is a list of answers to trials: a dictionary is merged into a good answer, None ends the ranks without a
+    word, "silent" never answers, "never" dies before the trial has begun, "gone" dies as soon as the one before it is
+    answered, and bytes are written as they are.
+    """
+
+    name = "torchrun"
+    inherited = ()
+
+    def __init__(self, *plays, version="2.30.7"):
+        self.plays, self.version = list(plays), version
+        self.plans, self.orders = [], []
+        self._ended = threading.Event()
+
+    def plan(self, argv, *, variables, timeout_s, files=()):
+        assert all(Path(file).is_file() for file in files)
+        return LaunchPlan(argv=tuple(argv), set_env=tuple(sorted(variables.items())), timeout_s=timeout_s)
+
+    def kill(self):
+        self._ended.set()
+
+    def run(self, plan):
+        self._ended.clear()
+        self.plans.append(plan)
+        answers = list(self.plays.pop(0)) if self.plays else [{}] * 100
+        if answers == ["no start"]:
+            return LaunchResult(exit_code=1, stderr="Test CUDA failure: the driver is missing")
+        words = dict(zip(plan.argv, plan.argv[1:], strict=False))
+        channel = connect(words["--controller"], Path(words["--token"]).read_bytes(), within_s=PATIENCE_S)
+        try:
+            self._serve(channel, answers)
+        except ChannelError:
+            pass
+        finally:
+            channel.close()
+        return LaunchResult(exit_code=7, killed=self._ended.is_set(), stderr="NCCLT-TRIAL 1\nit ends\n", wall_s=1.0)
+
+    def _serve(self, channel, answers):
+        while not self._ended.is_set():
+            order = channel.receive(0.05)
+            if order is None:
+                continue
+            if order["do"] == "end":
+                return
+            if order["do"] == "begin":
+                equal = {"version of NCCL": self.version} if self.version else {}
+                channel.send({"ready": 0, "environment": {"nodes": [[0, 1]], "equal": equal}, "reports": ""})
+                continue
+            self.orders.append(order)
+            answer = answers.pop(0) if answers else {}
+            if answer == "never":
+                return
+            channel.send({"begun": order["number"]})
+            if answer is None:
+                return
+            if answer == "silent":
+                self._ended.wait(PATIENCE_S)
+                return
+            if isinstance(answer, bytes):
+                channel._socket.sendall(answer)
+                self._ended.wait(PATIENCE_S)
+                return
+            report = worker.Report(None)
+            words = order["arguments"][order["arguments"].index("--messages") + 1 :]
+            report.document["measurements"] = [
+                {"message": word, "samples_us": [10.0, 12.0, 11.0], "settled": True, "wrong": answer.get("wrong", 0)}
+                for word in words
+            ]
+            good = {"done": order["number"], "lines": list(report.lines()), "said": "", "seconds": 0.1}
+            channel.send({**good, "decisions": APPLIED if order["attest"] else None, **answer})
+            if answers[:1] == ["gone"]:
+                return
+
+
+class Clock:
+    """The real one, and later by what somebody says."""
+
+    later_s = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.later_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that runner and session go by, and that can be put forward between two trials."""
+    found = Clock()
+    for module in (session_module, persistent_module):
+        monkeypatch.setattr(module, "time", found)
+    return found
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Make a runner over played ranks; ended at the end."""
+    runners = []
+
+    def make(*plays, version="2.30.7", really="2.30.7", plugin=None, start_s=PATIENCE_S):
+        launcher = PlayedRanks(*plays, version=really)
+        cluster = Cluster(
+            name="here", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="pcie", link_gbps=20.0,
+            nccl_version=version,
+        )  # fmt: skip
+
+        def variables(setting):
+            return dict(
+                variables_for_setting(setting, version=cluster.version, collectives=[MESSAGE.collective]).variables
+            )
+
+        runner = PersistentRunner(
+            benchmark=TorchCollectives(), launcher=launcher, cluster=cluster, variables=variables, plugin=plugin,
+            timeouts=Timeouts(TimeoutRule(start_s=start_s)),
+        )  # fmt: skip
+        runners.append(runner)
+        return runner, launcher
+
+    monkeypatch.setattr(session_module, "AFTERWARDS_S", 1.0)
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def outcomes(runner, *settings):
+    results = [runner.measure(setting, [MESSAGE], repeat=0) for setting in settings]
+    return [result.outcome for result in results], results[-1].detail
+
+
+def test_orders_hold_what_changes_and_what_is_measured(made):
+    runner, launcher = made()
+    assert outcomes(runner, DEFAULT, RING, BUFFSIZE, DEFAULT)[0] == [Outcome.OK] * 4
+    assert [(order["level"], order["variables"]) for order in launcher.orders] == [
+        ("call", {}),
+        ("communicator", {"NCCL_ALGO": "allreduce:ring", "NCCL_PROTO": "allreduce:LL"}),
+        ("communicator", {"NCCL_ALGO": None, "NCCL_PROTO": None, "NCCL_BUFFSIZE": "1048576"}),
+        ("communicator", {"NCCL_BUFFSIZE": None}),
+    ]
+    assert all(order["table"] is None for order in launcher.orders)
+    assert all(order["arguments"][-2:] == ["--messages", "all_reduce:float32:1024:2"] for order in launcher.orders)
+    (plan,) = launcher.plans
+    assert "NCCL_BUFFSIZE" in dict(plan.set_env)["NCCL_NO_CACHE"].split(",")
+    assert runner.switches == {Level.PROCESS: 1, Level.COMMUNICATOR: 3}
+
+
+def test_an_older_nccl_than_we_were_told_of_is_not_believed_to_read_again(made):
+    """Its ranks are started anew where the newer one would only have made communicators."""
+    runner, launcher = made(really="2.28.9")
+    assert outcomes(runner, DEFAULT, BUFFSIZE, DEFAULT)[0] == [Outcome.OK] * 3
+    assert ["NCCL_NO_CACHE" in dict(plan.set_env) for plan in launcher.plans] == [True, False, False]
+    assert [dict(plan.set_env).get("NCCL_BUFFSIZE") for plan in launcher.plans] == [None, "1048576", None]
+    assert runner.switches == {Level.PROCESS: 3}
+
+
+def test_a_newer_nccl_than_we_were_told_of_was_not_asked_to_read_again(made):
+    runner, launcher = made(version="2.28.9", really="2.30.7")
+    assert outcomes(runner, DEFAULT, BUFFSIZE)[0] == [Outcome.OK] * 2
+    assert len(launcher.plans) == 2
+
+
+def test_a_choice_is_attested_once_and_then_switched_per_call(made):
+    runner, launcher = made(plugin=Path("/opt/plugin.so"))
+    assert outcomes(runner, DEFAULT, RING, DEFAULT, RING)[0] == [Outcome.OK] * 4
+    assert [order["attest"] for order in launcher.orders] == [False, True, False, False]
+    assert [order["table"] is None for order in launcher.orders] == [True, False, False, False]
+    assert [order["level"] for order in launcher.orders] == ["call"] * 4
+    assert dict(launcher.plans[0].set_env)["NCCL_TUNER_PLUGIN"] == "/opt/plugin.so"
+
+
+@pytest.mark.parametrize("plugin", [None, Path("/opt/plugin.so")])
+def test_every_result_says_whether_the_plugin_forced_it(made, plugin):
+    runner, _ = made(plugin=plugin)
+    settings = (DEFAULT, RING, Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128))
+    found = [runner.measure(setting, [MESSAGE], repeat=0) for setting in settings]
+    assert {result.by_plugin for result in found} == {plugin is not None}
+
+
+@pytest.mark.parametrize("decisions", [[], [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}], [5], None])
+def test_what_the_plugin_does_not_attest_was_not_measured(made, decisions):
+    """No report at all is what a plugin that NCCL could not load leaves; None is what ranks without it say."""
+    runner, _ = made([{}, {"decisions": decisions}, {}], plugin=Path("/opt/plugin.so"))
+    (_, outcome, last), _ = outcomes(runner, DEFAULT, RING, DEFAULT)
+    assert outcome is Outcome.INVALID
+    assert last is Outcome.OK
+    assert runner.switches[Level.PROCESS] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "words"),
+    [
+        (None, Outcome.CRASHED, "it ends"),
+        (b'{"done": 2}\n', Outcome.CRASHED, "what rank 0 said cannot be understood"),
+        (b"\xff\xfe\n", Outcome.CRASHED, "what rank 0 said cannot be understood"),
+        ({"done": 1}, Outcome.CRASHED, "something else than was asked"),
+        ({"wrong": 3}, Outcome.WRONG_RESULT, "3 elements came out wrong"),
+    ],
+)
+def test_ranks_that_fail_are_replaced(made, answer, outcome, words):
+    runner, launcher = made([{}, answer])
+    assert outcomes(runner, DEFAULT)[0] == [Outcome.OK]
+    found, detail = outcomes(runner, RING)
+    assert (found, words in detail) == ([outcome], True), detail
+    assert outcomes(runner, RING, DEFAULT)[0] == [Outcome.OK] * 2
+    assert len(launcher.plans) == 2
+
+
+def test_a_failure_that_all_ranks_know_of_leaves_them_alive(made):
+    said = "ncclt: rank 0 on here failed after 0.100000 s: no memory"
+    runner, launcher = made([{"said": said, "lines": []}])
+    found, detail = outcomes(runner, RING)
+    assert found == [Outcome.CRASHED]
+    assert "no memory" in detail
+    assert outcomes(runner, DEFAULT)[0] == [Outcome.OK]
+    assert len(launcher.plans) == 1
+
+
+def test_a_hang_costs_its_limit_and_no_more(made):
+    runner, launcher = made(["silent"], start_s=1.0)
+    found, detail = outcomes(runner, RING)
+    assert found == [Outcome.TIMEOUT]
+    assert detail.startswith("not done within 1 s")
+    assert len(launcher.plans) == 1
+
+
+def test_ranks_that_die_before_a_trial_begins_are_not_its_fault(made):
+    runner, launcher = made([{}, "never"], [{}])
+    assert outcomes(runner, DEFAULT, RING)[0] == [Outcome.OK] * 2
+    assert len(launcher.plans) == 2
+
+
+def test_ranks_that_never_begin_are_given_up(made):
+    runner, launcher = made(["never"], ["never"])
+    assert outcomes(runner, RING)[0] == [Outcome.CRASHED]
+    assert len(launcher.plans) == 2
+
+
+def test_ranks_that_cannot_start_say_why(made):
+    runner, _ = made(["no start"], ["no start"])
+    found, detail = outcomes(runner, RING)
+    assert found == [Outcome.CRASHED]
+    assert "the driver is missing" in detail
+    assert runner.measure(RING, [MESSAGE], repeat=0).detail == detail
+
+
+def test_ll128_needs_the_plugin(made):
+    runner, launcher = made()
+    found, detail = outcomes(runner, Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128))
+    assert found == [Outcome.INVALID]
+    assert "LL128" in detail
+    assert launcher.plans == []
+
+
+def test_somebody_else_who_ends_the_launcher_stops_everything(made):
+    runner, launcher = made([{}, "silent"])
+    assert outcomes(runner, DEFAULT)[0] == [Outcome.OK]
+    threading.Timer(0.3, launcher.kill).start()
+    with pytest.raises(KeyboardInterrupt):
+        runner.measure(RING, [MESSAGE], repeat=0)
+
+
+def test_an_older_nccl_that_shows_when_ranks_start_gets_ranks_that_have_the_setting(made):
+    """The first trial of a resumed study may be any setting: where new ranks are due it must not be the default."""
+    runner, launcher = made(really="2.28.9")
+    assert outcomes(runner, BUFFSIZE)[0] == [Outcome.OK]
+    assert [dict(plan.set_env).get("NCCL_BUFFSIZE") for plan in launcher.plans] == [None, "1048576"]
+    assert [(order["level"], order["variables"]) for order in launcher.orders] == [("call", {})]
+
+
+def test_what_the_default_took_counts_its_start_once(made, clock):
+    """A fresh launch waits by what is learnt here; counted twice, a hang would cost every GPU twice as long."""
+    runner, _ = made()
+    runner._timeouts = Timeouts(TimeoutRule(floor_s=0.0, factor=1.0))
+    first = runner.measure(DEFAULT, [MESSAGE], repeat=0)
+    assert runner._timeouts.limit_s([MESSAGE]) == pytest.approx(first.wall_s)
+    runner._timeouts = Timeouts(TimeoutRule(floor_s=0.0, factor=1.0))
+    clock.later_s += 1000.0
+    second = runner.measure(DEFAULT, [MESSAGE], repeat=1)
+    waited_s = second.wall_s - (runner._timeouts.limit_s([MESSAGE]) - runner._start_s)
+    assert 1000.0 <= waited_s < 1000.0 + PATIENCE_S
+
+
+def test_every_second_of_held_ranks_is_paid_for_once(made, clock):
+    runner, launcher = made()
+    began_s = clock.monotonic()
+    results = []
+    for setting in (DEFAULT, RING, Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128), BUFFSIZE):
+        results.append(runner.measure(setting, [MESSAGE], repeat=0))
+        clock.later_s += 100.0  # the search thinks, or waits for the store or for another worker
+    held_s = clock.monotonic() - 100.0 - began_s
+
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK, Outcome.INVALID, Outcome.OK]
+    assert len(launcher.plans) == 1, "the same ranks"
+    assert [result.wall_s // 100.0 for result in results] == [0, 1, 0, 2]
+    assert sum(result.wall_s for result in results) == pytest.approx(held_s, abs=1.0)
+
+
+def test_ranks_that_are_gone_are_not_paid_for(made, clock):
+    runner, launcher = made([{}, "gone"], [{}])
+    runner.measure(DEFAULT, [MESSAGE], repeat=0)
+    runner._session._thread.join(PATIENCE_S)
+    clock.later_s += 100.0
+    assert runner.measure(RING, [MESSAGE], repeat=0).wall_s < 100.0
+    runner.close()
+    clock.later_s += 100.0
+    assert runner.measure(RING, [MESSAGE], repeat=1).wall_s < 100.0
+    assert len(launcher.plans) == 3

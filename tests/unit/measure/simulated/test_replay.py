@@ -1,0 +1,72 @@
+"""Replaying a landscape."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.trial import Outcome
+from ncclt.measure.simulated import Landscape, ReplayRunner
+
+AR = Collective.ALL_REDUCE
+RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
+LANDSCAPE = Landscape(
+    cluster=Cluster(
+        name="box", gpus_per_node=4, gpu="L40S", compute_capability=89, link_class="pcie", link_gbps=32.0,
+        nccl_version="2.29.2",
+    ),
+    curves={
+        (AR, DEFAULT): ((1024, (10.0, 11.0)), (65536, (50.0, 52.0))),
+        (AR, RING): ((1024, (20.0,)), (16384, (30.0,))),
+    },
+)  # fmt: skip
+
+
+def message(size: int, **changes) -> Message:
+    return Message(collective=AR, dtype="float32", size_bytes=size, **changes)
+
+
+def test_recorded_times_come_back_and_interpolated_ones_are_marked():
+    result = ReplayRunner(LANDSCAPE, seed=1).measure(DEFAULT, [message(1024), message(8192)], repeat=0)
+    exact, between = result.measurements
+    assert result.outcome is Outcome.OK
+    assert exact.samples_us == (10.0, 11.0)
+    assert not exact.interpolated
+    assert between.interpolated
+    assert 10.0 < between.time_us < 52.0
+    assert exact.wrong is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted", "words"),
+    [
+        (Setting(channels=3), message(1024), "c=3 was not recorded for all_reduce"),
+        (RING, message(65536), "ring/simple was not recorded at 65536 bytes"),
+        (DEFAULT, message(1 << 20), "was not recorded on box"),
+        (DEFAULT, message(1024, group_size=2), "in a group of 2 was not recorded"),
+        (DEFAULT, replace(message(1024), collective=Collective.BROADCAST), "broadcast"),
+    ],
+)
+def test_what_was_not_recorded_is_invalid_and_says_so(setting, wanted, words):
+    result = ReplayRunner(LANDSCAPE, seed=1).measure(setting, [message(1024), wanted], repeat=0)
+    assert result.outcome is Outcome.INVALID
+    assert words in result.detail
+
+
+def test_noise_is_added_only_when_asked_for_and_is_seeded():
+    def samples(seed: int, repeat: int) -> tuple[float, ...]:
+        runner = ReplayRunner(LANDSCAPE, seed=seed, sigma=0.02)
+        return runner.measure(DEFAULT, [message(1024)], repeat=repeat).measurements[0].samples_us
+
+    assert samples(1, 0) == samples(1, 0)
+    assert samples(1, 0) != samples(1, 1)
+    assert samples(1, 0) != samples(2, 0)
+    assert samples(1, 0) == pytest.approx((10.0, 11.0), rel=0.15)
+
+
+def test_it_is_not_called_simulated():
+    runner = ReplayRunner(LANDSCAPE, seed=1)
+    assert (runner.name, runner.simulated, runner.cluster.name) == ("replay", False, "box")

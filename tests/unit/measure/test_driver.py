@@ -1,0 +1,125 @@
+"""Which driver the nodes have: what Linux shows, asked where things run."""
+
+import os
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ncclt.cli.check import _with_drivers
+from ncclt.cli.ground import GroundOptions
+from ncclt.core.cluster import Cluster, cluster_from_document, fingerprint_from_document
+from ncclt.measure.driver import Drivers, drivers_of_nodes
+from ncclt.measure.target import Place
+from ncclt.measure.testbed import LauncherChoice
+from ncclt.nccl.driver_version import drivers_in
+from ncclt.prove.recheck import CheckRequest
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+
+# As in the documentation of the driver and in public reports of bugs: the proprietary and the open module.
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+    "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)\n"
+)
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U22-I3-B03-03-5)  "
+    "Thu Jan 23 22:46:19 UTC 2025\nGCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+)
+CLUSTER = Cluster(
+    name="pair", nodes=1, gpus_per_node=2, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    nccl_version="2.27.3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (CLOSED, ("535.104.05",)),
+        (OPEN, ("570.86.15",)),
+        (f"0: {OPEN}1: {OPEN}", ("570.86.15",)),
+        (OPEN + CLOSED, ("535.104.05", "570.86.15")),
+        ("", ()),
+        ("GCC version:  gcc version 12.3.0\n", ()),
+        ("NVRM version: something else\n12.3.0\n", ()),
+    ],
+)
+def test_both_kernel_modules_are_read(text, found):
+    assert drivers_in(text) == found
+
+
+def test_what_runs_on_this_machine_is_read_here(tmp_path):
+    place = Place(launcher="torchrun", reason="test")
+    assert "cannot be read" in drivers_of_nodes(CLUSTER, place, environ={}, root=tmp_path).why_unknown
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text(OPEN)
+    assert drivers_of_nodes(CLUSTER, place, environ={}, root=tmp_path) == Drivers(versions=("570.86.15",))
+
+
+def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
+    place = Place(launcher="mpirun", reason="test", extra=("--allow-run-as-root", "--oversubscribe"))
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+
+    assert "no node showed" in drivers_of_nodes(CLUSTER, place, environ=environ).why_unknown
+    (tmp_path / "version").write_text(OPEN)
+    assert drivers_of_nodes(CLUSTER, place, environ=environ).text == "570.86.15"
+
+
+def test_pods_are_not_started_for_it():
+    place = Place(launcher="kubernetes", reason="test", container="image")
+    assert "not asked" in drivers_of_nodes(CLUSTER, place, environ={}).why_unknown
+
+
+def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():
+    old, new = CLUSTER, cluster_from_document({**CLUSTER.to_document(), "driver": "570.86.15"})
+
+    assert "driver" not in old.to_document()
+    assert cluster_from_document(old.to_document()) == old
+    assert fingerprint_from_document(new.fingerprint().to_document()) == new.fingerprint()
+    assert "driver" not in old.fingerprint().to_document()
+    # Revisions go on across updates; only two known drivers can differ.
+    assert new.fingerprint().digest() == old.fingerprint().digest()
+    assert new.fingerprint().mismatches(old.fingerprint()) == ()
+    other = cluster_from_document({**CLUSTER.to_document(), "driver": "580.65.06"})
+    assert new.fingerprint().mismatches(other.fingerprint()) == ("driver: measured on 570.86.15, asked for 580.65.06",)
+
+
+@pytest.fixture
+def request_(tmp_path):
+    """A stored recommendation as `ncclt check` would look at it, and its store."""
+    with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        study = sample_study()
+        store.add_cluster(sample_cluster())
+        store.add_workload(sample_workload())
+        store.open_study(study)
+        published = store.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
+        yield store, CheckRequest(recommendation=published, study=study, trials=())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend", "driver", "said"),
+    [
+        ("torchrun", "nccl", "570.86.15", "under which one it was measured is not known"),
+        ("simulate", "nccl", "", ""),
+        ("torchrun", "gloo", "", ""),
+    ],
+)
+def test_check_asks_only_where_nccl_is_launched(
+    request_, tmp_path, monkeypatch, capsys, launcher, backend, driver, said
+):
+    store, request = request_
+    (tmp_path / "version").write_text(OPEN)
+    monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
+    ground = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
+    options = GroundOptions(launcher=launcher, backend=backend, python=sys.executable)
+
+    found = _with_drivers(
+        request, store, options, LauncherChoice(name=launcher, reason="test"), ground, new_driver=False
+    )
+
+    assert (found.driver, found.driver_before) == (driver, "")
+    assert said in capsys.readouterr().err

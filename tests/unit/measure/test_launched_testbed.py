@@ -1,0 +1,192 @@
+"""Real places to measure: what fits together, and what is refused before anything starts."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.errors import UsageError
+from ncclt.measure import LaunchedRunner, PersistentRunner
+from ncclt.measure.launched_testbed import cluster_here, launched_ground, on_cpus
+from ncclt.measure.target import Place
+
+CLUSTER = Cluster(
+    name="pair", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    fabric="infiniband", nics_per_node=1, nic_gbps=25.0, nccl_version="2.27.3",
+)  # fmt: skip
+ONE = CLUSTER.sized(nodes=1)
+ALL_REDUCE = frozenset({Collective.ALL_REDUCE})
+NO_PLUGIN = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": "/nowhere/libnccl-tuner-ncclt.so"}
+GLOO = {"benchmark": "torch_collectives", "backend": "gloo"}
+
+
+def ground(cluster=CLUSTER, *, environ=None, **place):
+    """A ground that finds no plugin unless its environment names one."""
+    given = Place(**({"launcher": "ssh", "reason": "test", "hosts": ("a", "b")} | place))
+    return launched_ground(cluster, ALL_REDUCE, given, environ=environ or NO_PLUGIN, ask=False)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "place", "said"),
+    [
+        (CLUSTER, {"launcher": "torchrun", "hosts": ()}, "this machine alone, not 2 nodes"),
+        (CLUSTER, {"launcher": "local", "hosts": ()}, "this machine alone, not 2 nodes"),
+        (CLUSTER, {"benchmark": "nccl_tests"}, "nccl-tests across them needs MPI"),
+        (ONE, {"launcher": "local", "hosts": (), "benchmark": "torch_collectives"}, "one for each GPU"),
+        (ONE, {"launcher": "local", "hosts": (), "beside": "gemm"}, "--beside goes with"),
+        (ONE, {"launcher": "torchrun", "hosts": ("a",)}, "--hosts does not go with"),
+        (CLUSTER, {"container": "image:1"}, "--container does not go with"),
+        (CLUSTER, {"namespace": "lab"}, "--namespace does not go with"),
+        (CLUSTER, {"kubernetes": ("node.pool=h100",)}, "--kubernetes does not go with"),
+        (CLUSTER, {"launcher": "mpirun", "persistent": True}, "--persistent does not go with --benchmark nccl_tests"),
+        (CLUSTER, {"launcher": "kubernetes", "hosts": (), "persistent": True}, "--persistent does not go with"),
+        (CLUSTER, {"max_commands": 3}, "--max-commands means nothing to --benchmark torch_collectives"),
+        (CLUSTER, {"nccl_tests": Path("/opt")}, "--nccl-tests means nothing to --benchmark torch_collectives"),
+        (CLUSTER, {"through": "magic"}, "cannot be forced through 'magic'"),
+        (CLUSTER, {"through": "plugin", **GLOO}, "--through plugin needs"),
+        (CLUSTER, {"through": "plugin", "launcher": "mpirun"}, "--through plugin needs"),
+        (CLUSTER, {"through": "plugin"}, "the tuner plugin is not here"),
+        (CLUSTER, {"parallel": 2}, "need 4 nodes, 2 are named"),
+        (CLUSTER, {"hosts": ("a",)}, "need 2 nodes, 1 are named"),
+        (CLUSTER, {"launcher": "slurm", "hosts": (), "parallel": 2}, "need 4 nodes, none are named"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_reason(cluster, place, said):
+    with pytest.raises(UsageError, match=said):
+        ground(cluster, **place)
+
+
+def test_trials_at_once_run_on_disjoint_nodes():
+    found = ground(ONE, hosts=("a", "b", "c"), parallel=3)
+
+    runners = [found.runner, *found.others]
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
+    hosts = [[host for host in "abc" if f"'{host}'" in str(runner.plans(DEFAULT, [message]))] for runner in runners]
+    assert len(runners) == 3
+    assert len({str(runner.plans(DEFAULT, [message])) for runner in runners}) == 3, hosts
+    assert any("3 trials at once" in note for note in found.notes)
+
+
+LL128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128)
+
+
+def test_persistent_ranks_search_and_fresh_ones_of_the_same_kind_confirm(tmp_path):
+    """What the plugin alone can say, fresh ranks must hear from it as well."""
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.touch()
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "NCCLT_PLUGIN": str(plugin)}
+
+    found = ground(persistent=True, environ=environ)
+
+    (searching,) = found.searching
+    assert isinstance(searching, PersistentRunner)
+    assert isinstance(found.runner, PersistentRunner)
+    assert found.expressible(LL128)
+    assert any(str(plugin) in note for note in found.notes)
+
+
+def test_without_the_plugin_variables_force_settings(tmp_path):
+    """LL128 cannot be forced by them."""
+    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(tmp_path / "gone")}
+    for persistent in (False, True):
+        found = ground(persistent=persistent, environ=environ)
+        assert isinstance(found.runner, LaunchedRunner)
+        assert len(found.persistent) == persistent
+        assert not found.expressible(LL128)
+        assert any("ncclt plugin build" in note for note in found.notes) is persistent
+
+
+def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_ranks_that_stay(tmp_path):
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.touch()
+    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)}
+    launched = ground(ONE, hosts=("a", "b"), parallel=2, through="plugin", environ=environ)
+    assert launched.expressible(LL128)
+    assert not launched.persistent
+    assert {type(runner) for runner in launched.searching} == {PersistentRunner}
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
+    told = [str(runner.plans(DEFAULT, [message])) for runner in (launched.runner, launched.by_variables)]
+    assert [str(plugin) in plan for plan in told] == [True, False], "variables are proven by variables"
+    by_variables = ground(persistent=True, through="variables", environ=environ)
+    assert by_variables.by_variables is None
+    assert not by_variables.expressible(LL128)
+    assert isinstance(by_variables.runner, LaunchedRunner)
+
+
+def test_gloo_needs_no_plugin(tmp_path):
+    """No NCCL loads it there."""
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.touch()
+    found = ground(**GLOO, persistent=True, environ={"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)})
+    assert isinstance(found.runner, LaunchedRunner)
+    assert isinstance(found.searching[0], PersistentRunner)
+
+
+def test_runners_of_one_study_share_what_the_default_took():
+    """What one of them learns the other one knows, and torch_collectives stops sampling by it."""
+    found = ground(ONE, hosts=("a", "b"), parallel=2)
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
+    (other,) = found.others
+    (before,) = other.plans(DEFAULT, [message])
+
+    found.runner.calibrate(20.0, {message: 10.0})
+
+    (after,) = other.plans(DEFAULT, [message])
+    # The script that goes over ssh holds the command, and the worker itself.
+    told = re.compile(r"--enough-us\W+15\W+--messages")
+    assert not told.search(str(before))
+    assert told.search(str(after))
+    assert before.timeout_s > after.timeout_s == 100.0
+
+
+def test_inherited_variables_are_named_and_removed_unless_they_are_wanted():
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
+    environ = {"PATH": "/usr/bin:/bin", "NCCL_ALGO": "Tree"}
+    place = {"launcher": "torchrun", "hosts": ()}
+
+    removed, kept = (ground(ONE, environ=environ, keep_env=keep, **place) for keep in (False, True))
+
+    assert any("removed from every trial, the default's too: NCCL_ALGO" in note for note in removed.notes)
+    assert removed.runner.plans(DEFAULT, [message])[0].unset_env == ("NCCL_ALGO",)
+    assert any("kept in every trial" in note for note in kept.notes)
+    assert kept.runner.plans(DEFAULT, [message])[0].unset_env == ()
+
+
+def test_what_gloo_measures_never_stands_for_the_gpus_of_the_cluster():
+    found = ground(**GLOO)
+
+    assert found.runner.cluster == on_cpus(CLUSTER) == on_cpus(on_cpus(CLUSTER))
+    assert found.runner.cluster.fingerprint() != CLUSTER.fingerprint()
+    assert found.runner.cluster.name != CLUSTER.name
+    assert "NCCL takes no part" in found.inert
+    assert ground().inert == ""
+    assert ground(replace(CLUSTER), backend="nccl").runner.cluster == CLUSTER
+
+
+def test_without_a_cluster_only_cpus_can_be_measured():
+    here = cluster_here(nodes=1, gpus_per_node=3, nccl_version=None, backend="gloo")
+    assert (here.nodes, here.gpus_per_node, here.gpu) == (1, 3, "none (CPU, gloo)")
+    with pytest.raises(UsageError, match="--cluster is needed"):
+        cluster_here(nodes=1, gpus_per_node=2, nccl_version=None, backend="nccl")
+    with pytest.raises(UsageError, match="several nodes need a --cluster"):
+        cluster_here(nodes=2, gpus_per_node=2, nccl_version=None, backend="gloo")
+
+
+def test_a_tuner_plugin_that_every_trial_keeps_is_not_displaced(tmp_path):
+    """NCCL loads one; without theirs the default would not be the one of a training."""
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.touch()
+    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin), "NCCL_TUNER_PLUGIN": "libnccl-tuner-site.so"}
+    kept = ground(persistent=True, keep_env=True, environ=environ)
+    assert kept.by_variables is None
+    assert isinstance(kept.runner, LaunchedRunner)
+    with pytest.raises(UsageError, match=r"keeps NCCL_TUNER_PLUGIN=libnccl-tuner-site\.so"):
+        ground(through="plugin", keep_env=True, environ=environ)
+    assert ground(through="plugin", environ=environ).by_variables is not None
+    ours = {**environ, "NCCL_TUNER_PLUGIN": str(plugin)}
+    assert ground(through="plugin", keep_env=True, environ=ours).by_variables is not None

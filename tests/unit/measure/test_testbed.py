@@ -1,0 +1,202 @@
+"""Where trials run, and why there."""
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli.tune import tune
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Arm, Phase
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import LandscapeError, UsageError
+from ncclt.measure.testbed import SEARCHED_UNASKED, Ground, choose_launcher, process_wide_ladders
+from ncclt.measure.trial import launch
+from ncclt.testing.fakes import FakeJournal, FakeRunner
+
+CLUSTER = Cluster(
+    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    nccl_version="2.27.3",
+)  # fmt: skip
+
+
+def choose(requested=None, *, landscape=False, environ=None, gpus=False):
+    return choose_launcher(requested, landscape=landscape, environ=environ or {}, gpus_visible=lambda: gpus)
+
+
+def workload(*collectives, world_size=0):
+    messages = [Message(collective=c, dtype="float32", size_bytes=4096, group_size=world_size) for c in collectives]
+    rows = tuple(MessageCalls(message=message, calls_per_step=1) for message in messages)
+    return Workload(name="w", messages=rows, provenance=Provenance(source="test", world_size=world_size))
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "reason"),
+    [
+        ({}, "simulate", "no Slurm allocation and no GPU here"),
+        ({"gpus": True}, "local", "GPUs are visible here"),
+        ({"landscape": True, "gpus": True}, "replay", "a landscape was given"),
+        ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as asked"),
+    ],
+)
+def test_the_place_is_chosen_and_the_reason_said(given, name, reason):
+    choice = choose(**given)
+
+    assert (choice.name, choice.reason) == (name, reason)
+
+
+def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
+    choice = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
+
+    assert (choice.name, choice.reason) == ("slurm", "this is Slurm allocation 7")
+
+
+def test_an_unknown_launcher_is_refused_with_those_that_are_known():
+    with pytest.raises(UsageError, match="no launcher 'slum'") as refused:
+        choose("slum")
+    assert "slurm" in refused.value.hint
+
+
+def test_a_landscape_goes_with_replay_alone():
+    with pytest.raises(UsageError, match="replayed"):
+        choose("local", landscape=True)
+
+
+def test_messages_outside_the_ground_are_left_out_and_named():
+    ground = Ground(
+        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", notes=("first",),
+        covers=lambda m: m.collective is Collective.ALL_REDUCE,
+    )  # fmt: skip
+
+    kept, notes = ground.cut(workload(Collective.ALL_REDUCE, Collective.BROADCAST, world_size=2))
+
+    assert kept.collectives == {Collective.ALL_REDUCE}
+    assert {c.message.group_size for c in kept.messages} == {4}
+    assert notes[0] == "first"
+    assert "recorded with 2 ranks, tuned for 4" in notes[1]
+    assert "1 of 2 messages (broadcast; 50 % of the bytes)" in notes[2]
+
+
+def test_a_ground_that_covers_nothing_refuses_the_workload():
+    ground = Ground(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
+
+    with pytest.raises(LandscapeError, match="none of the messages"):
+        ground.cut(workload(Collective.ALL_REDUCE))
+
+
+def test_ladders_hold_every_value_but_the_default():
+    ladders = process_wide_ladders(("BUFFSIZE",), CLUSTER)
+
+    assert 4 << 20 not in ladders["BUFFSIZE"]
+    assert 8 << 20 in ladders["BUFFSIZE"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reason", "hint"),
+    [
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
+        ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
+        ("IB_TC", "2.22.3", "never sets it (the site's quality of service)", "IB_SPLIT_DATA_ON_QPS; `none`"),
+        ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),
+        ("IB_SPLIT_DATA_ON_QPS", "2.13.4", "it came with NCCL 2.18", "IB_QPS_PER_CONNECTION; `none`"),
+    ],
+)
+def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(name, version, reason, hint):
+    with pytest.raises(UsageError) as refused:
+        process_wide_ladders(("BUFFSIZE", name), replace(CLUSTER, nccl_version=version))
+    assert f"{name} is not searched with NCCL {version}: " in refused.value.message
+    assert reason in refused.value.message
+    assert hint in refused.value.hint
+    assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
+
+
+def test_what_is_searched_unasked_is_what_the_command_says():
+    default = inspect.signature(tune).parameters["process_wide"].default
+    assert tuple(default.split(",")) == SEARCHED_UNASKED
+    assert set(SEARCHED_UNASKED) <= set(process_wide_ladders(SEARCHED_UNASKED, CLUSTER))
+
+
+def test_what_cannot_be_forced_here_is_not_in_the_space():
+    ground = Ground(
+        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: True,
+        expressible=lambda s: s.protocol != "ll128",
+    )  # fmt: skip
+    whole = replace(ground, expressible=lambda _: True)
+
+    settings = ground.space(workload(Collective.ALL_REDUCE), ()).distinct
+
+    assert DEFAULT in settings
+    assert len(settings) < len(whole.space(workload(Collective.ALL_REDUCE), ()).distinct)
+    assert not any(s.protocol == "ll128" for s in settings)
+
+
+class Warm(FakeRunner):
+    """Its ranks stay."""
+
+    def measure(self, setting, messages, *, repeat):
+        return replace(super().measure(setting, messages, repeat=repeat), warm=True)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
+    """A warm default beside fresh settings would make them look bad, and the other way round."""
+    runner, warm = FakeRunner(CLUSTER, lambda *_: 10.0), Warm(CLUSTER, lambda *_: 5.0)
+    ground = Ground(
+        runner=runner, persistent=(warm,) if stays else (), reason="test", covers=lambda _: True
+    )  # fmt: skip
+    placed = workload(Collective.ALL_REDUCE, world_size=4)
+
+    def searched(by):
+        return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
+
+    ground.require_alike(
+        [searched(*ground.searching), launch(runner, placed, FakeJournal(), DEFAULT, phase=Phase.CONFIRM)]
+    )
+    with pytest.raises(UsageError, match="cannot be compared") as caught:
+        ground.require_alike([searched(runner if stays else warm)])
+    assert ("without" in caught.value.hint) is stays
+
+
+class Forced(FakeRunner):
+    """The plugin forces its settings, or nobody noted what did."""
+
+    by_plugin: bool | None = True
+
+    def measure(self, setting, messages, *, repeat):
+        return replace(super().measure(setting, messages, repeat=repeat), by_plugin=self.by_plugin)
+
+
+@pytest.mark.parametrize("by_plugin", [True, False])
+def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin):
+    """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
+    variables, plugin, unknown = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced, Forced))
+    unknown.by_plugin = None
+    ground = Ground(
+        runner=plugin if by_plugin else variables, by_variables=variables if by_plugin else None,
+        reason="test", covers=lambda _: True,
+    )  # fmt: skip
+    placed = workload(Collective.ALL_REDUCE, world_size=4)
+
+    def searched(by):
+        return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
+
+    ground.require_alike([searched(ground.runner), searched(unknown)])
+    with pytest.raises(UsageError, match="cannot be compared with what would be now") as caught:
+        ground.require_alike([searched(ground.runner), searched(variables if by_plugin else plugin)])
+    assert f"forced by {'variables' if by_plugin else 'the plugin'}" in caught.value.message
+    assert f"go on with --through {'variables' if by_plugin else 'plugin'}, or name" in caught.value.hint
+
+
+def test_the_arm_of_variables_is_measured_by_variables():
+    plain, by_variables = FakeRunner(CLUSTER, lambda *_: 1.0), FakeRunner(CLUSTER, lambda *_: 1.0)
+    ground = Ground(runner=plain, reason="test", covers=lambda _: True)
+    assert {ground.delivering(arm) for arm in Arm} == {plain}
+    forced = replace(ground, by_variables=by_variables)
+    assert [forced.delivering(arm) for arm in (Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES)] == [plain, plain, by_variables]
+    assert (ground.way, forced.way) == ("", "+plugin")

@@ -1,0 +1,167 @@
+"""NCCL's cost model: known choices of real machines, and its shape everywhere."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective
+from ncclt.errors import UsageError
+from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.model import cell_channels, nccl_choice, predicted_us
+
+AR = Collective.ALL_REDUCE
+TUNABLE = [c for c in Collective if c.is_tunable]
+
+DGX_A100 = Cluster(
+    name="a", nodes=2, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
+)  # fmt: skip
+DGX_H100 = Cluster(
+    name="h", nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True, nccl_version="2.28.9",
+)  # fmt: skip
+L40S = Cluster(
+    name="l", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0, cpu="amd",
+    nccl_version="2.29.2",
+)  # fmt: skip
+TCP = Cluster(
+    name="t", nodes=4, gpus_per_node=1, gpu="T4", compute_capability=75, link_class="pcie", link_gbps=16.0,
+    fabric="ethernet", nics_per_node=1, nic_gbps=1.25, nccl_version="2.19.3",
+)  # fmt: skip
+CLUSTERS = [DGX_A100, DGX_H100, DGX_A100.sized(nodes=1), DGX_H100.sized(nodes=1), L40S, TCP]
+
+
+def test_the_graph_of_a_dgx_a100_has_12_channels_of_20_gbps_doubled_to_24():
+    graph = graph_of(DGX_A100.sized(nodes=1))
+    assert (graph.graph_channels, graph.ring_gbps, graph.channels) == (12, 20.0, 24)
+
+
+def test_the_graph_of_two_dgx_h100_is_bound_by_its_ports_and_runs_16_channels():
+    graph = graph_of(DGX_H100)
+    assert graph.channels == 16
+    assert graph.ring_gbps * graph.graph_channels <= 8 * 50.0
+
+
+def test_a_tree_over_two_nodes_may_use_twice_the_bandwidth_of_a_ring_and_over_four_not():
+    slow = Cluster(
+        name="s", nodes=4, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
+        fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
+    )  # fmt: skip
+    two, four = graph_of(slow.sized(nodes=2)), graph_of(slow)
+    assert two.tree_gbps == 2 * two.ring_gbps
+    assert four.tree_gbps == four.ring_gbps
+
+
+@pytest.mark.parametrize(("gpus", "algorithm"), [(2, "ring"), (4, "ring"), (6, "nvls"), (8, "nvls")])
+def test_nvls_is_chosen_for_large_messages_on_6_and_8_gpus_of_an_h100_node_as_recorded(gpus, algorithm):
+    """waynehacking8/nccl-collectives-bench: the default equals the forced ring on 2 and 4, the forced NVLS on 6."""
+    node = DGX_H100.sized(nodes=1, gpus_per_node=gpus)
+    choice = nccl_choice(AR, 1 << 28, node)
+    assert choice is not None
+    assert choice.algorithm == algorithm
+
+
+@pytest.mark.parametrize(("size", "protocol"), [(8, "ll"), (65536, "ll"), (524288, "simple"), (1 << 27, "simple")])
+def test_two_l40s_move_from_ll_to_simple_where_they_were_recorded_to(size, protocol):
+    """CS244C data: NCCL_PROTO unset follows LL up to 128 KiB and Simple from 256 KiB; LL128 is off over PCIe."""
+    choice = nccl_choice(AR, size, L40S)
+    assert choice is not None
+    assert (choice.algorithm, choice.protocol) == ("ring", protocol)
+
+
+def test_latencies_by_hand():
+    """Ring LL on 8 GPUs: 6.6 + 14 x 0.6; tree LL on 2 x 8: 6.8 + 2 (7 x 0.6 + 5) µs."""
+    ring = predicted_us(AR, Algorithm.RING, Protocol.LL, 8, DGX_A100.sized(nodes=1))
+    tree = predicted_us(AR, Algorithm.TREE, Protocol.LL, 8, DGX_A100)
+    assert ring == pytest.approx(6.6 + 14 * 0.6, abs=0.01)
+    assert tree == pytest.approx(6.8 + 2 * (7 * 0.6 + 5.0), abs=0.01)
+
+
+def test_what_nccl_does_not_offer_has_no_prediction():
+    assert predicted_us(AR, Algorithm.NVLS, Protocol.SIMPLE, 1024, DGX_A100) is None
+    assert predicted_us(Collective.BROADCAST, Algorithm.TREE, Protocol.LL, 1024, DGX_A100) is None
+    assert predicted_us(AR, Algorithm.RING, Protocol.LL128, 1024, L40S) is None
+    assert nccl_choice(Collective.ALL_TO_ALL, 1024, DGX_A100) is None
+    assert nccl_choice(AR, 1024, DGX_A100, algorithm=Algorithm.NVLS) is None
+
+
+def test_a_forced_ll128_is_taken_even_where_it_is_not_automatic():
+    choice = nccl_choice(AR, 1024, L40S, protocol=Protocol.LL128)
+    assert choice is not None
+    assert choice.protocol is Protocol.LL128
+
+
+def test_small_messages_take_fewer_channels_and_threads():
+    sizes = [1 << e for e in range(8, 28)]
+    choices = [
+        nccl_choice(AR, s, DGX_A100.sized(nodes=1), algorithm=Algorithm.RING, protocol=Protocol.LL) for s in sizes
+    ]
+    channels = [c.channels for c in choices if c]
+    assert channels == sorted(channels)
+    assert (channels[0], channels[-1]) == (1, 24)
+    assert choices[0] is not None
+    assert choices[0].threads < 512
+
+
+def test_each_channel_gets_32_kib_of_traffic():
+    """all_reduce counts 2 bytes per byte, LL four times that."""
+    assert cell_channels(AR, Protocol.SIMPLE, 16384, 8, 64) == 1
+    assert cell_channels(AR, Protocol.SIMPLE, 65536, 8, 64) == 4
+    assert cell_channels(AR, Protocol.LL, 65536, 8, 64) == 16
+    assert cell_channels(Collective.BROADCAST, Protocol.SIMPLE, 65536, 8, 64) == 2
+
+
+def test_forced_threads_are_clamped_as_nccl_does():
+    def threads(value: int) -> int:
+        choice = nccl_choice(
+            AR, 1 << 26, DGX_A100.sized(nodes=1), algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, max_threads=value
+        )
+        assert choice is not None
+        return choice.threads - 32  # one warp more for the fence of Simple
+
+    assert [threads(v) for v in (256, 100, 4096, 32)] == [256, 512, 512, 64]
+
+
+@pytest.mark.parametrize(
+    ("size", "spans", "shape"),
+    [
+        (0, False, (2, 8)),
+        (16, False, (2, 8)),
+        (8, False, (1, 8)),
+        (2, True, (2, 1)),
+        (4, True, (2, 2)),
+        (2, False, (1, 2)),
+    ],
+)
+def test_groups_lie_evenly_over_their_nodes(size, spans, shape):
+    graph = graph_of(DGX_A100, size, spans)
+    assert (graph.nodes, graph.per_node) == shape
+
+
+def test_a_group_larger_than_the_cluster_is_refused():
+    with pytest.raises(UsageError, match="does not fit") as caught:
+        graph_of(DGX_A100, 17)
+    assert caught.value.hint
+
+
+@given(
+    cluster=st.sampled_from(CLUSTERS),
+    collective=st.sampled_from(TUNABLE),
+    size=st.integers(1, 1 << 34),
+)
+def test_the_choice_is_the_cheapest_pair_everywhere(cluster, collective, size):
+    choice = nccl_choice(collective, size, cluster)
+    offered = [
+        predicted_us(collective, a, p, size, cluster)
+        for a in available_algorithms(collective, cluster)
+        for p in available_protocols(collective, a, cluster)
+    ]
+    assert choice is not None
+    assert all(t is not None and math.isfinite(t) and t > 0 for t in offered)
+    assert choice.time_us == min(t for t in offered if t is not None)
+    assert 1 <= choice.channels <= 64
+    assert 64 <= choice.threads <= 640

@@ -1,0 +1,99 @@
+"""NCCL's own cost table: the last step to a time, and which job it is of."""
+
+import json
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.errors import UsageError
+from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
+from ncclt.nccl.cost_model.printed import PrintedCost, PrintedCosts, PrintedTable, printed_costs_from_document
+
+AR = Collective.ALL_REDUCE
+PAIR = Cluster(
+    name="pair", nodes=2, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300,
+    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.27.3",
+)  # fmt: skip
+TABLE = PrintedTable(
+    ranks=16,
+    nodes=2,
+    channels=24,
+    costs=(
+        PrintedCost(AR, Algorithm.TREE, Protocol.LL, 20.0, 50.0),
+        PrintedCost(AR, Algorithm.RING, Protocol.LL, 40.0, 40.0),
+        PrintedCost(AR, Algorithm.RING, Protocol.SIMPLE, 100.0, 200.0),
+    ),
+)
+COSTS = PrintedCosts(version="2.27.3", tables=(TABLE,))
+
+
+def pick(size_bytes, **forced):
+    return TABLE.pick(AR, size_bytes, graph_of(PAIR), **forced)
+
+
+def test_the_cheapest_pair_is_taken_by_hand():
+    """Latency + bytes / bandwidth; trees are corrected, the ring's latency grows by 1.4 where its plateau begins."""
+    assert pick(64) == (Algorithm.TREE, Protocol.LL, pytest.approx(20 + 64 / 50e3))
+    assert pick(1 << 30) == (Algorithm.RING, Protocol.SIMPLE, pytest.approx(140 + (1 << 30) / 200e3))
+    assert pick(1 << 14, algorithm=Algorithm.TREE).time_us == pytest.approx(20 + (1 << 14) / (0.7 * 50e3))
+    assert pick(24 * 16 * 64, protocol=Protocol.SIMPLE).time_us == pytest.approx(140 + 24 * 16 * 64 / 200e3)
+    assert pick(24 * 16 * 64 - 1, protocol=Protocol.SIMPLE).time_us == pytest.approx(100 + 24 * 16 * 64 / 200e3)
+
+
+def test_what_is_not_in_the_table_has_no_time():
+    assert pick(64, algorithm=Algorithm.NVLS) is None
+    assert pick(64, protocol=Protocol.LL128) is None
+    assert TABLE.rules_out(AR, Algorithm.NVLS)
+    assert TABLE.rules_out(Collective.BROADCAST, Algorithm.RING)
+    assert not TABLE.rules_out(AR, Algorithm.RING)
+
+
+def test_a_table_that_says_what_we_estimate_predicts_what_we_predict():
+    """The two ways differ in nothing but where latency and bandwidth come from."""
+    graph = graph_of(PAIR)
+    costs = []
+    for algorithm in available_algorithms(AR, graph.cluster):
+        for protocol in available_protocols(AR, algorithm, graph.cluster):
+            # Two sizes without any correction give the line through them.
+            small, large = (predicted_us(AR, algorithm, protocol, s, PAIR) for s in (64, 128))
+            gbps = 64 / (large - small) / 1e3
+            correction = {Protocol.SIMPLE: 0.9}.get(protocol, 1.0) if algorithm is Algorithm.TREE else 1.0
+            costs.append(PrintedCost(AR, algorithm, protocol, small - 64 / gbps / 1e3, gbps / correction))
+    table = PrintedTable(ranks=16, nodes=2, channels=graph.channels, costs=tuple(costs))
+
+    for size in (1 << e for e in range(6, 33)):
+        found, choice = table.pick(AR, size, graph), nccl_choice(AR, size, PAIR)
+        assert (found.algorithm, found.protocol) == (choice.algorithm, choice.protocol)
+        assert found.time_us == pytest.approx(choice.time_us, rel=1e-6)
+
+
+def test_each_group_has_the_table_of_its_own_communicator():
+    inside = PrintedTable(ranks=8, nodes=1, costs=TABLE.costs)
+    costs = PrintedCosts(tables=(TABLE, inside))
+
+    def table_of(group_size, spans_nodes):
+        return costs.table_of(
+            Message(collective=AR, dtype="float32", size_bytes=64, group_size=group_size, spans_nodes=spans_nodes), PAIR
+        )
+
+    assert table_of(16, True) is TABLE
+    assert table_of(8, False) is inside
+    assert table_of(2, True) is None
+
+
+def test_tables_of_another_job_are_refused_with_both_shapes():
+    COSTS.require(PAIR)
+    with pytest.raises(UsageError, match="the costs of 16 ranks on 2 nodes, and 8 ranks on 1 node are tuned"):
+        COSTS.require(PAIR.sized(nodes=1))
+
+
+def test_another_version_is_told():
+    assert "and NCCL" not in COSTS.note(PAIR)
+    assert "NCCL 2.27.3 printed in a job, and NCCL 2.28.9 is tuned" in COSTS.note(PAIR.sized(nccl_version="2.28.9"))
+
+
+def test_a_document_comes_back_as_it_was():
+    assert printed_costs_from_document(json.loads(json.dumps(COSTS.to_document()))) == COSTS

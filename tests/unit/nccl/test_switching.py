@@ -1,0 +1,174 @@
+"""Which level each change takes, by NCCL's version and with or without the plugin."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.errors import SettingError
+from ncclt.nccl.compile import variables_for_setting
+from ncclt.nccl.parameters import CATALOGUE, Granularity
+from ncclt.nccl.switching import Force, Level, level_of, read_again, split, start_variables, started, switch
+
+OLD, BEFORE, SINCE, NEW = (NcclVersion.parse(text) for text in ("2.28.9", "2.29.6", "2.29.7", "2.31.2"))
+VERSIONS = (OLD, BEFORE, SINCE, NEW)
+RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+TREE = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE, channels=4)
+LL128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128, channels=8)
+REDUCE_ALONE = (Collective.ALL_REDUCE,)
+WITH_GATHER = (Collective.ALL_REDUCE, Collective.ALL_GATHER)
+
+
+def force(setting, *, version=OLD, plugin=False, collectives=REDUCE_ALONE):
+    parts = split(setting, version=version, collectives=collectives, plugin=plugin)
+    variables = variables_for_setting(parts.by_variables, version=version, collectives=collectives).variables
+    return Force(rules=parts.rules, variables=variables)
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_every_parameter_takes_the_level_at_which_nccl_reads_it(version):
+    for row in CATALOGUE:
+        of_the_network = row.name.split("_")[0] in ("IB", "SOCKET", "NSOCKS")
+        refreshed = row.safe and row.granularity is Granularity.REFRESHED and not of_the_network
+        listed = refreshed and version >= SINCE and version >= row.since
+        communicator = row.granularity is Granularity.COMMUNICATOR or listed
+
+        expected = Level.COMMUNICATOR if communicator else Level.PROCESS
+        assert level_of(row.variable, version) is expected, row.name
+        assert (row.variable in read_again(version)) is listed, row.name
+
+
+def test_what_nobody_knows_needs_new_ranks():
+    assert level_of("NCCL_SOMETHING_NEW", NEW) is Level.PROCESS
+    assert level_of("LD_PRELOAD", NEW) is Level.PROCESS
+
+
+@pytest.mark.parametrize(
+    ("setting", "version", "plugin", "level"),
+    [
+        (RING_LL, OLD, False, Level.COMMUNICATOR),
+        (RING_LL, OLD, True, Level.CALL),
+        (RING_LL, NEW, True, Level.CALL),
+        (RING_LL, NcclVersion(2, 20), True, Level.COMMUNICATOR),  # no tuner API of ours
+        (TREE, OLD, False, Level.PROCESS),  # channels are kept for life there
+        (TREE, BEFORE, False, Level.PROCESS),
+        (TREE, SINCE, False, Level.COMMUNICATOR),
+        (TREE, OLD, True, Level.CALL),
+        (TREE, SINCE, True, Level.CALL),
+        (TREE, NEW, True, Level.COMMUNICATOR),  # a tuner's number is but a limit
+        (LL128, OLD, True, Level.CALL),
+        (Setting(algorithm=Algorithm.RING), OLD, True, Level.COMMUNICATOR),  # a table needs both
+        (Setting(protocol=Protocol.LL), OLD, True, Level.COMMUNICATOR),
+        (Setting(channels=4), SINCE, True, Level.COMMUNICATOR),
+        (Setting(channels=4), BEFORE, True, Level.PROCESS),
+        (Setting(parameters=(("BUFFSIZE", 1 << 20),)), BEFORE, True, Level.PROCESS),
+        (Setting(parameters=(("BUFFSIZE", 1 << 20),)), SINCE, True, Level.COMMUNICATOR),
+    ],
+)
+def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, plugin, level):
+    default, wanted = force(DEFAULT, version=version, plugin=plugin), force(setting, version=version, plugin=plugin)
+
+    there, back = switch(default, wanted, version), switch(wanted, default, version)
+
+    assert default == Force()
+    assert (there.level, back.level) == (level, level)
+    assert dict(there.set_variables) == dict(wanted.variables)
+    assert back.unset_variables == tuple(name for name, _ in wanted.variables)
+    assert back.set_variables == ()
+    assert back.rules == (() if wanted.rules else None)
+
+
+def test_nothing_changes_where_the_same_is_wanted_again():
+    again = switch(force(TREE), force(TREE), OLD)
+    assert (again.level, again.rules, again.set_variables, again.unset_variables) == (Level.CALL, None, (), ())
+
+
+def test_the_dearest_change_counts():
+    both = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, parameters=(("NTHREADS", 128),))
+    step = switch(force(TREE, plugin=True), force(both, plugin=True), OLD)
+    assert step.level is Level.PROCESS
+    assert step.rules == force(RING_LL, plugin=True).rules
+
+
+def test_rules_say_what_the_setting_does():
+    rules = {rule.collective: rule for rule in force(TREE, plugin=True).rules}
+    assert set(rules) == {Collective.ALL_REDUCE}
+    rule = rules[Collective.ALL_REDUCE]
+    assert (rule.algorithm, rule.protocol, rule.channels, rule.covers_all_sizes) == ("tree", "simple", 4, True)
+    assert len(force(RING_LL, plugin=True).rules) == 5
+
+
+def test_channels_that_a_table_would_not_give_to_everybody_are_said_by_variables():
+    """`Setting.applied_to` says that they reach a collective that lacks the pair."""
+    wanted = force(TREE, plugin=True, collectives=WITH_GATHER)
+    assert [rule.channels for rule in wanted.rules] == [None]
+    assert dict(wanted.variables) == {"NCCL_MAX_CTAS": "4"}
+
+
+def test_a_pair_that_confines_the_others_is_said_by_variables_alone():
+    """From 2.31 on a measurement of all_gather stands for `confined`, which no table does."""
+    wanted = force(TREE, plugin=True, version=NEW, collectives=WITH_GATHER)
+    assert wanted.rules == ()
+    assert "NCCL_ALGO" in dict(wanted.variables)
+    lacking = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128)
+    assert force(lacking, plugin=True, version=NEW, collectives=WITH_GATHER).variables == ()
+
+
+@pytest.mark.parametrize(("version", "plugin"), [(OLD, False), (NEW, False), (NcclVersion(2, 21, 5), True)])
+def test_ll128_is_never_forced_by_variables(version, plugin):
+    with pytest.raises(SettingError, match="LL128"):
+        split(LL128, version=version, collectives=REDUCE_ALONE, plugin=plugin)
+
+
+def test_more_channels_than_there_are_is_refused():
+    with pytest.raises(SettingError, match="channels"):
+        split(Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=64), version=NcclVersion(2, 24),
+              collectives=REDUCE_ALONE, plugin=True)  # fmt: skip
+
+
+def test_ranks_start_with_what_is_fixed_for_life_and_the_list():
+    wanted = force(TREE)
+    assert start_variables(wanted, OLD) == {"NCCL_MAX_CTAS": "4"}
+    assert dict(started(wanted, OLD).variables) == start_variables(wanted, OLD)
+    again = start_variables(force(TREE, version=SINCE), SINCE)
+    assert set(again) == {"NCCL_NO_CACHE"}
+    assert {"NCCL_MAX_CTAS", "NCCL_BUFFSIZE"} <= set(again["NCCL_NO_CACHE"].split(","))
+    assert started(force(TREE, version=SINCE), SINCE) == Force()
+
+
+SETTINGS = st.builds(
+    Setting,
+    algorithm=st.sampled_from([None, Algorithm.RING, Algorithm.TREE]),
+    protocol=st.sampled_from([None, Protocol.LL, Protocol.SIMPLE]),
+    channels=st.sampled_from([None, 1, 8]),
+    parameters=st.sampled_from([(), (("BUFFSIZE", 1 << 20),), (("NTHREADS", 128),)]),
+)
+
+
+@given(
+    settings=st.lists(SETTINGS, min_size=1, max_size=8),
+    version=st.sampled_from(VERSIONS),
+    plugin=st.booleans(),
+    collectives=st.sampled_from([REDUCE_ALONE, WITH_GATHER]),
+)
+def test_whatever_the_way_ranks_arrive_where_they_should(settings, version, plugin, collectives):
+    """Playing the ranks: new ones get what is fixed, those that live get the difference; nothing of before is left."""
+    now, environment, table = Force(), {}, ()
+    for setting in [*settings, DEFAULT]:
+        wanted = force(setting, version=version, plugin=plugin, collectives=collectives)
+        if switch(now, wanted, version).level is Level.PROCESS:
+            now = started(wanted, version)
+            environment, table = dict(now.variables), ()
+        step = switch(now, wanted, version)
+        assert step.level is not Level.PROCESS
+        assert step.level is Level.COMMUNICATOR or not (step.set_variables or step.unset_variables)
+        environment.update(step.set_variables)
+        for name in step.unset_variables:
+            del environment[name]
+        table = table if step.rules is None else step.rules
+        now = wanted
+        assert (environment, table) == (dict(wanted.variables), wanted.rules)
+    assert (environment, table) == ({}, ())

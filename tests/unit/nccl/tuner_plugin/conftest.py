@@ -1,0 +1,31 @@
+"""The plugin, compiled once per session with warnings as errors."""
+
+import pytest
+
+from ncclt.nccl.tuner_plugin.build import build, compiler
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    if compiler() is None:
+        pytest.skip("no C compiler here: the plugin cannot be built")
+    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so", extra=("-Werror",))
+
+
+@pytest.fixture(scope="session")
+def plugin(library):
+    return LoadedPlugin(library)
+
+
+@pytest.fixture
+def opened(plugin, tmp_path):
+    """Open a communicator over a table of these rows."""
+
+    def open_with(*rows, ranks=16, nodes=2, **options):
+        table = tmp_path / "table.csv"
+        table.write_text("".join(f"{row}\n" for row in rows))
+        environ = {"NCCLT_POLICY": str(table), "NCCLT_POLICY_SHM": None, "NCCLT_PLUGIN_REPORT": None}
+        return plugin.communicator(ranks=ranks, nodes=nodes, environ=environ, **options)
+
+    return open_with

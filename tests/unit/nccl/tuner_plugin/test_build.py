@@ -1,0 +1,78 @@
+"""Finding and building the plugin, and what the built object needs."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from ncclt.errors import MissingDependencyError, NccltError
+from ncclt.nccl.tuner_plugin import LIBRARY_NAME, bundled_library, find, user_library
+from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder, sources
+
+
+def test_places_are_tried_in_order(tmp_path):
+    environ = {"HOME": str(tmp_path / "home"), "XDG_DATA_HOME": ""}
+    nowhere = find(environ)
+    user_library(environ).parent.mkdir(parents=True)
+    user_library(environ).write_bytes(b"")
+    named = tmp_path / "named.so"
+    named.write_bytes(b"")
+
+    assert nowhere in (None, bundled_library())
+    assert find(environ) == user_library(environ)
+    assert (tmp_path / "home" / ".local/share/ncclt/plugin") in user_library(environ).parents
+    assert find({**environ, "NCCLT_PLUGIN": str(named)}) == named
+    assert find({**environ, "NCCLT_PLUGIN": str(tmp_path / "gone.so")}) is None
+    assert user_library({"XDG_DATA_HOME": "/data"}).is_relative_to("/data/ncclt/plugin")
+
+
+def test_without_a_compiler_it_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+
+    with pytest.raises(MissingDependencyError) as caught:
+        build(tmp_path / "x.so")
+
+    assert "gcc" in caught.value.hint
+
+
+def test_a_failed_build_keeps_what_was_there_and_leaves_nothing(tmp_path, library):
+    folder, target = tmp_path / "source", tmp_path / "out" / LIBRARY_NAME
+    shutil.copytree(source_folder(), folder)
+    (folder / "broken.c").write_text("int broken(")
+    target.parent.mkdir()
+    target.write_text("the old one")
+
+    with pytest.raises(NccltError, match="does not compile"):
+        build(target, folder=folder)
+
+    assert target.read_text() == "the old one"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_sources_are_small():
+    assert sources()
+    assert all(len(path.read_text().splitlines()) <= 400 for path in [*sources(), *source_folder().glob("*.h")])
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm here")
+def test_the_object_exports_the_tuners_alone_and_runs_on_old_systems(library):
+    """Containers for training have C libraries from 2.27 (Ubuntu 18.04) on; we need nothing but that library."""
+    listed = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True).stdout
+    exported = {line.split()[-1] for line in listed.splitlines() if re.search(r" [TDBRV] ", line)}
+    versions = {tuple(map(int, v.split("."))) for v in re.findall(r"@GLIBC_([\d.]+)", listed)}
+
+    assert exported == {f"ncclTunerPlugin_v{version}" for version in (2, 3, 4, 5, 6)}
+    assert "w ncclGetVersion" in listed
+    # What an older machine would build; newer ones bind a few symbols to newer versions.
+    assert "dlopen" not in listed
+    assert max(versions) <= (2, 34)
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf here")
+def test_the_object_needs_the_c_library_alone(library):
+    needed = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+
+    assert re.findall(r"NEEDED.*\[(.*)\]", needed) == ["libc.so.6"]
+    assert compiler() is not None

@@ -1,0 +1,203 @@
+"""What the plugin reports, at the end of a communicator and at the end of a process."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ncclt.core.message import Collective
+from ncclt.nccl.tuner_plugin.build import compiler
+from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
+from ncclt.profile import read_workload
+
+ALL_REDUCE, BROADCAST = FUNCTIONS.index("allreduce"), FUNCTIONS.index("broadcast")
+ROWS = "allreduce,0,65536,tree,ll,2,-1,-1\nallreduce,65537,1048576,nvls,simple,-1,-1,-1\n"
+
+
+@pytest.fixture
+def watched(plugin, tmp_path):
+    """Open a communicator that reports to the folder `reports`."""
+    (tmp_path / "table").write_text(ROWS)
+
+    def open_with(*, api=6, number=1, ranks=8, nodes=2):
+        environ = {"NCCLT_POLICY": str(tmp_path / "table"), "NCCLT_PLUGIN_REPORT": str(tmp_path / "reports")}
+        return plugin.communicator(api=api, ranks=ranks, nodes=nodes, number=number, environ=environ)
+
+    return open_with
+
+
+def read(folder):
+    """Return (first line, other lines) of every report."""
+    found = [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(folder.iterdir(), key=lambda path: int(path.name.split(".")[-4]))
+    ]
+    return [(rows[0], rows[1:]) for rows in found]
+
+
+def no_nvls():
+    costs = [1.0] * 21
+    costs[4 * 3 + 2] = -1.0
+    return costs
+
+
+@pytest.mark.parametrize("api", [2, 4, 6])
+def test_calls_are_counted_by_size_outcome_and_choice(watched, tmp_path, monkeypatch, api):
+    monkeypatch.setenv("SLURM_PROCID", "11")
+    monkeypatch.delenv("RANK", raising=False)
+    with watched(api=api, number=0xAB) as comm:
+        for _ in range(3):
+            comm.ask(ALL_REDUCE, 4096)
+        comm.ask(ALL_REDUCE, 1048576, costs=no_nvls(), supports=(0, 0))
+        comm.ask(BROADCAST, 7)
+        assert list((tmp_path / "reports").iterdir()) == []
+
+    [(head, rows)] = read(tmp_path / "reports")
+    assert head["ncclt_plugin_report"] == 1
+    assert (head["tuner_api"], head["ranks"], head["nodes"], head["launch_rank"]) == (api, 8, 2, 11)
+    assert head["communicator"] == ("00000000000000ab" if api > 4 else "0" * 16)
+    assert (head["rows"], head["rows_here"], head["not_in_use"], head["finished"]) == (2, 2, "", True)
+    assert head["pid"] == os.getpid()
+    assert sorted(rows, key=lambda row: row["size_bytes"]) == [
+        {"collective": "broadcast", "size_bytes": 7, "registered": False, "outcome": "unmatched", "calls": 1},
+        {"collective": "all_reduce", "size_bytes": 4096, "registered": False, "outcome": "applied",
+         "algorithm": "tree", "protocol": "ll", "channels": 2, "calls": 3},
+        {"collective": "all_reduce", "size_bytes": 1048576, "registered": False, "outcome": "unavailable",
+         "algorithm": "nvls", "protocol": "simple", "channels": 0, "calls": 1},
+    ]  # fmt: skip
+
+
+def test_estimates_before_a_call_are_answered_and_not_counted(watched, tmp_path):
+    # What NCCL 2.32.3 asked on an H100 for one all_reduce: symmetric kernels alone, then all, then the call.
+    nothing, all_pairs = [-1.0] * 21, [1.0] * 6 + [-1.0] * 15
+    with watched() as communicator:
+        assert communicator.ask(ALL_REDUCE, 4096, costs=nothing, pipe_ops=0).costs == nothing
+        estimated = communicator.ask(ALL_REDUCE, 4096, costs=all_pairs, pipe_ops=0)
+        assert communicator.ask(ALL_REDUCE, 4096, costs=all_pairs) == estimated
+        assert min(cost for cost in estimated.costs if cost >= 0) < 1
+    [(_head, rows)] = read(tmp_path / "reports")
+    assert [(row["outcome"], row["calls"]) for row in rows] == [("applied", 1)]
+
+
+def test_the_report_is_a_profile(watched, tmp_path):
+    with watched() as comm, watched(ranks=2, nodes=1, number=2) as small:
+        for _ in range(5):
+            comm.ask(ALL_REDUCE, 4096)
+        small.ask(BROADCAST, 64)
+
+    workload = read_workload(sorted((tmp_path / "reports").iterdir()), name="w")
+
+    found = {(m.message.collective, m.message.size_bytes, m.message.group_size): m.calls_per_step
+             for m in workload.messages}  # fmt: skip
+    assert found == {(Collective.ALL_REDUCE, 4096, 8): 5.0, (Collective.BROADCAST, 64, 2): 1.0}
+    assert workload.provenance.detail["asked_for"] == "all_reduce 4 KiB: TREE/LL/2"
+
+
+def test_threads_lose_no_count_and_more_sizes_than_counters_are_kept_by_class(watched, tmp_path):
+    sizes = range(1, 6001)
+
+    def run():
+        for size in sizes:
+            comm.ask(ALL_REDUCE, size)
+
+    with watched() as comm:
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    [(_head, rows)] = read(tmp_path / "reports")
+    assert sum(row["calls"] for row in rows) == 4 * len(sizes)
+    exact = [row for row in rows if "size_bytes" in row]
+    assert 3500 < len(exact) <= 4096
+    assert all(row["calls"] <= 4 for row in exact)
+    assert {row["size_class_bytes"] for row in rows if "size_bytes" not in row} <= {2**n for n in range(13)}
+
+
+def test_sizes_that_no_counter_can_hold_are_kept_by_class(watched, tmp_path):
+    with watched() as comm:
+        comm.ask(ALL_REDUCE, 2**63)
+
+    [(_head, rows)] = read(tmp_path / "reports")
+    assert rows == [{"collective": "all_reduce", "size_class_bytes": 2**63, "calls": 1}]
+
+
+def test_a_refused_table_is_reported_with_its_reason(plugin, tmp_path):
+    environ = {"NCCLT_POLICY": str(tmp_path / 'no"where'), "NCCLT_PLUGIN_REPORT": str(tmp_path / "reports")}
+    with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
+        comm.ask(ALL_REDUCE, 64)
+
+    [(head, [row])] = read(tmp_path / "reports")
+    assert head["policy"] == str(tmp_path / 'no"where')
+    assert "cannot be opened" in head["not_in_use"]
+    assert row["outcome"] == "unmatched"
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_and_harms_nothing(plugin, tmp_path):
+    (tmp_path / "reports").write_text("a file")
+    with plugin.communicator(ranks=8, nodes=1, environ={"NCCLT_PLUGIN_REPORT": str(tmp_path / "reports")}) as comm:
+        comm.ask(ALL_REDUCE, 64)
+
+    assert "no report" in comm.said[0]
+
+
+ENDING = """
+import ctypes, os, sys
+from pathlib import Path
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+plugin = LoadedPlugin(Path(sys.argv[1]))
+opened = plugin.communicator(ranks=8, nodes=2)
+comm = opened.__enter__()
+comm.ask(4, 64)
+child = os.fork()
+if child == 0:
+    comm.ask(4, 64)
+    if len(sys.argv) > 2:
+        own = plugin.communicator(ranks=2, nodes=1)
+        own.__enter__().ask(4, 64)
+    ctypes.CDLL(None).exit(0)  # as a worker of a data loader ends: with exit handlers
+assert os.waitpid(child, 0)[1] == 0
+comm.ask(4, 64)
+ctypes.CDLL(None).exit(0)  # with the communicator open
+"""
+
+VERSION_STUB = "int ncclGetVersion(int *version) { *version = 22907; return 0; }\n"
+
+
+@pytest.mark.parametrize(("nccl", "used"), [("2.29.7", True), ("2.28.9", False)])
+def test_a_process_that_ends_reports_once_and_knows_its_nccl(library, tmp_path, nccl, used):
+    """Communicators are often left open; forked children end as well, and have nothing to report."""
+    (tmp_path / "stub.c").write_text(VERSION_STUB)
+    stub = tmp_path / "libnccl.so"
+    subprocess.run([compiler(), "-shared", "-fPIC", "-o", stub, tmp_path / "stub.c"], check=True)
+    (tmp_path / "table").write_text(f"# ncclt-table 1 id=r nccl={nccl}\n{ROWS}")
+    environ = {
+        **os.environ,
+        "LD_PRELOAD": str(stub),
+        "NCCLT_POLICY": str(tmp_path / "table"),
+        "NCCLT_PLUGIN_REPORT": str(tmp_path / "reports"),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, library], env=environ, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr
+    [(head, [row])] = read(tmp_path / "reports")
+    assert (head["finished"], head["nccl"]) == (False, "2.29.7")
+    assert (row["outcome"], row["calls"]) == ("applied" if used else "unmatched", 2)
+    assert used or head["not_in_use"] == "it was measured with NCCL 2.28.9, this is 2.29.7"
+
+
+def test_a_child_with_a_communicator_of_its_own_reports_that_one_alone(library, tmp_path):
+    environ = {**os.environ, "NCCLT_PLUGIN_REPORT": str(tmp_path)}
+
+    subprocess.run([sys.executable, "-c", ENDING, library, "own"], env=environ, check=True, timeout=120)
+
+    told = {(head["ranks"], row["calls"]) for head, [row] in read(tmp_path)}
+    assert told == {(8, 2), (2, 1)}
+    assert len(list(tmp_path.iterdir())) == 2

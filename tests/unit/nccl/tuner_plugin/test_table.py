@@ -1,0 +1,144 @@
+"""Tables that the plugin refuses, each with one line that says why, and NCCL's own choice."""
+
+import os
+
+import pytest
+
+from ncclt.deliver.render.table import table_checksum
+from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
+
+GOOD = "allreduce,0,65536,tree,ll,2,-1,-1"
+ALL_REDUCE = FUNCTIONS.index("allreduce")
+
+
+def is_used(comm):
+    """Tell whether the first row took effect, checking that exactly one line tells the same."""
+    used = comm.ask(ALL_REDUCE, 64).costs[0] < 1
+    assert len(comm.said) == 1
+    assert comm.said[0].startswith("TUNER/ncclt: ")
+    assert comm.said[0].endswith("NCCL's own choice stays") is not used
+    return used
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "allreduce,0,100,ring,simple,8,-1",
+        "allreduce,0,100,ring,simple,8,-1,-1,-1,-1,-1",
+        "allreduce,0,,ring,simple,8,-1,-1",
+        "AllReduce,0,100,ring,simple,8,-1,-1",
+        "alltoall,0,100,ring,simple,8,-1,-1",
+        "allreduce,0,100,rings,simple,8,-1,-1",
+        "allreduce,0,100,ring,ll64,8,-1,-1",
+        "allreduce,0,100,ring,,8,-1,-1",
+        "allreduce,100,0,ring,simple,8,-1,-1",
+        "allreduce,0,1M,ring,simple,8,-1,-1",
+        "allreduce,-1,100,ring,simple,8,-1,-1",
+        "allreduce,0,18446744073709551616,ring,simple,8,-1,-1",
+        "allreduce,0,100,ring,simple,0,-1,-1",
+        "allreduce,0,100,ring,simple,-2,-1,-1",
+        "allreduce,0,100,ring,simple,8,x,-1",
+        "allreduce,0,100,ring,simple,8,-1,99999999999999999999",
+        "allreduce,0,100,ring,simple,8,-1,-1,4",
+        "allreduce,0,100,ring,simple,8,-1,-1,-1,2",
+        "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks",
+        "allreduce,0,100,ring,simple,8,-1,-1\0",
+        "export NCCL_ALGO=ring",
+        "reduce,0,100,ring,simple,8,-1," + " " * 300 + "-1",
+    ],
+)
+def test_one_wrong_row_refuses_the_whole_table(opened, row):
+    with opened(GOOD, "# a comment", row) as comm:
+        assert not is_used(comm)
+        assert "line 3" in comm.said[0]
+
+
+@pytest.mark.parametrize("row", [GOOD + ",-1,-1", " allreduce , 0,65536 ,tree,\tll,2,-1,-1\r", GOOD + ",-1"])
+def test_blanks_around_fields_and_line_ends_of_windows_are_accepted(opened, row):
+    with opened("", "# comment", row, "") as comm:
+        assert is_used(comm)
+
+
+def header(lines, **changes):
+    said = {"id": "r-7", "nccl": "2.28.9", "rows": len(lines), "fnv1a": f"{table_checksum(lines):016x}", **changes}
+    return "# ncclt-table 1 " + " ".join(f"{key}={value}" for key, value in said.items())
+
+
+def test_a_header_that_fits_is_accepted_and_named(opened):
+    with opened(header([GOOD], later="word"), GOOD) as comm:
+        assert is_used(comm)
+        assert "table r-7 of" in comm.said[0]
+        assert "1 of 1 rows for 16 ranks on 2 nodes" in comm.said[0]
+        assert f"{table_checksum([GOOD]):016x}" in comm.said[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (header([GOOD], rows=2), "cut off"),
+        (header([GOOD], rows=0), "cut off"),
+        (header([GOOD], fnv1a="0" * 16), "checksum"),
+        (header([GOOD], fnv1a="0"), "damaged"),
+        (header([GOOD], rows="x"), "damaged"),
+        (header([GOOD], nccl="latest"), "damaged"),
+        ("# ncclt-table 2 id=r", "format"),
+        ("# ncclt-table one", "format"),
+    ],
+)
+def test_a_header_that_does_not_fit_refuses_the_table(opened, first, why):
+    with opened(first, GOOD) as comm:
+        assert not is_used(comm)
+        assert why in comm.said[0]
+
+
+def test_no_later_comment_can_pose_as_the_header(opened):
+    """Names of models and clusters are free text in the comments."""
+    with opened(header([GOOD]), "# ncclt-table 2 of a hostile name", GOOD) as comm:
+        assert is_used(comm)
+
+
+@pytest.mark.parametrize("rows", [(), ("# only comments",)])
+def test_a_table_without_rows_changes_nothing(opened, rows):
+    with opened(*rows) as comm:
+        assert not is_used(comm)
+
+
+def test_limits_of_rows_and_bytes_are_said(opened):
+    with opened(*[GOOD] * 4096) as comm:
+        assert is_used(comm)
+    with opened(*[GOOD] * 4097) as comm:
+        assert not is_used(comm)
+        assert "more than 4096 rows" in comm.said[0]
+    with opened(GOOD, "#" * 1024 * 1024) as comm:
+        assert not is_used(comm)
+        assert "1048576 bytes" in comm.said[0]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda path: None], ids=["dir", "pipe", "none"])
+def test_what_is_no_file_changes_nothing_and_does_not_hang(plugin, tmp_path, make):
+    path = tmp_path / "table"
+    make(path)
+    with plugin.communicator(ranks=8, nodes=1, environ={"NCCLT_POLICY": str(path)}) as comm:
+        assert not is_used(comm)
+
+
+@pytest.mark.parametrize("policy", [None, ""])
+def test_without_a_table_nothing_changes(plugin, policy):
+    environ = {"NCCLT_POLICY": policy, "NCCL_TUNER_CONFIG_FILE": None}
+    with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
+        assert not is_used(comm)
+        assert "NCCLT_POLICY is not set" in comm.said[0]
+
+
+def test_the_variable_of_the_example_plugin_names_the_table_where_ours_does_not(plugin, tmp_path):
+    path = tmp_path / "table"
+    path.write_text(GOOD)
+    environ = {"NCCLT_POLICY": None, "NCCL_TUNER_CONFIG_FILE": str(path)}
+    with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
+        assert is_used(comm)
+
+
+def test_every_communicator_reads_its_table_anew(opened):
+    with opened(GOOD) as first, opened("reduce,0,1,ring,ll,-1,-1,-1") as second:
+        assert first.ask(ALL_REDUCE, 64).costs[0] < 1
+        assert second.ask(ALL_REDUCE, 64).costs[0] == 1

@@ -1,0 +1,93 @@
+"""The table that the stand-alone worker writes is the one that the plugin reads."""
+
+import base64
+import json
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Rule
+from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as worker
+from ncclt.measure.persistent.applied import Attested
+from ncclt.nccl.switching import Force
+from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
+from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedRow, SharedTable, slot_image
+
+ALL_REDUCE = FUNCTIONS.index("allreduce")
+LAYOUT = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES}
+TABLES = (
+    [SharedRow(collective="allreduce", algorithm="ring", protocol="ll", channels=4)],
+    [SharedRow(collective="allreduce", algorithm="tree", protocol="simple")] * MOST_ROWS,
+    [],
+    [SharedRow(collective="broadcast", algorithm="ring", protocol="ll128")],
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def publish(table, rows, generation):
+    at, image = slot_image(rows, generation)
+    number = base64.b64encode(struct.pack("=Q", generation)).decode()
+    table.publish(at=at, image=base64.b64encode(image).decode(), generation=number)
+
+
+def test_it_is_byte_for_byte_what_the_library_writes():
+    ours = worker.Table(LAYOUT)
+    with SharedTable() as theirs:
+        for generation, rows in enumerate(TABLES, 1):
+            publish(ours, rows, generation)
+            assert theirs.publish(rows) == generation
+            assert Path(ours.path).read_bytes() == Path(theirs.path).read_bytes()
+
+
+def test_nobody_can_cut_it_short():
+    table = worker.Table(LAYOUT)
+    with Path(table.path).open("r+b") as file, pytest.raises(PermissionError):
+        file.truncate(0)
+
+
+def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
+    table, reports = worker.Table(LAYOUT), worker.Reports()
+    environ = {"NCCLT_POLICY_SHM": table.path, "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": str(reports.folder)}
+    with plugin.communicator(ranks=2, nodes=1, environ=environ) as comm:
+        assert comm.ask(ALL_REDUCE, 4096).costs == [1.0] * 21
+        expected = [(3, 4), (2, 0), None, None]
+        for generation, (rows, cheapest) in enumerate(zip(TABLES, expected, strict=True), 1):
+            publish(table, rows, generation)
+            answer = comm.ask(ALL_REDUCE, 4096)
+            found = [at for at, cost in enumerate(answer.costs) if cost < 1]
+            assert (found, answer.channels) == (([cheapest[0]], cheapest[1]) if cheapest else ([], 0))
+    # And what it reports is what the controller believes.
+    (report,) = reports.folder.iterdir()
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
+    rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL)
+    assert Attested().check(lines, Force(rules=(rule,)), [message]) == ""
+    reports.remove()
+    reports.remove()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_killed_ranks_have_left_is_removed_and_nothing_else(folder):
+    old = time.time() - 2 * worker.FRESH_S
+    living = worker.Reports()
+    for name in ("ncclt-torch-dead", "ncclt-torch-young", "of-somebody-else"):
+        (folder / name).mkdir()
+    for path in (folder / "ncclt-torch-dead", living.folder, folder / "of-somebody-else"):
+        os.utime(path, (old, old))
+    (folder / "ncclt-torch-link").symlink_to(folder / "of-somebody-else")
+    new = worker.Reports()
+    left = set(folder.iterdir())
+    kept = {folder / name for name in ("ncclt-torch-young", "ncclt-torch-link", "of-somebody-else")}
+    assert left == {living.folder, new.folder, *kept}
+    living.remove()
+    new.remove()

@@ -1,0 +1,113 @@
+"""Messages from parameter shapes."""
+
+import builtins
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclt.core.message import Collective
+from ncclt.errors import MissingDependencyError, UsageError
+from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages, unfused_messages
+
+MIB = 1024 * 1024
+
+
+def _sizes(messages):
+    return {(m.message.collective.value, m.message.dtype, m.message.size_bytes): m.calls_per_step for m in messages}
+
+
+def test_tensor_that_reaches_the_cap_stays_in_its_bucket():
+    """From the last parameter on: 1 MiB closes the first bucket, and 16 + 16 MiB overfill the second."""
+    shapes = [("a", (4 * MIB,)), ("b", (4 * MIB,)), ("c", (4 * MIB,)), ("d", (MIB // 4,))]
+    assert _sizes(ddp_messages(shapes, "float32")) == {
+        ("all_reduce", "float32", MIB): 1,
+        ("all_reduce", "float32", 32 * MIB): 1,
+        ("all_reduce", "float32", 16 * MIB): 1,
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20),
+    dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
+    cap=st.floats(0.5, 30),
+)
+def test_buckets_carry_every_gradient_once(sizes, dtype, cap):
+    """Whatever the cap, the bytes add up."""
+    shapes = [(str(n), (size,)) for n, size in enumerate(sizes)]
+    bytes_of = {"float32": 4, "bfloat16": 2, "float64": 8}
+    messages = ddp_messages(shapes, dtype, bucket_cap_mb=cap)
+    assert sum(m.bytes_per_step for m in messages) == sum(sizes) * bytes_of[dtype]
+
+
+def test_unfused_sends_each_tensor():
+    """Equal sizes are one message with several calls."""
+    assert _sizes(unfused_messages([("a", (3, 4)), ("b", (12,)), ("c", ())], "fp16")) == {
+        ("all_reduce", "float16", 24): 2,
+        ("all_reduce", "float16", 2): 1,
+    }
+
+
+def test_buffers_are_one_broadcast_per_dtype():
+    """Coalesced; a dtype without elements sends nothing."""
+    assert _sizes(buffer_messages({"float32": 10, "int64": 2, "bool": 0})) == {
+        ("broadcast", "float32", 40): 1,
+        ("broadcast", "int64", 16): 1,
+    }
+
+
+def test_fsdp_gathers_twice_but_the_root_once():
+    """As five units gave 9 all_gathers and 5 reduce_scatters in a real run (generated/kineto_gloo_*_fsdp*)."""
+    units = [FsdpUnit(name="block", parameters=100, count=4), FsdpUnit(name="root", parameters=7, is_root=True)]
+    messages = fsdp_messages(units, "bfloat16", "float32")
+    assert _sizes(messages) == {
+        ("all_gather", "bfloat16", 200): 8,
+        ("all_gather", "bfloat16", 14): 1,
+        ("reduce_scatter", "float32", 400): 4,
+        ("reduce_scatter", "float32", 28): 1,
+    }
+    assert all(m.message.group_size == 0 for m in messages)
+
+
+@pytest.mark.shared
+def test_llama_70b_is_as_in_the_public_trace(shared_data):
+    """159 all_gathers of a layer per step: the last layer stays gathered; figures of a TraceLens report."""
+    facts = json.loads((shared_data / "traces" / "expected_models.json").read_text())["llama3-70b FSDP per-layer"]
+    units = [
+        FsdpUnit(name="layer", parameters=facts["layer_params"], count=80),
+        FsdpUnit(name="root", parameters=facts["root_params"], is_root=True),
+    ]
+    assert _sizes(fsdp_messages(units, "bfloat16", "float32", last_unit_kept=True)) == {
+        ("all_gather", "bfloat16", facts["ag_bytes_bf16"]): 159,
+        ("reduce_scatter", "float32", facts["rs_bytes_fp32"]): 80,
+        ("all_gather", "bfloat16", facts["root_ag_bf16"]): 1,
+        ("reduce_scatter", "float32", facts["root_rs_fp32"]): 1,
+    }
+
+
+def test_nothing_to_send_is_a_usage_error():
+    """Not an empty workload."""
+    with pytest.raises(UsageError):
+        ddp_messages([], "float32")
+    with pytest.raises(UsageError):
+        ddp_messages([("a", (1,))], "float32", bucket_cap_mb=0)
+    with pytest.raises(UsageError):
+        fsdp_messages([], "float32", "float32")
+
+
+def test_without_torch_the_error_says_what_to_install(monkeypatch):
+    """The slim installation has none."""
+    really = builtins.__import__
+
+    def no_torch(name, *args, **kwargs):
+        if name.split(".")[0] == "torch":
+            raise ImportError("No module named 'torch'")
+        return really(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_torch)
+    with pytest.raises(MissingDependencyError) as caught:
+        ddp_messages([("a", (1,))], "float32")
+    assert "pip install" in caught.value.hint
+    assert unfused_messages([("a", (1,))], "float32")[0].message.collective is Collective.ALL_REDUCE

@@ -1,0 +1,90 @@
+"""Flight Recorder dumps that PyTorch wrote."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from ncclt.core.message import parse_dtype
+from ncclt.profile import read_workload
+
+TUTORIAL = "flight_recorder/pytorch_tutorial_example_v2.5.json"
+AS_JSON = "generated/fr_json_gloo_torch2.8_rank0.json"
+PICKLED = "generated/fr_gloo_rank0.pkl"
+
+
+@pytest.fixture(scope="module")
+def traces(shared_data):
+    return shared_data / "traces"
+
+
+def _found(workload):
+    return Counter(
+        {(m.message.collective.value, m.message.dtype, m.message.size_bytes): m.calls_per_step
+         for m in workload.messages}
+    )  # fmt: skip
+
+
+def _expected(traces, file):
+    counted = Counter()
+    for row in json.loads((traces / "expected.json").read_text())[file]["messages"]:
+        counted[row["collective"], parse_dtype(row["dtype"]), row["size_bytes"]] += row["calls"]
+    return counted
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("file", "version"), [(TUTORIAL, "2.5"), (AS_JSON, "2.9")])
+def test_messages_are_those_of_the_extractor(traces, file, version):
+    """The only group listed has 2 ranks, though gloo's name for it is empty: the extractor writes null there."""
+    workload = read_workload([traces / file], name="real")
+    assert _found(workload) == _expected(traces, file)
+    assert {m.message.group_size for m in workload.messages} == {2}
+    assert workload.provenance.detail["version"] == version
+    assert workload.provenance.steps == 0
+
+
+@pytest.mark.shared
+def test_pickle_is_read_without_loading_code(traces):
+    """Three entries in two groups whose ranks are not listed: an all_gather tells the size of its own."""
+    workload = read_workload([traces / PICKLED], name="real")
+    rows = {(m.message.collective.value, m.message.size_bytes, m.message.group_size) for m in workload.messages}
+    assert rows == {("all_gather", 16, 2), ("all_gather", 112, 2), ("all_reduce", 40, 0)}
+    assert workload.provenance.source == "flight_recorder"
+
+
+@pytest.mark.shared
+def test_every_dump_is_covered(traces):
+    """No file of this kind that lies there goes untested."""
+    there = {str(p.relative_to(traces)) for p in (traces / "flight_recorder").iterdir()}
+    there |= {str(p.relative_to(traces)) for p in (traces / "generated").glob("fr_*")}
+    assert there == {TUTORIAL, AS_JSON, PICKLED}
+
+
+_JOB = """
+import sys, torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(1000))
+    dist.broadcast(torch.ones(10, 5, dtype=torch.bfloat16), 0)
+dist.barrier()
+open(sys.argv[1], "wb").write(_dump_fr_trace())
+text = _dump_fr_trace_json()
+open(sys.argv[2], "wb").write(text if isinstance(text, bytes) else text.encode())
+dist.destroy_process_group()
+"""
+
+
+def test_dump_of_the_installed_pytorch(tmp_path):
+    """Both forms, of a buffer that held all calls."""
+    pytest.importorskip("torch")
+    dumps = [tmp_path / "nccl_trace_rank_0", tmp_path / "dump.json"]
+    subprocess.run(
+        [sys.executable, "-c", _JOB, *map(str, dumps)], env={**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}, check=True
+    )
+    for dump in dumps:
+        found = _found(read_workload([dump], name="own"))
+        assert found == {("all_reduce", "float32", 4000): 3.0, ("broadcast", "bfloat16", 100): 3.0}

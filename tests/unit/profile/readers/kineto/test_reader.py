@@ -1,0 +1,250 @@
+"""The rules by which a Kineto trace becomes a workload, one small trace each."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.errors import InputError, TraceError
+from ncclt.profile.readers.kineto import reader as kineto
+
+
+def _read(*paths):
+    return kineto.read(paths, name="t")
+
+
+def _rows(workload):
+    return {
+        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
+        for m in workload.messages
+    }
+
+
+def test_three_families_of_one_call_count_once(trace):
+    """Operator, annotation and kernel of the same all_reduce."""
+    row = trace.comm("allreduce", 256)
+    trace.shaped("nccl:all_reduce", ([256], "float"))
+    trace.shaped("c10d::allreduce_", ([256], "float"))
+    facts = {**row["args"], "External id": 7}
+    row["args"]["External id"] = 7
+    trace.event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", "kernel", dur=42, **facts)
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 1024, 2): 1.0}
+    assert workload.messages[0].recorded_us == 42
+
+
+def test_kernels_are_counted_where_operators_are_missing(trace):
+    """A recording of the GPU alone."""
+    facts = trace.comm("allreduce", 256)["args"]
+    trace.rows.clear()
+    for _ in range(3):
+        trace.event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", "kernel", **facts)
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 1024, 2): 3.0}
+    assert workload.provenance.detail["read_from"] == "metadata of NCCL kernels"
+
+
+@pytest.mark.parametrize(
+    ("name", "into", "out", "row"),
+    [
+        ("_allgather_base", 100, 200, ("all_gather", "float32", 800, 2)),
+        ("all_gather", 100, 200, ("all_gather", "float32", 800, 2)),
+        ("_reduce_scatter_base", 200, 100, ("reduce_scatter", "float32", 800, 2)),
+        ("all_to_allv", 300, 500, ("all_to_all", "float32", 1200, 2)),
+        ("broadcast", 10, 10, ("broadcast", "float32", 40, 2)),
+        ("reduce", 10, 10, ("reduce", "float32", 40, 2)),
+        ("send", 10, 10, ("send_recv", "float32", 40, 2)),
+    ],
+)
+def test_size_is_the_size_column_of_nccl_tests(trace, name, into, out, row):
+    """The full buffer for all_gather and reduce_scatter, what is sent for all_to_all."""
+    trace.comm(name, into, out)
+    assert _rows(_read(trace.write())) == {row: 1.0}
+
+
+def test_waiting_and_barriers_are_no_messages(trace):
+    """Nor the all_reduce of one element that an older barrier records inside itself."""
+    trace.comm("allreduce", 256)
+    trace.comm("wait", 0, dtype="Byte")
+    trace.comm("init", 0, dtype="Byte")
+    barrier = trace.comm("barrier", 0, dtype="Byte")
+    barrier["dur"] = 9
+    inner = trace.comm("allreduce", 1)
+    inner["ts"] = barrier["ts"] + 1
+    assert _rows(_read(trace.write())) == {("all_reduce", "float32", 1024, 2): 1.0}
+
+
+def test_sends_stand_for_both_halves(trace):
+    """A rank that sends and receives shows each message twice."""
+    trace.comm("send", 64)
+    trace.comm("recv", 64)
+    assert _rows(_read(trace.write())) == {("send_recv", "float32", 256, 2): 1.0}
+
+
+def test_receives_count_where_nothing_is_sent(trace):
+    """The last stage of a pipeline in forward only."""
+    trace.comm("recv", 64)
+    trace.comm("recv", 64)
+    assert _rows(_read(trace.write())) == {("send_recv", "float32", 256, 2): 2.0}
+
+
+def test_overflowed_count_is_unwrapped_and_noted(trace):
+    """Torch 2.3 and 2.4 keep it in a C int."""
+    trace.comm("allreduce", 3 * 2**30 - 2**32)
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 12 * 2**30, 2): 1.0}
+    assert any("32 bits" in note for note in workload.provenance.notes)
+
+
+def test_older_spelling_of_the_counts(trace):
+    """Torch 2.2 wrote `In msg size`, and meant elements."""
+    args = trace.comm("allreduce", 0)["args"]
+    args["In msg size"], args["Out msg size"] = args.pop("In msg nelems") or 5, args.pop("Out msg nelems") or 5
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 20, 2): 1.0}
+
+
+def test_what_makes_no_message_is_noted(trace):
+    """Gather, complex numbers and empty messages are left out in the open."""
+    trace.comm("allreduce", 256)
+    trace.comm("gather", 256)
+    trace.comm("allreduce", 256, dtype="ComplexFloat")
+    trace.comm("all_to_allv", 0, 10)
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 1024, 2): 1.0}
+    notes = "\n".join(workload.provenance.notes)
+    assert "1 x gather" in notes
+    assert "ComplexFloat" in notes
+    assert "1 x alltoallv of 0 bytes" in notes
+
+
+def test_kernels_without_metadata_are_counted_in_a_note(trace):
+    """As in steps that began before the recording."""
+    facts = trace.comm("allreduce", 256)["args"]
+    trace.event("ncclDevKernel_Generic(args)", "kernel", **facts)
+    trace.event("ncclDevKernel_SendRecv(args)", "kernel")
+    notes = _read(trace.write()).provenance.notes
+    assert "kernels without metadata: 1 of 2" in notes
+
+
+def test_group_of_the_trace_head_that_bypasses_nccl_is_left_out(trace):
+    """A gloo side group of a job over NCCL."""
+    config = [
+        {"pg_name": "0", "backend_config": "cuda:nccl", "pg_size": 2},
+        {"pg_name": "1", "backend_config": "cpu:gloo,cuda:gloo", "pg_size": 2},
+    ]
+    trace.job(0, 2, pg_config=config)
+    trace.comm("allreduce", 256)
+    trace.comm("broadcast", 256, **{"Process Group Name": "1"})
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 1024, 2): 1.0}
+    assert any("never reaches NCCL" in note for note in workload.provenance.notes)
+
+
+def test_subgroup_spans_nodes_by_its_stride(trace):
+    """Of 8 ranks on nodes of 4, ranks 0 and 4 do and ranks 0 and 1 do not; a group of all is decided later."""
+    trace.job(0, 8).head["deviceProperties"] = [{"id": n} for n in range(4)]
+    for elements, size, stride in ((10, 2, 4), (20, 2, 1), (30, 8, 1)):
+        trace.comm("allreduce", elements, **{"Group size": size, "Global rank start": 0, "Global rank stride": stride})
+    found = {m.message.size_bytes: m.message.spans_nodes for m in _read(trace.write()).messages}
+    assert found == {40: True, 80: False, 120: False}
+
+
+def test_rank_may_be_a_string_or_missing(new_trace):
+    """On-demand traces print it as text; older ones leave it out."""
+    for rank, expected in (("1", (1,)), (None, ())):
+        trace = new_trace().job(rank, 2)
+        trace.comm("allreduce", 256)
+        assert _read(trace.write()).provenance.ranks_read == expected
+
+
+def test_same_rank_twice_is_refused(new_trace):
+    """Two recordings of one rank are not two ranks."""
+    paths = []
+    for name in ("a.json", "b.json"):
+        trace = new_trace().job(0, 2)
+        trace.comm("allreduce", 256)
+        paths.append(trace.write(name))
+    with pytest.raises(TraceError, match="rank 0 is there twice"):
+        _read(*paths)
+
+
+def test_busiest_rank_stands_for_all(new_trace):
+    """Never the sum over files."""
+    paths = []
+    for rank, calls in enumerate((1, 3)):
+        trace = new_trace().job(rank, 2)
+        for _ in range(calls):
+            trace.comm("allreduce", 256)
+        paths.append(trace.write(f"{rank}.json"))
+    assert _rows(_read(*paths)) == {("all_reduce", "float32", 1024, 2): 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "reason"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", "1 NCCL kernels"),
+        ("nccl:all_reduce", "user_annotation", "none of them tells a size"),
+        ("aten::add", "cpu_op", "not one event"),
+    ],
+)
+def test_no_collectives_says_why(trace, name, category, reason):
+    """Sizes not recorded is another matter than nothing recorded."""
+    trace.event(name, category)
+    with pytest.raises(TraceError, match="no collectives") as caught:
+        _read(trace.write())
+    assert reason in caught.value.message
+    assert caught.value.hint
+
+
+_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([]) | st.just([[3]])
+_ARGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "Collective name": st.sampled_from(["allreduce", "wait", "gather"]) | _VALUES,
+        "In msg nelems": _VALUES, "Out msg nelems": _VALUES, "Group size": _VALUES, "dtype": st.just("Float") | _VALUES,
+        "Process Group Name": _VALUES, "Input Dims": st.just([[4], [2]]) | _VALUES, "External id": _VALUES,
+        "Input type": st.just(["float", "float"]) | _VALUES, "Global rank stride": _VALUES, "correlation": _VALUES,
+    },
+)  # fmt: skip
+_NAMES = ["record_param_comms", "nccl:all_reduce", "c10d::_allgather_base_", "ncclKernel_X", "ProfilerStep#3", "x"]
+_ROWS = st.fixed_dictionaries(
+    {"name": st.sampled_from(_NAMES) | _VALUES, "cat": st.sampled_from(["cpu_op", "user_annotation", "kernel"])},
+    optional={
+        "ph": st.just("X") | _VALUES, "ts": _VALUES, "dur": _VALUES, "pid": _VALUES, "tid": _VALUES,
+        "args": _ARGS | _VALUES,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(rows=st.lists(_ROWS | _VALUES, max_size=5), info=st.none() | st.just({"rank": "x", "world_size": -1}))
+def test_any_events_give_a_workload_or_a_trace_error(tmp_path_factory, rows, info):
+    """Whatever a broken profiler writes into the fields."""
+    path = tmp_path_factory.mktemp("fuzz") / "trace.json"
+    path.write_text(json.dumps({"traceEvents": rows, "distributedInfo": info}))
+    with suppress(TraceError):
+        assert _read(path).messages
+
+
+@pytest.mark.parametrize("document", [[], {}, {"traceEvents": {}}])
+def test_document_without_events_is_no_trace(tmp_path, document):
+    """The list of events is what makes it one."""
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(TraceError, match="traceEvents"):
+        _read(path)
+
+
+def test_sizes_have_the_limit_of_every_reader(trace):
+    """A larger count is damage: counted in a note, never a message."""
+    trace.comm("allreduce", MOST_BYTES // 4)
+    trace.comm("allreduce", MOST_BYTES // 4 + 1)
+    workload = kineto.read([trace.write()], name="t")
+    assert [m.message.size_bytes for m in workload.messages] == [MOST_BYTES]
+    assert "left out: 1 x allreduce of an impossible size" in workload.provenance.notes
+    with pytest.raises(InputError):
+        Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=MOST_BYTES + 1)

@@ -1,0 +1,114 @@
+"""Traces without metadata: operators and annotations together give each call once."""
+
+import pytest
+
+from ncclt.profile.readers.kineto import reader as kineto
+
+
+def _rows(trace):
+    workload = kineto.read([trace.write()], name="t")
+    found = {
+        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
+        for m in workload.messages
+    }
+    return found, workload.provenance.notes
+
+
+def test_operator_tells_the_group_that_the_annotation_hides(new_trace):
+    """An all_gather in a group of 4 of a world of 16."""
+    trace = new_trace().job(0, 16)
+    trace.shaped("c10d::_allgather_base_", ([400], "float"), ([100], "float"))
+    trace.shaped("nccl:_all_gather_base", ([100], "float"))
+    assert _rows(trace)[0] == {("all_gather", "float32", 1600, 4): 1.0}
+
+
+def test_annotation_alone_takes_the_world(new_trace):
+    """Torch before 2.0 has no operators; the sentence about it is in the notes."""
+    trace = new_trace().job(0, 4)
+    trace.shaped("nccl:_all_gather_base", ([100], "float"))
+    trace.shaped("nccl:all_reduce", ([], "long int"))
+    found, notes = _rows(trace)
+    assert found == {("all_gather", "float32", 1600, 4): 1.0, ("all_reduce", "int64", 8, 4): 1.0}
+    assert any("taken to be all 4 ranks" in note for note in notes)
+
+
+def test_gloo_reduce_scatter_is_not_the_all_reduce_that_emulates_it(new_trace):
+    """One real all_reduce beside it, of the same size."""
+    trace = new_trace().job(0, 2, "gloo")
+    trace.shaped("c10d::_reduce_scatter_base_", ([50], "float"), ([100], "float"))
+    trace.shaped("c10d::allreduce_", ([[100]], "TensorList"))
+    trace.shaped("gloo:all_reduce", ([100], "float"))
+    trace.shaped("gloo:all_reduce", ([100], "float"))
+    assert _rows(trace)[0] == {("reduce_scatter", "float32", 400, 2): 1.0, ("all_reduce", "float32", 400, 2): 1.0}
+
+
+def test_gloo_beside_nccl_is_left_out(new_trace):
+    """It never reaches NCCL."""
+    trace = new_trace().job(0, 2)
+    trace.shaped("nccl:all_reduce", ([100], "float"))
+    trace.shaped("gloo:broadcast", ([7], "float"))
+    trace.shaped("c10d::_allgather_base_", ([60], "float"), ([30], "float"))
+    trace.shaped("gloo:all_gather", ([30], "float"))
+    found, notes = _rows(trace)
+    assert found == {("all_reduce", "float32", 400, 2): 1.0}
+    assert any("2 x collective over gloo" in note for note in notes)
+
+
+def test_list_of_tensors_is_one_exchange_and_several_reductions(new_trace):
+    """all_to_all splits one buffer; a coalesced all_reduce is one NCCL call per tensor."""
+    trace = new_trace().job(0, 2)
+    trace.shaped("nccl:all_to_all", ([10], "float"), ([30], "float"))
+    trace.shaped("nccl:allreduce_coalesced", ([5], "c10::BFloat16"), ([6], "c10::BFloat16"))
+    assert _rows(trace)[0] == {
+        ("all_to_all", "float32", 160, 2): 1.0,
+        ("all_reduce", "bfloat16", 10, 2): 1.0,
+        ("all_reduce", "bfloat16", 12, 2): 1.0,
+    }
+
+
+def test_unknown_world_is_the_whole_job_with_a_note(new_trace):
+    """A hand-cut trace without distributedInfo."""
+    trace = new_trace()
+    trace.shaped("nccl:_all_gather_base", ([100], "float"))
+    found, notes = _rows(trace)
+    assert found == {("all_gather", "float32", 400, 0): 1.0}
+    assert any("one rank's share" in note for note in notes)
+
+
+def test_kernel_belongs_to_the_call_that_launched_it(new_trace):
+    """By the CUDA call inside the annotation, on the same thread."""
+    trace = new_trace().job(0, 2)
+    row = trace.shaped("nccl:all_reduce", ([100], "float"))
+    trace.event("cudaLaunchKernel", "cuda_runtime", at=row["ts"] + 1, dur=1, correlation=77)
+    trace.event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", dur=30, correlation=77)
+    workload = kineto.read([trace.write()], name="t")
+    assert workload.messages[0].recorded_us == 30
+
+
+@pytest.mark.parametrize("backend", ["hccl", "xccl", "mccl", "cncl", "gloo"])
+def test_calls_of_any_backend_are_read_or_named(trace, backend):
+    """With shapes they count, without they are counted in a note."""
+    trace.shaped(f"{backend}:all_reduce", ([4], "float"))
+    trace.shaped(f"{backend}:broadcast")
+    workload = kineto.read([trace.write()], name="t")
+    assert [(m.message.label, m.calls_per_step) for m in workload.messages] == [("all_reduce 16 B float32", 1.0)]
+    notes = workload.provenance.notes
+    assert f"recorded over {backend}: these are the messages that NCCL would be given" in notes
+    assert "left out: 1 x broadcast without shapes (record with record_shapes=True)" in notes
+
+
+def test_operators_that_nothing_sizes_are_named(trace):
+    """No shapes of their own, and no annotation: the call is left out, but not in silence."""
+    trace.shaped("c10d::allreduce_")
+    trace.shaped("c10d::_allgather_base_", ([4], "float"), ([2], "float"))
+    workload = kineto.read([trace.write()], name="t")
+    assert [m.message.collective.value for m in workload.messages] == ["all_gather"]
+    assert any("1 x allreduce without shapes" in note for note in workload.provenance.notes)
+
+
+def test_metadata_without_a_size_are_named(trace):
+    """The collective is known, its elements are not."""
+    trace.comm("allreduce", 4)
+    trace.event("record_param_comms", "cpu_op", **{"Collective name": "allgather"})
+    notes = kineto.read([trace.write()], name="t").provenance.notes
+    assert "left out: 1 x allgather without a size" in notes

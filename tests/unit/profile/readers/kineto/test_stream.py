@@ -1,0 +1,168 @@
+"""Traces read as a stream: the same as parsing them, at every size of the blocks, and never a part for the whole."""
+
+import gzip
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ncclt.errors import TraceError
+from ncclt.profile.documents import documents
+from ncclt.profile.readers.kineto import stream as kineto_stream
+from ncclt.profile.readers.kineto.stream import stream_trace
+
+NAMES = st.sampled_from(["pick", "skip", 'a "pick"', "{lambda()#1}", "},\n  {", "é", "\\", "\x01", '"', "{", "}"])
+ARGS = st.dictionaries(
+    NAMES, NAMES | st.integers() | st.lists(st.fixed_dictionaries({"ph": NAMES}), max_size=2), max_size=2
+)
+EVENTS = st.fixed_dictionaries({"ph": st.just("X"), "name": NAMES}, optional={"args": ARGS, "ts": st.floats(0, 9)})
+ROWS = st.lists(EVENTS | st.integers() | st.none() | NAMES | st.just([{"ph": "pick"}]) | st.just({}), max_size=6)
+LAYOUTS = [{"separators": (",", ":")}, {}, {"indent": 2}, {"indent": 4, "ensure_ascii": False}]
+
+
+@pytest.fixture
+def blocks_of(monkeypatch):
+    """Make the blocks that are read at once as small as wanted."""
+    return lambda size: monkeypatch.setattr(kineto_stream, "BLOCK_BYTES", size)
+
+
+def _find(data, start):
+    while (start := data.find(b'"pick"', start)) >= 0:
+        yield start
+        start += 1
+
+
+def _stream(folder, data):
+    path = folder / "trace.json"
+    path.write_bytes(data)
+    taken = []
+    for document in documents(path):
+        head = stream_trace(document, _find, taken.append)
+    return head, taken
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(rows=ROWS, layout=st.sampled_from(LAYOUTS), block=st.integers(1, 60), place=st.integers(0, 2))
+def test_stream_takes_what_a_full_parse_finds(tmp_path, blocks_of, rows, layout, block, place):
+    """Events over the borders of blocks, with braces and quotes in strings, at the head's beginning, middle or end."""
+    blocks_of(block)
+    members = [("a", {"x": [1, {}]}), ("b", "}")]
+    members.insert(place, ("traceEvents", rows))
+    data = json.dumps(dict(members), **layout).encode()
+    head, taken = _stream(tmp_path, data)
+    assert head == {"a": {"x": [1, {}]}, "b": "}"}
+    assert taken == [row for row in rows if '"pick"' in json.dumps(row)]
+
+
+SMALL = b'{"a": 1, "traceEvents": [{"ph": "X", "name": "pick"},\n {"ph": "X", "args": {"b": "c"}}, 7], "z": [2]}'
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_every_cut_is_noticed(tmp_path, blocks_of, block):
+    """Never the beginning for the whole."""
+    blocks_of(block)
+    assert [cut for cut in range(1, len(SMALL)) if not _cut_off(tmp_path, SMALL[:cut])] == []
+
+
+def _cut_off(folder, data):
+    try:
+        _stream(folder, data)
+    except TraceError as error:
+        return "cut off" in error.message and bool(error.hint)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"z": [2]}', b'"z": [2]} x', "follows its end"),
+        (b'"z": [2]}', b'"z": [2]}{}', "follows its end"),
+        (b'"z": [2]}', b'"z": [2', "ends in the middle"),
+        (b'"z"', b"7", "without a name"),
+        (b'"z":', b'"z"', "without a name"),
+        (b', "z"', b' "z"', "comma is missing"),
+        (b", 7", b" 7", "comma is missing between events"),
+        (b", 7]", b", 7,]", "no value begins with b']'"),
+        (b'"name": "pick"', b'"name" "pick"', "Expecting ':'"),
+        (b"[2]", b"[2}", "Expecting ','"),
+        (b'"a": 1', b'"traceEvents": []', "more than one"),
+        (b"traceEvents", b"traceevents", "no list `traceEvents`"),
+        (b'{"a"', b'["a"', "no list `traceEvents`"),
+        (b'{"a"', b'"a"', "does not begin"),
+    ],
+)
+def test_broken_structure_is_refused_with_the_reason(tmp_path, old, new, reason):
+    """Around the events everything is checked, and so are the events that matter."""
+    assert SMALL.count(old) == 1
+    with pytest.raises(TraceError) as caught:
+        _stream(tmp_path, SMALL.replace(old, new))
+    assert reason in caught.value.message
+    assert caught.value.hint
+
+
+def test_loose_json_is_accepted(tmp_path):
+    """A byte order mark, control characters in strings, bytes that are no UTF-8, and numbers that are none."""
+    data = b'\xef\xbb\xbf {"traceEvents": [{"name": "pick", "x": "a\x01\t\xff", "y": NaN, "z": -Infinity}, {"n": NaN}]}'
+    _, taken = _stream(tmp_path, data)
+    assert taken[0]["x"] == "a\x01\t\ufffd"
+    assert taken[0]["z"] == -float("inf")
+
+
+def test_objects_inside_events_are_no_events(tmp_path):
+    """However much they look like some: the event around them is taken, once."""
+    inner = {"ph": "X", "name": "pick", "args": {"a": 1}}
+    event = {"ph": "X", "name": "outer", "args": {"list": [inner, inner, {"deeper": [inner, {"e": {"f": inner}}]}]}}
+    quoted = {"ph": "X", "name": json.dumps([inner, inner])}
+    for layout in LAYOUTS:
+        data = json.dumps({"traceEvents": [quoted, event, quoted, event]}, **layout).encode()
+        assert _stream(tmp_path, data)[1] == [event, event]
+
+
+def test_overlong_event_is_refused(tmp_path, blocks_of, monkeypatch):
+    """A string without an end must not fill the memory."""
+    blocks_of(100)
+    monkeypatch.setattr(kineto_stream, "LONGEST_BYTES", 1000)
+    with pytest.raises(TraceError, match="longer than"):
+        _stream(tmp_path, b'{"traceEvents": [{"name": "' + b"x" * 5000 + b'"}]}')
+
+
+def test_event_much_longer_than_a_block_is_read(tmp_path, blocks_of):
+    """Nothing is lost, and the bytes are not read over and over."""
+    blocks_of(16)
+    event = {"name": "pick", "args": {"stack": "f({}); " * 10_000}}
+    assert _stream(tmp_path, json.dumps({"traceEvents": [1, event, 2]}).encode())[1] == [event]
+
+
+def test_deep_nesting_is_refused_or_skipped(tmp_path):
+    """Not a recursion error: an event of interest cannot be parsed, the others are of no matter."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert _stream(tmp_path, b'{"traceEvents": [' + deep + b", 1]}")[1] == []
+    with pytest.raises(TraceError, match="recursion"):
+        _stream(tmp_path, b'{"traceEvents": [{"name": "pick", "x":' + deep + b"}]}")
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    data=st.binary(max_size=60).map(lambda noise: b'{"traceEvents": [' + noise)
+    | st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)).map(
+        lambda flip: SMALL[: flip[0]] + bytes([flip[1]]) + SMALL[flip[0] + 1 :]
+    ),
+    block=st.sampled_from([1, 20, 1000]),
+)
+def test_damage_gives_an_error_or_events(tmp_path, blocks_of, data, block):
+    """Nothing else, and always an end."""
+    blocks_of(block)
+    with suppress(TraceError):
+        head, taken = _stream(tmp_path, data)
+        assert isinstance(head, dict)
+        assert all('"pick"' in json.dumps(row) for row in taken)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999])
+def test_cut_gzip_is_refused(tmp_path, share):
+    """Also where only the checksum behind the last byte is missing."""
+    data = gzip.compress(json.dumps({"traceEvents": [{"name": str(n)} for n in range(3000)]}).encode())
+    with pytest.raises(TraceError, match="damaged or cut off"):
+        _stream(tmp_path, data[: int(share * len(data))])

@@ -1,0 +1,137 @@
+"""Single lines of NCCL's debug log, in the forms of its versions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.profile.readers.nccl_log.parse import (
+    NOWHERE,
+    Origin,
+    coll_lines,
+    comm_line,
+    library_version,
+    mentions_graphs,
+    tuning_lines,
+)
+
+CALL = (
+    b"AllReduce: opCount 1f sendbuff 0x7f01 recvbuff (nil) count 77 datatype 7 op 0 root 0 comm 0xa1 [nranks=8] "
+    b"stream 0x2"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "origin"),
+    [
+        (b"gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"5: gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"(Worker pid=77, ip=10.0.0.1) gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"[1,0]<stdout>:gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"[2026-01-02 03:04:05] gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"gpu1:77:78 [3] 1700000000123456 NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"> gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"gpu9:1:1 [0] NCCL INFO gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"[7] NCCL INFO ", NOWHERE),
+        (b"", NOWHERE),
+    ],
+)
+def test_origin_is_the_last_one_before_the_call(before, origin):
+    """Launchers, time stamps, quote marks and a torn line in front of it."""
+    (call,) = coll_lines(before + CALL)
+    assert call.origin == origin
+    assert (call.operation, call.elements, call.datatype, call.comm, call.ranks) == (
+        "AllReduce",
+        "77",
+        "7",
+        "0xa1",
+        "8",
+    )
+
+
+def test_rccl_adds_words():
+    """`acc` before the count, a task behind the stream."""
+    line = CALL.replace(b" count", b" acc (nil) count") + b" task 0 globalrank 0"
+    assert [call.elements for call in coll_lines(line)] == ["77"]
+
+
+def test_two_calls_on_one_line_keep_their_origins():
+    """Without a line end between them."""
+    line = b"a:1:1 [0] NCCL INFO " + CALL + b"b:2:2 [1] NCCL INFO " + CALL
+    assert [call.origin.host for call in coll_lines(line)] == ["a", "0x2b"]
+
+
+@pytest.mark.parametrize("cut", [10, 60, len(CALL) - 25])
+def test_cut_calls_are_not_guessed(cut):
+    """A count may be cut in the middle of its digits, so nothing of the line is used."""
+    assert list(coll_lines(CALL[:cut])) == []
+
+
+@pytest.mark.parametrize("text", [b"count -77", b"count 7e3", b"count 0x77", b"count nan", b"count " + b"9" * 30])
+def test_impossible_counts_are_no_calls(text):
+    """Negative, not whole, or longer than 64 bits."""
+    assert list(coll_lines(CALL.replace(b"count 77", text))) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "operation", "size", "choice", "full"),
+    [
+        (b"2048 Bytes -> Algo 1 proto 2 time 12.5", "", "2048", "RING/SIMPLE", True),
+        (b"AllGather: 2048 Bytes -> Algo 0 proto 1 time 12.5", "AllGather", "2048", "TREE/LL128", True),
+        (
+            b"AllReduce: 2048 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={4..11}",
+            "AllReduce", "2048", "NVLS_TREE/SIMPLE/8", False,
+        ),
+        (
+            b"AllReduce: 2048 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0} cgaClusterSize 4",
+            "AllReduce", "2048", "RING/LL/1", False,
+        ),
+        (
+            b"AllGather [Symmetric]: 2048 Bytes -> Kernel AllGather_LLMC nchannels 8 nthreads 512 nWorks 1",
+            "AllGather", "2048", "AllGather_LLMC/8", False,
+        ),
+        (b"AlltoAll [Copy Engine]: 2048 Bytes -> cudaMemcpy; CE sync", "AlltoAll", "2048", "Copy Engine", False),
+        (b"AllGather [Hierarchical CE]: 2048 Bytes -> RMA proxy + CE", "AllGather", "2048", "Hierarchical CE", False),
+        (b"Broadcast: 9 Bytes -> Algo 42 proto 9 time 1.0", "Broadcast", "9", "42/9", True),
+    ],
+)  # fmt: skip
+def test_tuning_lines_of_every_form(line, operation, size, choice, full):
+    """NCCL 2.20 to 2.32."""
+    (decision,) = tuning_lines(b"gpu1:7:8 [2] NCCL INFO " + line)
+    assert decision == (Origin("gpu1", "7", "2"), operation, size, choice, full)
+
+
+def test_init_lines_of_every_form():
+    """The two lines of one communicator tell different parts."""
+    start = b"n:1:2 [0] NCCL INFO ncclCommInitRankConfig comm 0xa rank 3 nranks 8 cudaDev 1 nvmlDev 1 busId 44000 "
+    start += b"commId 0xbe - Init START"
+    nodes = b"n:1:2 [0] NCCL INFO comm 0xa rank 3 nRanks 8 nNodes 2 localRanks 4 localRank 3 MNNVL 0"
+    first, second = comm_line(start), comm_line(nodes)
+    assert (first.rank, first.ranks, first.device, first.comm_id, first.nodes) == (3, "8", "1", "0xbe", 0)
+    assert (second.rank, second.ranks, second.device, second.comm_id, second.nodes) == (3, "8", "", "", 2)
+    assert comm_line(b"n:1:2 [0] NCCL INFO Ring 00 : 0 -> 1 rank 3") is None
+
+
+def test_versions_and_graphs():
+    """Both libraries, with and without a colon."""
+    assert library_version(b"NCCL INFO NCCL version 2.29.7+cuda12.9") == "2.29.7+cuda12.9"
+    assert library_version(b"RCCL version : 2.22.3-develop:abc") == "RCCL 2.22.3-develop"
+    assert library_version(b"NCCL version unknown") == ""
+    assert mentions_graphs(b"NCCL INFO CUDA Graph capture")
+    assert mentions_graphs(b"# nThread 1 graph: 1 unalign: 0")
+    assert not mentions_graphs(b"# nThread 1 graph: 0 unalign: 0")
+    assert not mentions_graphs(b"NCCL INFO GRAPH/Topo paragraph")
+
+
+@given(st.binary(max_size=400), st.integers(0, len(CALL)))
+def test_any_bytes_are_survived(noise, at):
+    """Noise before, inside and behind a call: at most that call is found, and never another size."""
+    noise_without_digits = noise.translate(None, b"0123456789")
+    whole, torn = (noise_without_digits + CALL + noise_without_digits, CALL[:at] + noise_without_digits + CALL[at:])
+    sizes = [[(call.elements, call.datatype, call.ranks) for call in coll_lines(line)] for line in (whole, torn)]
+    assert sizes[0] == [("77", "7", "8")]
+    assert sizes[1] in ([], sizes[0])
+    for line in (noise + CALL + noise, CALL[:at] + noise + CALL[at:]):
+        assert len(list(coll_lines(line))) <= 2
+        list(tuning_lines(line))
+        comm_line(line)
+        library_version(line)

@@ -1,0 +1,85 @@
+"""Reading what the ranks wrote about themselves."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.profile.record.ranks import RankReport, overhead, read_reports, why_no_trace
+
+FACTS = {
+    "rank": 1, "state": "recorded", "steps_seen": 9, "steps_recorded": 3, "outside_s": [0.1], "inside_s": [0.2],
+    "write_s": 1.5, "failures": [],
+}  # fmt: skip
+
+
+def _report(**facts):
+    return RankReport(**{"rank": 0, "state": "recorded", "steps_seen": 9, "steps_recorded": 3} | facts)
+
+
+def _write(folder, name, text):
+    (folder / "ranks").mkdir(exist_ok=True)
+    (folder / "ranks" / name).write_text(text)
+
+
+def test_reports_come_in_order_of_rank_those_without_last(tmp_path):
+    for name, rank in (("a", None), ("b", 10), ("c", 2)):
+        _write(tmp_path, f"{name}.json", json.dumps(FACTS | {"rank": rank}))
+    reports = read_reports(tmp_path)
+    assert [report.rank for report in reports] == [2, 10, None]
+    assert (reports[0].inside_s, reports[0].write_s) == ((0.2,), 1.5)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", json.dumps(FACTS | {"rank": "x"}), json.dumps({"rank": 1})])
+def test_a_broken_journal_is_a_failure_with_its_name(tmp_path, text):
+    _write(tmp_path, "host.7.json", text)
+    (report,) = read_reports(tmp_path)
+    assert report.state == "failed"
+    assert "host.7.json" in report.failures[0]
+
+
+def test_overhead_is_that_of_the_median_rank():
+    reports = [_report(outside_s=(0.1, 0.1, 9.0), inside_s=(0.1 + extra, 0.1 + extra)) for extra in (0.01, 0.5, 0.02)]
+    cost = overhead(reports)
+    assert cost.share == pytest.approx(0.2)
+    assert (cost.outside_us, cost.inside_us) == pytest.approx((1e5, 1.2e5))
+
+
+def test_spread_of_unrecorded_steps_is_told():
+    cost = overhead([_report(outside_s=tuple(n / 100 for n in range(1, 10)), inside_s=(0.05,))])
+    assert (cost.low_us, cost.outside_us, cost.high_us) == pytest.approx((3e4, 5e4, 7e4))
+    alone = overhead([_report(outside_s=(0.1,), inside_s=(0.1,))])
+    assert alone.low_us == alone.high_us == pytest.approx(1e5)
+
+
+def test_overhead_is_unknown_without_both_kinds_of_steps():
+    assert overhead([]) is None
+    assert overhead([_report(inside_s=(0.1,)), _report(outside_s=(0.1,))]) is None
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1), st.lists(st.floats(1e-6, 1e3), min_size=1))
+def test_equal_steps_cost_nothing_and_order_does_not_matter(outside_s, inside_s):
+    same = overhead([_report(outside_s=tuple(outside_s), inside_s=tuple(outside_s))])
+    assert same.share == pytest.approx(0, abs=1e-9)
+    one = overhead([_report(outside_s=tuple(outside_s), inside_s=tuple(inside_s))])
+    assert one == overhead([_report(outside_s=tuple(outside_s[::-1]), inside_s=tuple(sorted(inside_s)))])
+
+
+@pytest.mark.parametrize(
+    ("reports", "started", "said"),
+    [
+        ([], False, "no Python process"),
+        ([], True, "no process of the command loaded PyTorch"),
+        ([_report(state="loaded", steps_seen=0)], True, "no optimizer made a step"),
+        ([_report(state="loaded", steps_seen=8)], True, "8 steps, which is not beyond the warm-up"),
+        ([_report(state="recording")], True, "ended while they recorded"),
+        ([_report(state="failed", failures=("no room",))] * 2, True, "failed in the ranks: no room"),
+    ],
+)
+def test_missing_traces_are_explained(tmp_path, reports, started, said):
+    if started:
+        (tmp_path / "python-started").touch()
+    reason, hint = why_no_trace(tmp_path, reports)
+    assert reason.endswith(said) or said in reason
+    assert hint

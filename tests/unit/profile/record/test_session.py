@@ -1,0 +1,81 @@
+"""The folder of a recording, and what becomes of what was written into it."""
+
+import json
+import sys
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.record.session import clear_folder, make_folder, run_recording
+
+RANK_LOG = (
+    "host:{pid}:{pid} [0] NCCL INFO ncclCommInitRank comm 0x5500 rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} "
+    "busId 1000 commId 0xabc - Init COMPLETE\n"
+    "host:{pid}:{pid} [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x1 count 1024 datatype 7 op 0 root 0 "
+    "comm 0x5500 [nranks=2] stream 0x9\n"
+)
+# Stands for ranks on NCCL: writes where NCCL_DEBUG_FILE tells.
+NCCL_JOB = f"""
+import os, sys
+for rank in (0, 1):
+    path = os.environ["NCCL_DEBUG_FILE"].replace("%h", "host").replace("%p", str(100 + rank))
+    open(path, "w").write({RANK_LOG!r}.format(pid=100 + rank, rank=rank))
+sys.exit(4)
+"""
+
+
+def _record(tmp_path, code, method):
+    folder = make_folder(tmp_path, keep=None)
+    plan = plan_recording([sys.executable, "-c", code], folder=folder, environ={}, method=method)
+    return run_recording(plan, folder, name="mine")
+
+
+def test_folder_is_private_and_goes(tmp_path):
+    folder = make_folder(tmp_path, keep=None)
+    assert folder.parent == tmp_path.resolve()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    clear_folder(folder, keep=None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_raw_files_are_kept_and_nothing_else(tmp_path):
+    folder, keep = make_folder(tmp_path, keep=tmp_path / "a" / "b"), tmp_path / "a" / "b"
+    (folder / "traces" / "rank0.json").write_text("{}")
+    clear_folder(folder, keep=keep)
+    assert sorted(path.name for path in keep.iterdir()) == ["nccl", "plugin", "ranks", "traces"]
+    assert (keep / "traces" / "rank0.json").read_text() == "{}"
+    assert not folder.exists()
+
+
+def test_folders_that_cannot_serve_are_refused_beforehand(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for base, keep in ((tmp_path / "missing", None), (tmp_path, tmp_path / "full"), (tmp_path, tmp_path / "full/file")):
+        with pytest.raises(UsageError) as caught:
+            make_folder(base, keep=keep)
+        assert caught.value.hint
+    assert not list(tmp_path.glob(".ncclt-record-*"))
+
+
+@pytest.mark.parametrize("method", [Method.NCCL_LOG, Method.AUTO])
+def test_nccl_log_is_read_whatever_the_exit_code(tmp_path, method):
+    recording = _record(tmp_path, NCCL_JOB, method)
+    assert recording.exit_code == 4
+    assert [(c.message.collective, c.message.size_bytes) for c in recording.workload.messages] == [("all_reduce", 4096)]
+    notes = " ".join(recording.workload.provenance.notes)
+    assert ("no usable trace: no process of the command loaded PyTorch" in notes) == (method is Method.AUTO)
+    assert recording.overhead is None
+
+
+def test_traces_without_collectives_are_told_together_with_missing_logs(tmp_path):
+    trace = json.dumps({"schemaVersion": 1, "traceEvents": []})
+    code = (
+        "import os; folder = os.path.dirname(os.environ['PYTHONPATH']); "
+        f"open(folder + '/traces/rank0.json', 'w').write({trace!r})"
+    )
+    recording = _record(tmp_path, code, Method.AUTO)
+    assert recording.workload is None
+    assert "no collectives" in recording.reason
+    assert "no process wrote an NCCL log" in recording.reason
+    assert recording.hint

@@ -1,0 +1,108 @@
+"""How long a step takes before it is run."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.trial import Measurement
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import UsageError
+from ncclt.profile.views.estimate import Source, compute_seconds, curves, estimate, link_busbw_gbps, on_curve
+
+H100 = Cluster(
+    name="c", nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True, nccl_version="2.28.9",
+)  # fmt: skip
+
+
+def _message(size, *, collective=Collective.ALL_REDUCE, group=16, spans=True):
+    return Message(collective=collective, dtype="float32", size_bytes=size, group_size=group, spans_nodes=spans)
+
+
+def _workload(*messages, calls=1.0):
+    return Workload(
+        name="w",
+        messages=tuple(MessageCalls(message=m, calls_per_step=calls) for m in messages),
+        provenance=Provenance(source="x"),
+    )
+
+
+@pytest.mark.parametrize(("node_gbps", "communication_s", "bound"), [(125, 0.42, True), (400, 0.13, False)])
+def test_the_figures_of_the_fabric_checks_come_out(node_gbps, communication_s, bound):
+    """7 B parameters, sequence 2048, batch 16, 16 H100 at 396 TFLOP/s: 0.29 s of compute (seed tables, section 2)."""
+    compute_s = compute_seconds(parameters=7e9, tokens_per_step=2048 * 16, gpus=16, tflops=396)
+    found = estimate(
+        _workload(_message(28 * 10**9)), replace(H100, nic_gbps=node_gbps / 8), compute_s=compute_s, measured={}
+    )
+    assert round(compute_s, 2) == 0.29
+    assert round(found.communication_s, 2) == communication_s
+    assert found.communication_s == found.links_s
+    assert found.is_network_bound is bound
+    assert found.bus_gbps == pytest.approx(node_gbps)
+    assert found.turning_gbps == pytest.approx(28 * 1.875 / compute_s)
+
+
+@pytest.mark.parametrize("change", [{"parameters": 0}, {"tokens_per_step": -1}, {"tflops": float("nan")}])
+def test_impossible_figures_are_refused(change):
+    with pytest.raises(UsageError):
+        compute_seconds(**{"parameters": 1e9, "tokens_per_step": 1e3, "gpus": 8, "tflops": 100, **change})
+
+
+@pytest.mark.parametrize(
+    ("message", "gbps"),
+    [
+        (_message(8), 400),
+        (_message(8, collective=Collective.ALL_TO_ALL), 50),
+        (_message(8, collective=Collective.SEND_RECV), 50),
+        (_message(8, group=8, spans=False), 450),
+        (_message(8, group=2, spans=True), 50),
+        (_message(8, group=4, spans=True), 100),
+    ],
+)
+def test_the_links_of_a_group_are_its_own_share(message, gbps):
+    assert link_busbw_gbps(H100, message) == pytest.approx(gbps)
+
+
+def test_direct_links_to_other_gpus_stay_idle():
+    direct = replace(H100, nodes=1, gpus_per_node=4, link_class="nvlink", link_gbps=300.0)
+    assert link_busbw_gbps(direct, _message(8, group=2, spans=False)) == pytest.approx(100)
+    assert link_busbw_gbps(direct, _message(8, group=4, spans=False)) == pytest.approx(300)
+
+
+def test_a_curve_is_taken_where_it_reaches_and_the_links_beyond_it():
+    curve = ((1000, 10.0), (4000, 40.0))
+    assert on_curve(curve, 1000) == (10.0, Source.MEASURED)
+    assert on_curve(curve, 4000) == (40.0, Source.MEASURED)
+    time_us, source = on_curve(curve, 2000)
+    assert (time_us, source) == (pytest.approx(20.0), Source.INTERPOLATED)
+    assert on_curve(curve, 999) is None
+    assert on_curve(curve, 4001) is None
+    assert on_curve((), 8) is None
+
+
+def test_measured_times_replace_those_of_the_links_for_their_kind_alone():
+    measured = curves(
+        [
+            Measurement(message=_message(1000), samples_us=(30.0, 50.0)),
+            Measurement(message=_message(1000), samples_us=(60.0,)),
+            Measurement(message=_message(1000, group=8, spans=False), samples_us=(7.0,)),
+        ]
+    )
+    found = estimate(
+        _workload(_message(1000), _message(2000), _message(1000, collective=Collective.ALL_GATHER), calls=2.0),
+        H100,
+        measured=measured,
+    )
+    rows = {(r.message.collective.value, r.message.size_bytes): (r.time_us, r.source) for r in found.messages}
+    assert rows["all_reduce", 1000] == (50.0, Source.MEASURED)
+    assert rows["all_reduce", 2000][1] is rows["all_gather", 1000][1] is Source.LINKS
+    assert found.communication_s == pytest.approx(sum(2 * time_us for time_us, _ in rows.values()) / 1e6)
+    assert (found.compute_s, found.is_network_bound, found.turning_gbps) == (None, None, None)
+    assert found.messages[0].message.size_bytes == 1000
+
+
+def test_a_group_of_one_rank_sends_nothing():
+    found = estimate(_workload(_message(1000, group=1, spans=False)), H100, compute_s=1.0, measured={})
+    assert (found.messages, found.communication_s, found.bus_gbps, found.is_network_bound) == ((), 0, 0, False)

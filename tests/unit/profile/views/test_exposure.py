@@ -1,0 +1,63 @@
+"""Communication that compute does not hide."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.profile.views.exposure import exposure, gain_bound, merged, overlaps
+
+_INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+
+
+def _points(intervals):
+    """Every whole µs that is covered, the slow and obvious way."""
+    return {point for start, end in intervals for point in range(start, end)}
+
+
+def _workload(step_time_us, exposed_us):
+    calls = MessageCalls(
+        message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4), calls_per_step=1.0
+    )
+    return Workload(
+        name="w",
+        messages=(calls,),
+        provenance=Provenance(source="kineto"),
+        step_time_us=step_time_us,
+        exposed_us=exposed_us,
+    )
+
+
+@given(first=_INTERVALS, second=_INTERVALS)
+def test_union_and_overlap_are_those_of_the_points(first, second):
+    a, b = merged(first), merged(second)
+    assert _points(a) == _points(first)
+    assert _points(overlaps(a, b)) == _points(first) & _points(second)
+    assert all(end < start for (_, end), (start, _) in pairwise(a))
+
+
+@given(communication=_INTERVALS, compute=_INTERVALS, windows=st.none() | _INTERVALS)
+def test_exposed_is_what_runs_alone_inside_the_windows(communication, compute, windows):
+    found = exposure(communication, compute, windows)
+    sending = _points(communication) & (_points(windows) if windows is not None else set(range(40)))
+    assert found.communication_us == len(sending)
+    assert found.exposed_us == len(sending - _points(compute))
+
+
+def test_the_bound_is_the_exposed_share():
+    bound = gain_bound(_workload(1000.0, 41.0))
+    assert bound.share == pytest.approx(0.041)
+    assert bound.speedup == pytest.approx(1 / 0.959)
+
+
+def test_a_step_of_nothing_but_communication_is_bounded_by_nothing():
+    bound = gain_bound(_workload(1000.0, 1500.0))
+    assert (bound.share, bound.speedup) == (1.0, float("inf"))
+
+
+@pytest.mark.parametrize(("step", "exposed"), [(None, 5.0), (0.0, 5.0), (100.0, None)])
+def test_without_step_time_or_exposed_part_there_is_no_bound(step, exposed):
+    assert gain_bound(_workload(step, exposed)) is None

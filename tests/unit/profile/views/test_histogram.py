@@ -1,0 +1,78 @@
+"""Which sizes carry what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.profile.views.histogram import cross_over, histogram, size_classes, traffic
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+
+def _calls(size, calls=1.0, collective=Collective.ALL_REDUCE, group=0, time_us=None):
+    message = Message(collective=collective, dtype="uint8", size_bytes=size, group_size=group)
+    return MessageCalls(message=message, calls_per_step=calls, recorded_us=time_us)
+
+
+def _workload(*messages, world=0):
+    return Workload(name="w", messages=messages, provenance=Provenance(source="x", world_size=world))
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [(64 * _KIB - 1, "small"), (64 * _KIB + 1, "medium"), (4 * _MIB - 1, "medium"), (4 * _MIB + 1, "large")],
+)
+def test_a_size_belongs_to_one_of_three_classes(size, name):
+    assert [each.name for each in size_classes(_workload(_calls(size))) if each.calls] == [name]
+
+
+def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
+    bins = histogram(_workload(_calls(8), _calls(15, 2.0), _calls(16), _calls(64)))
+    found = [(b.exponent, b.calls, b.bytes_per_step) for b in bins]
+    assert found == [(3, 3.0, 38.0), (4, 1.0, 16.0), (5, 0, 0), (6, 1.0, 64.0)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**40), st.floats(0.1, 100)), min_size=1, max_size=20))
+def test_bins_and_classes_carry_everything(rows):
+    workload = _workload(*(_calls(size, calls) for size, calls in rows))
+    for parts in (histogram(workload), size_classes(workload)):
+        assert sum(p.bytes_per_step for p in parts) == pytest.approx(workload.bytes_per_step)
+        assert sum(p.calls for p in parts) == pytest.approx(sum(calls for _, calls in rows))
+
+
+def test_classes_are_kept_apart_by_collective_and_size():
+    workload = _workload(
+        _calls(64 * _KIB - 1),
+        _calls(64 * _KIB),
+        _calls(4 * _MIB, time_us=9.0),
+        _calls(8, collective=Collective.BROADCAST),
+    )
+    found = {(c.collective.value, c.name): (c.calls, c.time_us) for c in size_classes(workload)}
+    assert found == {
+        ("all_reduce", "small"): (1.0, None), ("all_reduce", "medium"): (1.0, None),
+        ("all_reduce", "large"): (1.0, 9.0), ("broadcast", "small"): (1.0, None),
+    }  # fmt: skip
+
+
+def test_many_small_calls_and_one_large_message_cross_over():
+    half = cross_over(_workload(_calls(8, 100.0, time_us=1.0), _calls(_MIB, time_us=50.0)))
+    assert (half.calls_bytes, half.bytes_bytes, half.time_bytes) == (8, _MIB, 8)
+    assert cross_over(_workload(_calls(8), _calls(9, time_us=1.0))).time_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("collective", "per_rank"),
+    [("all_reduce", 1500), ("all_gather", 750), ("reduce_scatter", 750), ("all_to_all", 750), ("broadcast", 750),
+     ("reduce", 750), ("send_recv", 1000)],
+)  # fmt: skip
+def test_bytes_on_the_wire_of_four_ranks(collective, per_rank):
+    sent = traffic(_workload(_calls(1000, collective=Collective(collective)), world=4))
+    assert (sent.per_rank, sent.total) == (per_rank, 4 * per_rank)
+
+
+def test_traffic_needs_the_size_of_the_group():
+    assert traffic(_workload(_calls(1000))) is None
+    assert traffic(_workload(_calls(1000, group=2))).total is None
+    assert traffic(_workload(_calls(1000, group=1), world=8)).per_rank == 0

@@ -1,0 +1,237 @@
+"""The canary: what makes a recommendation stale, and what does not."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recheck import Freshness, check_from_document
+from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.study import Arm, Study, StudyState
+from ncclt.core.trial import Outcome
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.prove.interleave import prove
+from ncclt.prove.proof import verdict_of
+from ncclt.prove.recheck import CheckRequest, check, driver_before
+from ncclt.testing.fakes import FakeJournal, FakeRunner
+
+CLUSTER = Cluster(
+    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    nccl_version="2.27.3",
+)  # fmt: skip
+SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+WORKLOAD = Workload(
+    name="w",
+    messages=tuple(
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=4),
+            calls_per_step=1.0,
+        )
+        for size in SIZES
+    ),
+    provenance=Provenance(source="test"),
+)
+POLICY = Policy(
+    rules=(
+        Rule(collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL),
+        Rule(
+            collective=Collective.ALL_REDUCE, min_bytes=(1 << 20) + 1, algorithm=Algorithm.RING,
+            protocol=Protocol.SIMPLE,
+        ),
+    )
+)  # fmt: skip
+
+
+def times(*, seed, default=1.0, policy=0.9, sigma=0.02):
+    """Return a landscape of equal gains under noise."""
+    rng = random.Random(seed)
+
+    def time_of(setting, message, _number):
+        base = 10.0 + message.size_bytes / 1e5
+        return base * (default if setting.is_default else policy) * rng.lognormvariate(0, sigma)
+
+    return time_of
+
+
+@pytest.fixture(scope="module")
+def request_():
+    """A recommendation with the launches that proved it."""
+    journal = FakeJournal()
+    prove(
+        FakeRunner(CLUSTER, times(seed=1)), WORKLOAD, journal, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+        interrupted=lambda: False, watch=lambda *_: None,
+    )  # fmt: skip
+    verdict = verdict_of(Arm.TABLE, POLICY, journal.trials(), WORKLOAD, min_effect=0.02)
+    assert verdict.decision is Decision.TUNED
+    found = Recommendation(
+        id="r1", revision=1, study="s1", cluster="pair", model="w", workload_digest=WORKLOAD.digest(),
+        collectives=WORKLOAD.collectives, fingerprint=CLUSTER.fingerprint(),
+        table=Delivery(policy=POLICY, verdict=verdict), variables=None, simulated=True, launcher="fake", created="t",
+    )  # fmt: skip
+    study = Study(
+        id="s1", name="s", cluster=CLUSTER, workload=WORKLOAD, launcher="fake", simulated=True, process_wide=(),
+        seed=0, state=StudyState.DONE,
+    )  # fmt: skip
+    return CheckRequest(recommendation=found, study=study, trials=tuple(journal.trials()))
+
+
+def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
+    runner = FakeRunner(cluster, time_of)
+    return check(request, runner, interrupted=interrupted, watch=lambda *_: None, now=lambda: "2026-01-01"), runner
+
+
+@pytest.mark.parametrize(
+    "change", [{"freshness": "stalish"}, {"launches": "many"}, {"changes": 1}, {"reasons": None}, {"changes": [1]}]
+)
+def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
+    found, _ = checked(request_, times(seed=2))
+    document = found.to_document() | change
+    with pytest.raises(InputError, match="no check"):
+        check_from_document(document)
+    del document["id"]
+    with pytest.raises(InputError, match="no check"):
+        check_from_document(document)
+
+
+def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
+    found, runner = checked(request_, times(seed=2))
+
+    assert (found.freshness, found.reasons, found.staleness) == (Freshness.FRESH, (), "")
+    assert found.launches == 8
+    assert len(runner.launches) == 4 + 2 * 4, "the policy takes a launch for each of its settings"
+    assert len(found.changes) == 1 + 2 * 5
+    assert "64 MiB" in found.changes[1].what, "the message of most weight comes first"
+    assert check_from_document(found.to_document()) == found
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        ({"policy": 1.05}, "gain of the policy over the default"),
+        ({"default": 1.4, "policy": 1.26}, "under the default"),
+        ({"default": 0.7, "policy": 0.63}, "under the policy"),
+    ],
+)
+def test_what_changed_beyond_the_noise_is_stale(request_, now, reason):
+    found, _ = checked(request_, times(seed=2, **now))
+
+    assert found.freshness is Freshness.STALE
+    assert any(reason in sentence for sentence in found.reasons)
+    assert reason in found.staleness
+
+
+def test_noise_alone_hardly_ever_makes_it_stale(request_):
+    stale = sum(checked(request_, times(seed=seed))[0].freshness is Freshness.STALE for seed in range(10, 60))
+
+    assert stale <= 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("nccl_version", "2.30.7"), ("topology_hash", "b")])
+def test_another_nccl_or_topology_needs_no_launch(request_, field, value):
+    then = replace(CLUSTER, topology_hash="a")
+    request = replace(
+        request_, recommendation=replace(request_.recommendation, fingerprint=then.fingerprint())
+    )  # fmt: skip
+
+    found, runner = checked(request, times(seed=2), cluster=replace(then, **{field: value}))
+
+    assert found.freshness is Freshness.STALE
+    assert value in found.reasons[0]
+    assert runner.launches == []
+
+
+def test_a_policy_that_fails_is_stale_at_once(request_):
+    good = times(seed=2)
+
+    def wrong(setting, message, number):
+        return good(setting, message, number) if setting.is_default else Outcome.WRONG_RESULT
+
+    found, runner = checked(request_, wrong)
+
+    assert "wrong_result" in found.reasons[0]
+    assert len(runner.launches) == 2
+
+
+def test_a_default_that_fails_says_nothing_about_the_recommendation(request_):
+    with pytest.raises(StudyStoppedError, match="does not run here"):
+        checked(request_, lambda *_: Outcome.TIMEOUT)
+
+
+def test_what_delivers_nothing_or_lost_its_evidence_is_not_checked(request_):
+    table = request_.recommendation.table
+    kept = replace(table, verdict=replace(table.verdict, decision=Decision.UNDECIDED))
+    with pytest.raises(NoRecommendationError, match="nothing to check"):
+        checked(replace(request_, recommendation=replace(request_.recommendation, table=kept)), times(seed=2))
+    with pytest.raises(NoRecommendationError, match="void"):
+        checked(replace(request_, trials=()), times(seed=2))
+
+
+def test_simulated_and_measured_times_are_not_compared(request_):
+    with pytest.raises(UsageError, match="cannot be compared"):
+        checked(replace(request_, recommendation=replace(request_.recommendation, simulated=False)), times(seed=2))
+
+
+def test_an_interrupted_check_says_nothing(request_):
+    assert checked(request_, times(seed=2), interrupted=lambda: "told to stop")[0] is None
+
+
+@pytest.mark.parametrize("values", [{"points": 2}, {"points": 7}, {"blocks": 0}, {"tolerance": 0.0}])
+def test_a_senseless_request_is_refused(request_, values):
+    with pytest.raises(UsageError):
+        replace(request_, **values)
+
+
+def measured_under(request, driver):
+    fingerprint = replace(request.recommendation.fingerprint, driver=driver)
+    return replace(request, recommendation=replace(request.recommendation, fingerprint=fingerprint))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stale"),
+    [
+        ("570.86.15", "580.65.06", True),
+        ("570.86.15", "570.86.15, 580.65.06", True),
+        ("570.86.15", "570.86.15", False),
+        ("", "580.65.06", False),
+        ("570.86.15", "", False),
+    ],
+)
+def test_another_driver_is_a_reason_where_both_are_known(request_, before, now, stale):
+    request = replace(measured_under(request_, before), driver=now, driver_before=before)
+
+    found, runner = checked(request, times(seed=2))
+
+    assert (found.freshness is Freshness.STALE, runner.launches == []) == (stale, stale)
+    assert found.driver == now
+    said = f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"
+    assert found.reasons == ((said,) if stale else ())
+
+
+def test_a_new_driver_under_which_nothing_changed_is_the_one_from_then_on(request_):
+    request = replace(
+        measured_under(request_, "570.86.15"), driver="580.65.06", driver_before="570.86.15", driver_may_differ=True
+    )
+    stale, _ = checked(replace(request, driver_may_differ=False), times(seed=2))
+    fresh, runner = checked(request, times(seed=2))
+    slower, _ = checked(request, times(seed=2, policy=1.05))
+
+    assert (fresh.freshness, slower.freshness) == (Freshness.FRESH, Freshness.STALE)
+    assert runner.launches
+    assert check_from_document(fresh.to_document()) == fresh
+    published = request.recommendation
+    assert driver_before(published, []) == "570.86.15"
+    assert driver_before(published, [slower, stale]) == "570.86.15"
+    assert driver_before(published, [stale, fresh, stale]) == "580.65.06"
+
+
+def test_a_check_of_before_the_driver_was_kept_is_read(request_):
+    found, _ = checked(request_, times(seed=2))
+    document = found.to_document()
+    del document["driver"]
+
+    assert check_from_document(document) == found

@@ -1,0 +1,213 @@
+"""The application service: from two environments to a verdict, with a launcher that plays the training."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, Rule, uniform_policy
+from ncclt.core.recommendation import Decision, Delivery
+from ncclt.core.verification import Side
+from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.prove.step_times import VerifyRequest, recommended_variables, verify
+from ncclt.testing.store_contract import RING, sample_recommendation
+
+
+class PlayedTraining:
+    """A launcher whose ranks write the journals that the hook would write.
+
+    `play` gives for a launch, by its variables and number, the times of each rank in s, or how it ends.
+    """
+
+    name = "played"
+
+    def __init__(self, play):
+        self._play = play
+        self.plans = []
+
+    def plan(self, argv, *, variables, timeout_s, files=()):
+        return LaunchPlan(argv=tuple(argv), set_env=tuple(sorted(variables.items())), timeout_s=timeout_s)
+
+    def run(self, plan):
+        variables = dict(plan.set_env)
+        played = self._play(variables, len(self.plans))
+        self.plans.append(plan)
+        if isinstance(played, LaunchResult):
+            return played
+        folder = Path(variables["PYTHONPATH"].partition(":")[0]).parent
+        assert json.loads((folder / "inject" / "recording.json").read_text())["times_only"]
+        for rank, inside_s in enumerate(played):
+            journal = {
+                "host": "a", "rank": rank, "world_size": 3, "state": "recorded", "steps_seen": 9, "inside_s": inside_s,
+                "steps_recorded": len(inside_s), "outside_s": [], "write_s": 0.0, "failures": [],
+            }  # fmt: skip
+            (folder / "ranks" / f"{rank}.json").write_text(json.dumps(journal))
+        return LaunchResult(exit_code=0)
+
+    def kill(self):
+        raise AssertionError("nobody is asked to end anything")
+
+
+def _verify(tmp_path, play, *, environ=None, **options):
+    request = VerifyRequest(
+        **{"argv": ("train",), "base_env": (), "tuned_env": (("X", "1"),), "steps": 2, "warmup": 1,
+           "directory": tmp_path} | options
+    )  # fmt: skip
+    launcher = PlayedTraining(play)
+    seen = []
+    made = verify(
+        request, launcher, environ=environ or {}, watch=lambda launch, _result: seen.append(launch), now=lambda: "t"
+    )
+    assert not list(tmp_path.iterdir())
+    return made, launcher, seen
+
+
+def _by_side(base_s, tuned_s):
+    noise = itertools.cycle((1.0, 1.001, 0.999, 1.0005))
+
+    def play(variables, _number):
+        time_s = (tuned_s if "X" in variables else base_s) * next(noise)
+        return [[time_s, time_s], [time_s / 2, time_s / 2]]
+
+    return play
+
+
+def test_faster_steps_are_a_gain_and_slower_ones_none(tmp_path):
+    faster, launcher, seen = _verify(tmp_path, _by_side(0.11, 0.10))
+    assert faster.verdict.decision is Decision.TUNED
+    assert faster.verdict.speedup == pytest.approx(1.1, rel=0.01)
+    assert faster.verdict.reason.startswith("training steps are faster by +")
+    assert (faster.verdict.default_us, faster.verdict.policy_us) == pytest.approx((1.1e5, 1e5), rel=0.01)
+    assert [launch.side for launch in seen] == [Side.BASE, Side.TUNED, Side.TUNED, Side.BASE] * 4
+    assert ["X" in dict(plan.set_env) for plan in launcher.plans] == [False, True, True, False] * 4
+    slower, *_ = _verify(tmp_path, _by_side(0.10, 0.11))
+    assert slower.verdict.decision is Decision.KEEP_DEFAULT
+
+
+def test_gain_below_the_minimum_is_none(tmp_path):
+    made, *_ = _verify(tmp_path, _by_side(0.11, 0.10), min_effect=0.2)
+    assert made.verdict.decision is Decision.KEEP_DEFAULT
+    assert "below the minimum of 20 %" in made.verdict.reason
+
+
+def test_drift_is_no_gain(tmp_path):
+    made, *_ = _verify(tmp_path, lambda _variables, number: [[0.1 * (1 + number / 50)] * 2])
+    assert made.verdict.decision is Decision.KEEP_DEFAULT
+
+
+def test_missing_ranks_and_uneven_steps_are_told(tmp_path):
+    made, *_ = _verify(tmp_path, lambda _variables, _number: [[0.1, 0.1, 1.0]], steps=3)
+    assert "1 of 3 ranks" in made.notes[0]
+    assert "uneven" in made.notes[1]
+    assert (made.ranks, made.hosts) == (1, 1)
+
+
+def test_environments_join_those_that_are_there(tmp_path):
+    def play(variables, _number):
+        assert variables["PYTHONPATH"].endswith("/inject:/mine" if "X" in variables else "/inject:/theirs")
+        return [[0.1, 0.1]]
+
+    own = (("PYTHONPATH", "/mine"), ("X", "1"))
+    made, *_ = _verify(tmp_path, play, environ={"PYTHONPATH": "/theirs"}, tuned_env=own)
+    assert made.tuned_env == own
+
+
+def test_open_mpi_is_told_the_variables_of_a_side(tmp_path):
+    _, launcher, _ = _verify(
+        tmp_path, lambda _variables, _number: [[0.1, 0.1]], argv=("mpirun", "train"), open_mpi=True
+    )
+    for plan, side in zip(launcher.plans, [False, True, True, False], strict=False):
+        forwarded = {name for option, name in itertools.pairwise(plan.argv) if option == "-x"}
+        assert "PYTHONPATH" in forwarded
+        assert ("X" in forwarded) is side
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (LaunchResult(exit_code=1, stderr="a\n" * 99 + "last words"), "exit code 1\n" + "a\n" * 19 + "last words"),
+        (LaunchResult(exit_code=-9, timed_out=True), "ended after 1800 s (--timeout)"),
+        (LaunchResult(exit_code=None, failure="cannot start train"), "cannot start train"),
+        (LaunchResult(exit_code=0, survivors=(7,)), "its processes 7 could not be ended"),
+        (LaunchResult(exit_code=0, stdout="x" * 9999), "x" * 4000),
+    ],
+)
+def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, said):
+    with pytest.raises(StudyStoppedError) as caught:
+        _verify(tmp_path, lambda _variables, _number: result)
+    assert said in caught.value.message
+    assert caught.value.hint
+    assert not list(tmp_path.iterdir())
+    made, launcher, _ = _verify(tmp_path, lambda variables, _number: result if "X" in variables else [[0.1, 0.1]])
+    assert made.verdict.decision is Decision.KEEP_DEFAULT
+    assert made.verdict.reason.startswith("the policy is disqualified")
+    assert len(launcher.plans) == 2
+    assert made.launches[1].failure == said
+    assert made.launches[1].step_us == ()
+
+
+def test_interruption_leaves_nothing(tmp_path):
+    def play(_variables, _number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _verify(tmp_path, play)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options", [{"blocks": 3}, {"min_effect": 1.0}, {"timeout_s": 0.0}, {"tuned_env": ()}, {"steps": 0}, {"argv": ()}]
+)
+def test_requests_that_make_no_sense_are_refused(tmp_path, options):
+    with pytest.raises(UsageError):
+        _verify(tmp_path, _by_side(1, 1), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_variables_of_a_recommendation():
+    published = sample_recommendation("a")
+    policy = uniform_policy(RING, published.collectives, version=NcclVersion(2, 28, 9))
+    proven = published.table.verdict
+    tuned = replace(published, variables=Delivery(policy=policy, verdict=proven))
+    variables = dict(recommended_variables(tuned))
+    assert variables["NCCL_BUFFSIZE"] == "8388608"
+    assert "ring" in variables["NCCL_ALGO"].lower()
+    kept = replace(proven, decision=Decision.KEEP_DEFAULT, reason="no gain")
+    for delivery in (None, Delivery(policy=policy, verdict=kept), Delivery(policy=Policy(), verdict=proven)):
+        with pytest.raises(NoRecommendationError, match="nothing to verify") as caught:
+            recommended_variables(replace(published, variables=delivery))
+        assert "tuner-csv" in caught.value.message
+        assert "--env" in caught.value.hint
+    nothing = Delivery(policy=Policy(rules=(Rule(collective=Collective.ALL_REDUCE),)), verdict=kept)
+    with pytest.raises(NoRecommendationError) as caught:
+        recommended_variables(replace(published, table=nothing))
+    assert "tuner-csv" not in caught.value.message
+
+
+def test_a_lost_allocation_disqualifies_nobody(tmp_path):
+    """Neither side failed, so nothing is concluded."""
+
+    def play(variables, number):
+        return LaunchResult(exit_code=143, lost="Slurm job 7 was cancelled") if "X" in variables else [[0.1, 0.1]] * 3
+
+    with pytest.raises(NodesLostError, match="the allocation is lost: Slurm job 7 was cancelled"):
+        _verify(tmp_path, play)
+
+
+def test_neither_command_line_nor_last_lines_are_kept_with_their_secrets(tmp_path):
+    """They stand in the store and on pages; the training itself gets its words as they are."""
+    argv = ("train", "--api-key", "verysecret", "--lr", "1e-4")
+
+    def play(variables, number):
+        return LaunchResult(exit_code=3, stderr="boom at step 7\nHF_TOKEN=verysecret") if "X" in variables else [[1, 1]]
+
+    found, launcher, _ = _verify(tmp_path, play, argv=argv)
+
+    assert "verysecret" not in json.dumps(found.to_document())
+    assert "boom at step 7" in json.dumps(found.to_document())
+    assert launcher.plans[0].argv == argv

@@ -1,0 +1,121 @@
+"""Expected gains against simulation, and what they must not promise."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ncclt.core.setting import Setting
+from ncclt.search.acquisition import _ODD, _ODD_SIGMA, _OWN_DOUBT, Beliefs, default_gain, launch_gains, standing
+from ncclt.search.process_wide import outlook
+
+NOISE = 0.02**2
+
+
+def beliefs(mean, sigma, *, measured, reaches=None, untried=None, own=None, weights=None, default_launches=4):
+    mean = np.array(mean, dtype=float)
+    settings, messages = mean.shape
+    return Beliefs(
+        mean=mean,
+        variance=np.broadcast_to(np.array(sigma, dtype=float) ** 2, mean.shape),
+        measured=np.array(measured),
+        reaches=np.ones(mean.shape, dtype=bool) if reaches is None else np.array(reaches),
+        untried=np.zeros(settings, dtype=bool) if untried is None else np.array(untried),
+        own=np.zeros(mean.shape, dtype=bool) if own is None else np.array(own),
+        noise=NOISE,
+        default_launches=default_launches,
+        weights=np.full(messages, 1 / messages) if weights is None else np.array(weights),
+    )
+
+
+def test_the_policy_takes_what_was_measured_and_is_clearly_faster():
+    known = beliefs([[-0.3, 0.2], [-0.5, -0.5], [-0.1, -0.015]], 0.02, measured=[True, False, True])
+
+    now = standing(known)
+
+    assert now.chosen[0] == 0
+    assert now.chosen[1] < 0
+    assert (now.value == [-0.3, 0.0]).all()
+    assert now.second[0] == -0.1
+
+
+def test_a_setting_that_does_not_reach_a_message_is_never_chosen_for_it():
+    known = beliefs([[-0.3, -0.3]], 0.02, measured=[True], reaches=[[True, False]])
+
+    assert (standing(known).value == [-0.3, 0.0]).all()
+    assert launch_gains(known, standing(known))[0, 1] == 0
+
+
+def test_what_nccl_is_expected_to_choose_by_itself_promises_little_until_it_was_launched():
+    """Where the cost model is right, such a launch is the default once more; where it errs, the launch tells all."""
+    two = [[0.0, 0.0], [0.0, 0.0]]
+    own = [[True, False], [False, False]]
+    new = beliefs(two, 0.1, measured=[False, False], own=own)
+    gains = launch_gains(new, standing(new))
+    assert gains[0, 0] == pytest.approx(_OWN_DOUBT * gains[1, 0])
+    assert gains[0, 1] == gains[1, 1]
+
+    known = beliefs(two, 0.1, measured=[True, True], own=own)
+    gains = launch_gains(known, standing(known))
+    assert gains[0, 0] == gains[1, 0] > 0
+
+
+@pytest.mark.parametrize(("mean", "sigma"), [(-0.05, 0.1), (0.2, 0.2), (-0.2, 0.05), (0.0, 0.03)])
+def test_the_gain_of_a_new_setting_is_what_simulated_launches_bring(mean, sigma):
+    known = beliefs([[-0.1], [mean]], [[0.01], [sigma]], measured=[True, False])
+    now = standing(known)
+    draw = np.random.default_rng(3)
+    total = sigma**2 + NOISE
+    moves = np.where(draw.random(400_000) < _ODD, _ODD_SIGMA, sigma**2 / math.sqrt(total))
+    after = mean + moves * draw.standard_normal(400_000)
+    brought = np.where(after < now.value[0], now.value[0] - after, 0.0).mean() * math.exp(now.value[0])
+
+    assert launch_gains(known, now)[1, 0] == pytest.approx(brought, rel=0.02, abs=1e-5)
+
+
+def test_a_repeat_is_worth_something_where_two_are_close_and_nothing_where_all_is_clear():
+    close = beliefs([[-0.30], [-0.29]], 0.02, measured=[True, True])
+    clear = beliefs([[-0.30], [0.50]], 0.02, measured=[True, True])
+
+    assert launch_gains(close, standing(close)).sum(axis=1).min() > 1e-3
+    assert launch_gains(clear, standing(clear))[1, 0] < 1e-9
+
+
+def test_more_launches_of_the_default_matter_where_a_gain_is_almost_confirmed():
+    almost = beliefs([[-0.02]], 0.012, measured=[True], default_launches=1)
+    sure = beliefs([[-0.5]], 0.012, measured=[True], default_launches=1)
+
+    assert default_gain(almost, standing(almost))[0] > 1e-4
+    assert default_gain(sure, standing(sure))[0] < 1e-6
+
+
+def test_an_untried_pair_keeps_a_chance_that_the_model_denies_it():
+    known = beliefs([[0.8], [0.8]], 0.1, measured=[False, False], untried=[True, False])
+
+    gains = launch_gains(known, standing(known))
+
+    assert gains[0, 0] > 100 * gains[1, 0]
+
+
+def test_a_step_towards_another_group_counts_what_the_whole_policy_would_win_per_launch():
+    big = (("BUFFSIZE", 8 << 20),)
+    settings = [Setting(channels=8), Setting(channels=8, parameters=big), Setting(channels=2, parameters=big)]
+    known = beliefs([[-0.1, -0.1], [-0.3, 0.5], [0.5, -0.3]], 0.01, measured=[True, False, False], weights=[0.5, 0.5])
+
+    gains = outlook(settings, known).gains
+
+    expected = math.exp(-0.1) - math.exp(-0.3)
+    assert gains[1] == pytest.approx(expected / 2 * 0.75, rel=0.1)
+    assert gains[2] == pytest.approx(gains[1])
+
+
+def test_a_policy_never_mixes_groups():
+    big = (("BUFFSIZE", 8 << 20),)
+    settings = [Setting(channels=8), Setting(channels=8, parameters=big)]
+    known = beliefs([[-0.3, 0.3], [0.3, -0.3]], 0.01, measured=[True, True])
+
+    seen = outlook(settings, known)
+
+    assert seen.share == pytest.approx((math.exp(-0.3) + 1) / 2)
+    assert (outlook(settings, replace(known, mean=known.mean - 0.5)).share) < seen.share

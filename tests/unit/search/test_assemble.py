@@ -1,0 +1,260 @@
+"""Assembling a policy from measurements, and collapsing it to what variables can say."""
+
+import itertools
+import math
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Phase, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.prove.collapse import collapse
+from ncclt.search.assemble import assemble, collect_times, expected_us, finalists
+from ncclt.search.noise import USUAL_SIGMA, launch_sigma
+
+VERSION = NcclVersion(2, 27, 3)
+SMALL, LARGE = 4096, 64 << 20
+RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+TREE = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE)
+BIG_BUFFER = Setting(parameters=(("BUFFSIZE", 8 << 20),))
+
+
+def message(size, collective=Collective.ALL_REDUCE):
+    return Message(collective=collective, dtype="float32", size_bytes=size, group_size=8)
+
+
+def workload(*sizes, collectives=(Collective.ALL_REDUCE,), calls=1.0):
+    rows = tuple(
+        MessageCalls(message=message(size, collective), calls_per_step=calls)
+        for size, collective in itertools.product(sizes, collectives)
+    )
+    return Workload(name="w", messages=rows, provenance=Provenance(source="test"))
+
+
+def trial(number, setting, times, outcome=Outcome.OK):
+    measurements = tuple(Measurement(message=m, samples_us=(t,)) for m, t in times.items())
+    return Trial(
+        number=number,
+        phase=Phase.SEARCH,
+        setting=setting,
+        repeat=0,
+        result=TrialResult(outcome=outcome, measurements=measurements),
+        score_us=sum(times.values()) if outcome is Outcome.OK else None,
+    )
+
+
+def measured(*rows):
+    return collect_times([trial(n, s, t) for n, (s, t) in enumerate(rows)])
+
+
+def test_a_size_that_keeps_the_default_leaves_larger_ones_their_rules():
+    times = measured(
+        (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
+        (TREE, {message(SMALL): 30.0, message(LARGE): 900.0}),
+    )
+    policy = assemble(times, workload(SMALL, LARGE), version=VERSION)
+    assert policy.setting_for(message(SMALL)).is_default
+    assert policy.setting_for(message(LARGE)) == TREE
+
+
+def test_the_noise_is_what_repeated_launches_show():
+    """A setting that was launched once says nothing of it, whatever its times are."""
+    once = [(RING_LL, {message(SMALL): 1.0, message(LARGE): 9000.0})]
+    repeats = [(DEFAULT, {message(SMALL): time, message(LARGE): 1000.0}) for time in (20.0, 24.0, 21.0)]
+    assert measured(*repeats, *once).sigma == launch_sigma([[20.0, 24.0, 21.0], [1000.0] * 3])
+    assert measured(*repeats[:1], *once).sigma == USUAL_SIGMA
+
+
+def test_each_size_gets_its_own_best_setting():
+    times = measured(
+        (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
+        (RING_LL, {message(SMALL): 10.0, message(LARGE): 3000.0}),
+        (TREE, {message(SMALL): 30.0, message(LARGE): 900.0}),
+    )
+
+    policy = assemble(times, workload(SMALL, LARGE), version=VERSION)
+
+    assert policy.setting_for(message(SMALL)) == RING_LL
+    assert policy.setting_for(message(LARGE)) == TREE
+    assert expected_us(policy, times, workload(SMALL, LARGE), version=VERSION) == 910.0
+
+
+def test_a_gain_in_the_noise_gets_no_rule():
+    times = measured((DEFAULT, {message(SMALL): 100.0}), (RING_LL, {message(SMALL): 99.5}))
+
+    assert assemble(times, workload(SMALL), version=VERSION).is_default
+
+
+def test_sizes_far_from_every_measured_one_are_left_to_nccl():
+    times = measured((DEFAULT, {message(SMALL): 20.0}), (RING_LL, {message(SMALL): 10.0}))
+
+    policy = assemble(times, workload(SMALL), version=VERSION)
+
+    assert policy.setting_for(message(SMALL + 100)) == RING_LL
+    assert policy.setting_for(message(SMALL * 2)).is_default
+    assert policy.setting_for(message(SMALL // 2)).is_default
+
+
+def test_neighbouring_sizes_with_one_choice_become_one_rule():
+    sizes = (4096, 6000)
+    times = measured((DEFAULT, {message(s): 20.0 for s in sizes}), (RING_LL, {message(s): 10.0 for s in sizes}))
+
+    assert len(assemble(times, workload(*sizes), version=VERSION).rules) == 1
+
+
+def test_a_process_wide_parameter_is_shared_by_all_rules_or_by_none():
+    """BUFFSIZE helps the large message and hurts the small one: only the sum over a step decides."""
+    sizes = (SMALL, LARGE)
+    helps = measured(
+        (DEFAULT, dict(zip(map(message, sizes), (20.0, 1000.0), strict=True))),
+        (BIG_BUFFER, dict(zip(map(message, sizes), (30.0, 800.0), strict=True))),
+    )
+    hurts = measured(
+        (DEFAULT, dict(zip(map(message, sizes), (20.0, 1000.0), strict=True))),
+        (BIG_BUFFER, dict(zip(map(message, sizes), (300.0, 800.0), strict=True))),
+    )
+
+    assert assemble(helps, workload(*sizes), version=VERSION).parameters == BIG_BUFFER.parameters
+    assert assemble(hurts, workload(*sizes), version=VERSION).is_default
+
+
+def test_a_setting_that_once_gave_wrong_data_is_out_for_good():
+    good, bad = {message(SMALL): 20.0}, {message(SMALL): 5.0}
+    times = collect_times(
+        [trial(0, DEFAULT, good), trial(1, RING_LL, bad), trial(2, RING_LL, {}, Outcome.WRONG_RESULT)]
+    )
+
+    assert assemble(times, workload(SMALL), version=VERSION).is_default
+
+
+@pytest.mark.parametrize(
+    ("failures", "good_launches", "kept"), [(1, 0, False), (1, 1, False), (1, 2, True), (3, 3, False)]
+)
+def test_another_failure_may_be_the_fault_of_a_node(failures, good_launches, kept):
+    slow, fast = {message(SMALL): 20.0}, {message(SMALL): 5.0}
+    trials = [trial(0, DEFAULT, slow)]
+    trials += [trial(n, RING_LL, {}, Outcome.CRASHED) for n in range(1, failures + 1)]
+    trials += [trial(n + failures, RING_LL, fast) for n in range(1, good_launches + 1)]
+
+    assert assemble(collect_times(trials), workload(SMALL), version=VERSION).is_default != kept
+
+
+def test_an_unconfirmed_setting_is_left_out():
+    times = measured((DEFAULT, {message(SMALL): 20.0}), (RING_LL, {message(SMALL): 5.0}))
+
+    assert assemble(times, workload(SMALL), version=VERSION, min_launches=2).is_default
+
+
+def test_send_recv_and_all_to_all_never_get_a_rule():
+    kinds = (Collective.SEND_RECV, Collective.ALL_TO_ALL)
+    messages = [message(SMALL, kind) for kind in kinds]
+    times = measured((DEFAULT, dict.fromkeys(messages, 20.0)), (RING_LL, dict.fromkeys(messages, 5.0)))
+
+    assert assemble(times, workload(SMALL, collectives=kinds), version=VERSION).is_default
+
+
+def test_an_algorithm_that_a_collective_lacks_makes_no_rule_for_it():
+    gather = message(SMALL, Collective.ALL_GATHER)
+    times = measured((DEFAULT, {gather: 20.0}), (TREE, {gather: 5.0}))
+
+    policy = assemble(times, workload(SMALL, collectives=(Collective.ALL_GATHER,)), version=VERSION)
+
+    assert policy.is_default
+
+
+def test_finalists_are_the_default_the_best_per_message_and_the_best_alone():
+    times = measured(
+        (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
+        (RING_LL, {message(SMALL): 10.0, message(LARGE): 3000.0}),
+        (TREE, {message(SMALL): 30.0, message(LARGE): 900.0}),
+        (BIG_BUFFER, {message(SMALL): 90.0, message(LARGE): 9000.0}),
+    )
+
+    assert set(finalists(times, workload(SMALL, LARGE), version=VERSION)) == {DEFAULT, RING_LL, TREE}
+
+
+def test_a_policy_without_measurement_is_expected_to_take_for_ever():
+    times = measured((DEFAULT, {message(SMALL): 20.0}))
+    policy = Policy(parameters=BIG_BUFFER.parameters)
+
+    assert math.isinf(expected_us(policy, times, workload(SMALL), version=VERSION))
+
+
+class TestCollapse:
+    """One choice per collective for all sizes."""
+
+    def test_it_takes_the_best_single_setting_when_that_beats_the_default(self):
+        times = measured(
+            (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
+            (RING_LL, {message(SMALL): 10.0, message(LARGE): 3000.0}),
+            (TREE, {message(SMALL): 30.0, message(LARGE): 900.0}),
+        )
+
+        policy = collapse(times, workload(SMALL, LARGE), version=VERSION, expressible=lambda _: True)
+
+        assert policy is not None
+        assert policy.is_uniform
+        assert policy.setting_for(message(SMALL)) == TREE
+
+    def test_it_gives_nothing_when_every_single_setting_loses(self):
+        """The trap of the recorded 8-GPU data: best per size, and yet every global one slower than the default."""
+        times = measured(
+            (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
+            (RING_LL, {message(SMALL): 10.0, message(LARGE): 3000.0}),
+        )
+
+        assert collapse(times, workload(SMALL, LARGE), version=VERSION, expressible=lambda _: True) is None
+
+    def test_it_mixes_settings_over_collectives(self):
+        reduce_, gather = message(SMALL), message(SMALL, Collective.ALL_GATHER)
+        ring = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
+        times = measured(
+            (DEFAULT, {reduce_: 20.0, gather: 20.0}),
+            (TREE, {reduce_: 10.0, gather: 20.0}),
+            (RING_LL, {reduce_: 30.0, gather: 8.0}),
+            (ring, {reduce_: 30.0, gather: 30.0}),
+        )
+        both = workload(SMALL, collectives=(Collective.ALL_REDUCE, Collective.ALL_GATHER))
+
+        policy = collapse(times, both, version=VERSION, expressible=lambda _: True)
+
+        assert policy is not None
+        assert (policy.setting_for(reduce_), policy.setting_for(gather)) == (TREE, RING_LL)
+
+    def test_ll128_is_never_proposed_for_variables(self):
+        ll128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128)
+        times = measured((DEFAULT, {message(SMALL): 20.0}), (ll128, {message(SMALL): 5.0}))
+
+        assert collapse(times, workload(SMALL), version=VERSION, expressible=lambda _: True) is None
+
+    def test_what_this_nccl_cannot_say_is_passed_over(self):
+        times = measured(
+            (DEFAULT, {message(SMALL): 20.0}), (RING_LL, {message(SMALL): 5.0}), (TREE, {message(SMALL): 6.0})
+        )
+
+        def without_ll(policy):
+            return all(rule.protocol is not Protocol.LL for rule in policy.rules)
+
+        policy = collapse(times, workload(SMALL), version=VERSION, expressible=without_ll)
+
+        assert policy is not None
+        assert policy.setting_for(message(SMALL)) == TREE
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (4096, 4097), (1, 1 << 34)])
+def test_rules_never_overlap_and_hold_their_own_sizes(sizes):
+    times = measured(
+        (DEFAULT, {message(s): 20.0 for s in sizes}),
+        (RING_LL, {message(s): 10.0 if i % 2 else 30.0 for i, s in enumerate(sizes)}),
+        (TREE, {message(s): 30.0 if i % 2 else 10.0 for i, s in enumerate(sizes)}),
+    )
+
+    policy = assemble(times, workload(*sizes), version=VERSION)
+
+    for i, size in enumerate(sizes):
+        assert policy.setting_for(message(size)) == (RING_LL if i % 2 else TREE)

@@ -1,0 +1,154 @@
+"""The surrogate against the same Gaussian process written out in full."""
+
+import numpy as np
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.search import kernels
+from ncclt.search.gaussian_process import Posterior, Table
+from ncclt.search.kernels import choices, likeness
+from ncclt.search.observations import Launch, flattened, observe
+from ncclt.search.posterior import Model
+from ncclt.search.prior import expected_log_ratios
+
+PAIRS = [(Algorithm.RING, Protocol.LL), (Algorithm.RING, Protocol.SIMPLE), (Algorithm.TREE, Protocol.LL)]
+SETTINGS = [Setting(algorithm=a, protocol=p, channels=c) for a, p in PAIRS for c in (None, 2, 8, 32)] + [
+    Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, parameters=(("BUFFSIZE", 1 << 20),)),
+    Setting(parameters=(("BUFFSIZE", 1 << 20), ("NTHREADS", 128))),
+]
+MESSAGES = [
+    Message(collective=c, dtype="float32", size_bytes=size, group_size=4)
+    for c, size in (
+        (Collective.ALL_REDUCE, 4096), (Collective.ALL_REDUCE, 1 << 20), (Collective.ALL_GATHER, 64 << 20)
+    )
+]  # fmt: skip
+
+
+@pytest.fixture
+def alike(cluster):
+    return likeness(SETTINGS, MESSAGES, cluster)
+
+
+@pytest.fixture
+def table(cluster):
+    draw = np.random.default_rng(1)
+    rows = np.array([5, 0, 9, 12])
+    return Table(
+        rows=rows,
+        values=draw.standard_normal((len(rows), len(MESSAGES))),
+        noise=np.array([0.04, 0.01, 0.02, 0.01]),
+        expected=expected_log_ratios(SETTINGS, MESSAGES, cluster),
+    )
+
+
+def in_full(table, kernels):
+    """Mean, variance and evidence by one dense covariance over all settings and messages."""
+    messages = table.values.shape[1]
+    everything = np.kron(kernels.smooth, kernels.sizes) + np.kron(kernels.rough, np.eye(messages))
+    seen = (table.rows[:, None] * messages + np.arange(messages)).ravel()
+    covariance = everything[np.ix_(seen, seen)] + np.diag(np.repeat(table.noise, messages))
+    mean = kernels.prior * table.expected.ravel()
+    residual = table.values.ravel() - mean[seen]
+    across = everything[:, seen]
+    _, logdet = np.linalg.slogdet(covariance)
+    shape = table.expected.shape
+    return (
+        (mean + across @ np.linalg.solve(covariance, residual)).reshape(shape),
+        np.diag(everything - across @ np.linalg.solve(covariance, across.T)).reshape(shape),
+        -0.5 * (residual @ np.linalg.solve(covariance, residual) + logdet),
+    )
+
+
+@pytest.mark.parametrize("choice", [choices()[0], choices()[-1]])
+def test_two_eigendecompositions_say_what_the_dense_process_says(alike, table, choice):
+    kernels = alike.kernels(*choice)
+    mean, variance, evidence = in_full(table, kernels)
+
+    posterior = Posterior(table, kernels)
+    found_mean, found_variance = posterior.predict(np.arange(len(SETTINGS)))
+
+    np.testing.assert_allclose(found_mean, mean, atol=1e-9)
+    np.testing.assert_allclose(found_variance, variance, atol=1e-9)
+    assert posterior.evidence() == pytest.approx(evidence)
+
+
+@pytest.mark.parametrize("choice", choices()[::10])
+def test_every_covariance_is_one(alike, choice):
+    kernels = alike.kernels(*choice)
+
+    for matrix in (kernels.smooth, kernels.rough, kernels.sizes):
+        np.testing.assert_allclose(matrix, matrix.T)
+        assert np.linalg.eigvalsh(matrix).min() > -1e-9
+
+
+def test_a_parameter_that_is_off_has_its_place_beside_one_that_is_on(cluster):
+    """Steps are counted on a scale on which 0 has a place too, unlike in doublings."""
+    settings = [Setting(parameters=(("IB_QPS_PER_CONNECTION", value),)) for value in (0, 1, 4)]
+    effects = kernels._parameter_effects([*settings, Setting()])
+    assert np.diag(effects).tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert 1 > effects[0, 1] > effects[0, 2] > 0
+
+
+def test_neighbours_in_channels_are_more_alike_than_strangers(alike):
+    near, far = SETTINGS.index(SETTINGS[2]), SETTINGS.index(SETTINGS[3])
+
+    smooth = alike.kernels(*choices()[0]).smooth
+    assert smooth[1, near] > smooth[1, far] > 0
+    assert smooth[1, near] > smooth[1, 6]
+
+
+def test_the_cost_model_knows_that_one_channel_is_slow_for_large_messages_only(cluster):
+    few, many = (Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=c) for c in (1, 32))
+    large = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=256 << 20, group_size=4)
+    tiny = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=256, group_size=4)
+
+    table = expected_log_ratios([few, many], [large, tiny], cluster)
+
+    assert table[0, 0] > 1.0
+    assert table[0, 0] > table[1, 0]
+    assert table[0, 1] == pytest.approx(table[1, 1], abs=0.05)
+
+
+def test_where_the_cost_model_has_no_answer_it_says_nothing(cluster):
+    sent = Message(collective=Collective.SEND_RECV, dtype="float32", size_bytes=1 << 20, group_size=4)
+
+    assert expected_log_ratios([Setting(algorithm=Algorithm.RING)], [sent], cluster).tolist() == [[0.0]]
+
+
+def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its_choices(cluster):
+    """The cost model is believed or not: the first launch cannot tell, and what it is about is uncertain by both."""
+    calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    settings = [s for s in SETTINGS if not s.parameters]
+    model = Model(settings, workload, cluster)
+    ratios = flattened(expected_log_ratios(settings, MESSAGES, cluster))[1]
+    times = [Launch(setting=DEFAULT, times_us=(100.0,) * 3)]
+    times += [Launch(setting=settings[1], times_us=tuple(100 * np.exp(ratios + 0.2)))]
+
+    known = model.believe(observe(times), ())
+    weighed = model._weighed(_table_of(model, observe(times)))
+    mean = [_predicted(model, observe(times), choice)[0] for _, choice in weighed]
+    variance = [_predicted(model, observe(times), choice)[1] for _, choice in weighed]
+
+    assert len(weighed) > 1
+    assert sum(weight for weight, _ in weighed) == pytest.approx(1)
+    weights = np.array([weight for weight, _ in weighed])[:, None, None]
+    np.testing.assert_allclose(known.mean, (weights * mean).sum(axis=0), atol=1e-7)
+    assert (known.variance >= (weights * variance).sum(axis=0) - 1e-7).all()
+
+
+def _table_of(model, observed):
+    (setting,) = observed.ratios
+    return Table(
+        rows=np.array([model.settings.index(setting)]),
+        values=flattened(observed.ratios[setting])[None, :],
+        noise=np.array([observed.sigma**2]),
+        expected=model._expected,
+    )
+
+
+def _predicted(model, observed, choice):
+    return Posterior(_table_of(model, observed), model._alike.kernels(*choice)).predict(np.arange(len(model.settings)))

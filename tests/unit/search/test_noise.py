@@ -1,0 +1,42 @@
+"""What some launches of one setting say together."""
+
+import math
+import random
+
+import pytest
+
+from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
+
+
+def test_one_launch_says_what_it_says():
+    assert typical_us([17.3], USUAL_SIGMA) == 17.3
+
+
+@pytest.mark.parametrize("times", [[100.0, 500.0], [500.0, 100.0], [100.0, 500.0, 101.0], [99.0, 101.0, 100.0, 300.0]])
+def test_a_disturbed_launch_does_not_count(times):
+    assert typical_us(times, USUAL_SIGMA) == pytest.approx(100.0, rel=0.01)
+
+
+def test_launches_that_agree_are_averaged():
+    assert typical_us([98.0, 102.0], USUAL_SIGMA) == pytest.approx((98.0 * 102.0) ** 0.5)
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.02, 0.1])
+def test_noise_is_estimated_from_repeats_in_spite_of_outliers(sigma):
+    draw = random.Random(5)
+    repeats = [
+        [100 * draw.lognormvariate(0, sigma) * (5 if draw.random() < 0.01 else 1) for _ in range(2)] for _ in range(400)
+    ]
+
+    assert launch_sigma(repeats) == pytest.approx(sigma, rel=0.3)
+
+
+def test_without_repeats_the_usual_noise_is_assumed():
+    assert launch_sigma([]) == launch_sigma([[10.0]]) == USUAL_SIGMA
+
+
+def test_a_few_repeats_correct_the_usual_noise_a_little():
+    """One pair of launches that differ by 10 % weighs as much as an eighth of what is usual."""
+    seen = math.log(1.1) ** 2 / 2 / 0.455
+
+    assert launch_sigma([[10.0, 11.0], [7.0]]) == pytest.approx(math.sqrt((8 * USUAL_SIGMA**2 + seen) / 9))

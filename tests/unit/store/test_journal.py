@@ -1,0 +1,77 @@
+"""The journal of a study that several workers share."""
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Phase, Trial
+from ncclt.core.trial import Outcome, TrialResult
+from ncclt.store import open_store
+from ncclt.store.journal import StudyJournal
+from ncclt.store.leases import this_worker
+from ncclt.testing.store_contract import sample_study
+
+RING, TREE = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def study(store):
+    return store.open_study(sample_study())
+
+
+def journal_of(store, study):
+    return StudyJournal(store, study, now=lambda: "2026-01-01T00:00:00+00:00", renew_s=0.01)
+
+
+def trial_of(claim):
+    return Trial(
+        number=claim.number, phase=claim.phase, setting=claim.setting, repeat=claim.repeat,
+        result=TrialResult(outcome=Outcome.OK, wall_s=2.0, place="n1,n2"), score_us=1.0,
+    )  # fmt: skip
+
+
+def test_a_trial_is_claimed_kept_and_dated(store, study):
+    with journal_of(store, study) as journal:
+        claim = journal.claim(RING, phase=Phase.SEARCH)
+        assert list(journal.refresh()) == [claim]
+        kept = journal.add(trial_of(claim))
+        assert (kept.started, list(journal.refresh())) == ("2026-01-01T00:00:00+00:00", [])
+        assert list(journal.trials()) == [kept]
+        assert journal.claim(RING, phase=Phase.CONFIRM).repeat == 1
+    assert store.trials(study.id) == (kept,)
+    assert store.running(study.id) == ()
+
+
+def test_what_another_worker_launched_is_seen_and_not_launched_again(store, study):
+    with journal_of(store, study) as journal:
+        other = store.claim(study.id, RING, phase=Phase.SEARCH, repeat=0, worker="elsewhere/1/2/3")
+        assert journal.claim(RING, phase=Phase.SEARCH) is None
+        assert list(journal.refresh()) == [other]
+        store.add_trial(study.id, trial_of(other), worker="elsewhere/1/2/3")
+        assert list(journal.refresh()) == []
+        assert [t.number for t in journal.trials()] == [0]
+        assert journal.claim(TREE, phase=Phase.SEARCH).number == 1
+
+
+def test_only_who_is_alone_is_told_so_and_one_alone_may_end(store, study):
+    with journal_of(store, study) as journal:
+        assert journal.is_alone()
+        store.enter(study.id, "elsewhere/1/2/3")
+        assert not journal.is_alone()
+        assert store.acquire(study.id, "end", "elsewhere/1/2/3")
+        assert not journal.may_end()
+        store.leave(study.id, "elsewhere/1/2/3")
+        assert journal.may_end()
+
+
+def test_a_worker_says_that_it_is_alive_and_leaves_nothing_behind(store, study):
+    with journal_of(store, study) as journal:
+        journal.claim(DEFAULT, phase=Phase.SEARCH)
+        assert store.workers(study.id) == (this_worker(),)
+    assert (store.workers(study.id), store.running(study.id)) == ((), ())

@@ -1,0 +1,1 @@
+"""Ask a server, with the standard library alone: this folder can be copied into any training image."""

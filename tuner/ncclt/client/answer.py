@@ -1,0 +1,280 @@
+"""What of an answer may reach a job, wherever it comes from: a server, its cache, a decision or a file.
+
+One allow-list says which variables may be set and to which values; a library, a file, a network or anything else of
+this machine is never among them. Every text for a job is written here from what passed: nothing of an answer is passed
+on, and of a table each row is matched as a whole, field by field.
+
+The standard library alone and nothing of ncclt, in the syntax of Python 3.8: client.py and this file can be copied,
+side by side, into any training image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Written by tuner/generate_answer_values.py from the catalogue; `make lint` compares.
+# fmt: off
+_NUMBERS = {
+    "NCCL_MIN_CTAS": range(1, 65), "NCCL_MAX_CTAS": range(1, 65), "NCCL_MIN_NCHANNELS": range(1, 65),
+    "NCCL_MAX_NCHANNELS": range(1, 65), "NCCL_BUFFSIZE": (1048576, 2097152, 4194304, 8388608, 16777216),
+    "NCCL_NTHREADS": (64, 128, 256, 512), "NCCL_P2P_NET_CHUNKSIZE": range(32768, 1048577, 4096),
+    "NCCL_SOCKET_NTHREADS": range(17), "NCCL_NSOCKS_PERTHREAD": range(65), "NCCL_IB_QPS_PER_CONNECTION": range(1, 129),
+    "NCCL_IB_SPLIT_DATA_ON_QPS": (0, 1),
+}
+_LISTS = {
+    "NCCL_ALGO": {
+        "allreduce": ("tree ring", "collnetdirect collnetchain nvls nvlstree"),
+        "allgather": ("ring", "collnetdirect nvls pat"), "reducescatter": ("ring", "collnetdirect nvls pat"),
+        "broadcast": ("ring", ""), "reduce": ("ring", ""),
+    },
+    "NCCL_PROTO": {
+        "allreduce": ("LL Simple", ""), "allgather": ("LL Simple", ""), "reducescatter": ("LL Simple", ""),
+        "broadcast": ("LL Simple", ""), "reduce": ("LL Simple", ""),
+    },
+}
+_BASE = {"NCCL_ALGO": "ring,tree", "NCCL_PROTO": "LL,Simple"}
+_NAMED_SINCE, _BASE_SINCE, _MOST_SOCKETS = (2, 24), (2, 31), 64
+_COLLECTIVE = "all_reduce|all_gather|reduce_scatter|broadcast|reduce"
+_ALGORITHM, _PROTOCOL = "tree|ring|collnet_direct|collnet_chain|nvls|nvls_tree|pat", "ll|ll128|simple"
+# fmt: on
+
+# Per format: one variable ({0} its name, {1} its value, {2} quoted for sh), what stands between two, and the whole.
+_FORMS = {
+    "export": ("export {0}={2}\n", "", "{pairs}{remarks}"),
+    "export fish": ("set -gx {0} '{1}';\n", "", "{pairs}{remarks}"),
+    "export csh": ("setenv {0} '{1}';\n", "", "{pairs}"),
+    "export unset": ("unset {0}\n", "", "{pairs}"),
+    "export fish unset": ("set -q {0}; and set -e {0};\n", "", "{pairs}"),
+    "export csh unset": ("unsetenv {0};\n", "", "{pairs}"),
+    "pyxis": ("export {0}={2}\n", "", "{pairs}export NCCLT_PYXIS=--container-env={names}\n{remarks}"),
+    "dotenv": ("{0}={1}\n", "", "{remarks}{pairs}"),
+    "nccl-conf": ("{0}={1}\n", "", "{remarks}{pairs}"),
+    "mpirun-x": ("-x {0}={1}", " ", "{pairs}\n"),
+    "docker-env": ("--env {0}={1}", " ", "{pairs}\n"),
+    "trainjob-env": ('- name: {0}\n  value: "{1}"\n', "", "{remarks}{pairs}"),
+    "configmap": (
+        '  {0}: "{1}"\n',
+        "",
+        "{remarks}apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {object}\n  labels:\n"
+        '    app.kubernetes.io/managed-by: ncclt\n    ncclt-content: "{content}"\n    ncclt-recommendation: "{label}"\n'
+        "data:\n{pairs}",
+    ),
+    "slurm-taskprolog": (
+        "    'export {0}={1}'",
+        " \\\n",
+        "#!/bin/sh\n{remarks}# TaskProlog of Slurm: srun --task-prolog=FILE, or TaskProlog=FILE in slurm.conf.\n"
+        "# It starts no program, waits for nothing and always ends with 0.\n"
+        "# For jobs of any user that export NCCLT_MODEL as below, in steps on {nodes} x {gpus} GPUs; "
+        'in all others it does nothing.\ngpus="${{SLURM_GPUS_ON_NODE:-${{SLURM_STEP_TASKS_PER_NODE:-}}}}"\n'
+        'if [ "${{NCCLT_MODEL:-}}" = {model} ] \\\n  && [ -z "${{NCCLT_LAUNCH:-}}" ] \\\n'
+        '  && [ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ] \\\n'
+        '  && {{ [ "$gpus" = {gpus} ] || [ "$gpus" = "{gpus}(x{nodes})" ]; }}; then\n'
+        "  printf '%s\\n' \\\n{pairs}\nfi\nexit 0\n",
+    ),
+}
+TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
+FORMS = ("json", *_FORMS, *TABLES)
+"""The formats of a server; `export` with its shell and `unset` where they are not bash and setting."""
+
+_ID, _COUNT, _SIZE, _CHANNELS = "[A-Za-z0-9._-]{1,64}", "[1-9][0-9]{0,5}", "[0-9]{1,19}", "[1-9]|[1-5][0-9]|6[0-4]"
+_NUMBER = r"(?:null|-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:e[+-]?[0-9]{1,3})?)"
+_DOCUMENT = {
+    "schema": "1", "recommendation": f'"{_ID}"', "nodes": _COUNT, "gpus_per_node": _COUNT, "simulated": "true|false",
+    "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"', "decision": '"(?:tuned|keep-default|undecided)"',
+    "speedup": _NUMBER, "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
+}  # fmt: skip
+_RULE = {
+    "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",
+    "algorithm": f'null|"(?:{_ALGORITHM})"', "protocol": f'null|"(?:{_PROTOCOL})"', "channels": f"null|{_CHANNELS}",
+}  # fmt: skip
+_ROW = re.compile(
+    rf"(?:{'|'.join(_LISTS['NCCL_ALGO'])}),(?:{_SIZE},{_SIZE}|\[{_SIZE},(?:{_SIZE})?[)\]]),(?:{_ALGORITHM}),"
+    rf"(?:{_PROTOCOL}),(?:-1|{_CHANNELS}),(?:-1|{_COUNT}),(?:-1|{_COUNT})(?:,-1,-1)?"
+)
+_NEEDS = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
+_UNSAID = re.compile(r"[^A-Za-z0-9 .,:%+=/@_-]")
+_SPELLED_OUT = str.maketrans(
+    {"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": "at least ", "≤": "at most ", ";": ","}
+)
+
+
+class AnswerError(ValueError):
+    """An answer that no job may get: one sentence, with the field or variable that is wrong.
+
+    Attributes:
+        undecided: the answer is good, and says that nothing is proven.
+    """
+
+    undecided = False
+
+
+def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> dict[str, str]:
+    """Return variables if all of them may be set from outside: names and values that ncclt itself writes.
+
+    Args:
+        variables: name -> value.
+        nccl_version: of the job; None = not known, so that no list passes that confines every collective.
+
+    Raises:
+        AnswerError: one may not be set.
+    """
+    for name, value in variables.items():
+        good = _is_list(name, value, nccl_version) if name in _LISTS else value in map(str, _NUMBERS.get(name, ()))
+        if not good:
+            known = f"NCCL {nccl_version}" if nccl_version else "an NCCL that was not named"
+            raise AnswerError(f"{one_line(name)[:60]}={one_line(value)[:60]} is nothing that ncclt sets for {known}")
+    sockets = [int(variables.get(f"NCCL_{name}", "0")) for name in ("SOCKET_NTHREADS", "NSOCKS_PERTHREAD")]
+    if sockets[0] * sockets[1] > _MOST_SOCKETS:
+        raise AnswerError(f"NCCL has at most {_MOST_SOCKETS} sockets, not {sockets[0]} x {sockets[1]}")
+    return dict(variables)
+
+
+def _is_list(name: str, value: str, nccl_version: str | None) -> bool:
+    """Tell whether NCCL_ALGO or NCCL_PROTO leaves every call of every collective a choice, as that NCCL reads it.
+
+    Neither `^` nor LL128 is ever in it: both make NCCL use LL128 where it corrupts data.
+    """
+    if not isinstance(value, str):
+        return False
+    numbers = re.match(r"v?([0-9]{1,4})\.([0-9]{1,4})|([0-9]{1,2})([0-9]{2})[0-9]{2}$", nccl_version or "")
+    version = tuple(int(number) for number in numbers.groups() if number) if numbers else None
+    entries = value.split(";")
+    if version and version < _NAMED_SINCE:
+        entries = [f"allreduce:{value}"]  # one list for all; the other collectives keep Ring whatever it says
+    elif entries[0] == _BASE[name]:
+        del entries[0]
+    elif version and version >= _BASE_SINCE:
+        return False  # without the base, the collectives that are not named have nothing
+    lists = dict(entry.partition(":")[::2] for entry in entries)
+    for function, listed in lists.items():
+        always, sometimes = (set(words.split()) for words in _LISTS[name].get(function, ("", "")))
+        given = set(listed.split(","))
+        if not given & always or not given <= always | sometimes:
+            return False
+    return len(lists) == len(entries)
+
+
+def checked_document(document: Any, nccl_version: str | None = None) -> dict[str, Any]:
+    """Return an answer in `json` as far as ncclt knows it, every field that a job depends on checked.
+
+    Args:
+        document: as it was decoded.
+        nccl_version: of the job; None = not known.
+
+    Raises:
+        AnswerError: a field holds what ncclt never writes.
+        LookupError, TypeError, AttributeError: it has another shape.
+    """
+    for fields, patterns in [(document, _DOCUMENT), *((rule, _RULE) for rule in document["table"])]:
+        for name, pattern in patterns.items():
+            if not re.fullmatch(pattern, json.dumps(fields[name])):
+                raise AnswerError(f"{name} is {one_line(fields[name])[:60]}, which ncclt never writes")
+    parameters = document["table_parameters"]
+    if any(type(value) is not int for value in parameters.values()):
+        raise AnswerError("a parameter of the table is no number")
+    checked({f"NCCL_{name}": str(value) for name, value in parameters.items()}, nccl_version)
+    return {
+        **{name: document[name] for name in _DOCUMENT},
+        **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
+        "lost": [one_line(sentence) for sentence in document["lost"]],
+        # Servers of an earlier ncclt say no more than what is lost.
+        "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
+        "variables": checked(document["variables"], nccl_version),
+        "table": [{name: rule[name] for name in _RULE} for rule in document["table"]],
+        "table_parameters": parameters,
+        "table_verdict": document.get("table_verdict"),
+    }
+
+
+def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
+    """Return an answer, once it is checked, as it is written here.
+
+    Args:
+        text: of a table if `form` is one of `TABLES`, else `json`.
+        form: one of `FORMS`.
+        asked: cluster, model, nodes, gpus_per_node and nccl_version of the question; what is None is not compared.
+
+    Raises:
+        AnswerError: it is for another job, it holds what no job may get, or nothing that is proven.
+        LookupError, TypeError, AttributeError, ValueError, RecursionError: it has another shape.
+    """
+    if form in TABLES:
+        return _table(text, asked.get("nccl_version"))
+    answer = json.loads(text)
+    document = checked_document(answer, asked.get("nccl_version"))
+    for name in ("cluster", "model", "nodes", "gpus_per_node"):
+        if asked.get(name) not in (None, answer[name]):
+            raise AnswerError(f"it is for {name} {one_line(answer[name])[:60]}, asked for {asked[name]}")
+    if form == "json":
+        return json.dumps(document, indent=2) + "\n"
+    if document["decision"] == "undecided":
+        error = AnswerError(f"undecided: {' '.join(document['remarks'][:1])}")
+        error.undecided = True
+        raise error
+    pairs = dict(document["variables"])
+    if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
+        pairs["NCCLT_RECOMMENDATION"] = document["recommendation"]
+        if document["simulated"]:
+            pairs["NCCLT_SIMULATED"] = "1"
+    one, between, whole = _FORMS[form]
+    return whole.format(
+        pairs=between.join(one.format(n, v, f"'{v}'" if ";" in v else v) for n, v in pairs.items()),
+        remarks="".join(f"{line}\n" for line in comment_lines(document["remarks"])),
+        names=",".join(pairs),
+        nodes=document["nodes"],
+        gpus=document["gpus_per_node"],
+        model=shlex.quote(document["model"]),
+        object=_object_name(document),
+        content=_digest(json.dumps(pairs, sort_keys=True)),
+        label=document["recommendation"][:63].strip("._-"),
+    )
+
+
+def _table(text: str, nccl_version: str | None) -> str:
+    lines = []
+    for line in text.split("\n")[:-1]:
+        if _ROW.fullmatch(line) or _NEEDS.fullmatch(line):
+            lines.append(line)
+        elif line.startswith("# "):
+            lines += comment_lines([line[2:]])
+        else:
+            raise AnswerError(f"no row of a table: {one_line(line)[:60]}")
+    if not lines or text[-1] != "\n":
+        raise AnswerError("a table that is cut off")
+    for name, value in _NEEDS.findall("\n".join(lines)):
+        checked({name: value}, nccl_version)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def comment_lines(sentences: Iterable[str]) -> list[str]:
+    """Return `# ` lines of at most 200 characters for some sentences; none of them means anything to a shell.
+
+    The text may go through `eval`, even an unquoted one, and an interactive zsh knows no comments. NCCL's example tuner
+    cuts lines at 255 characters and would take the rest for a row (plugins/tuner/example/plugin.c of 2.30.7).
+    """
+    plain = [_UNSAID.sub("", sentence.translate(_SPELLED_OUT).replace(" (", ", ")) for sentence in sentences]
+    wrapped = [textwrap.wrap(" ".join(sentence.split()), 198, break_on_hyphens=False) for sentence in plain]
+    return [f"# {line}" for lines in wrapped for line in lines]
+
+
+def _object_name(document: Mapping[str, Any]) -> str:
+    """Return the name of a ConfigMap, as deliver/render/kubernetes.py makes it."""
+    said = [document["model"], document["cluster"]]
+    parts = [re.sub(r"[^a-z0-9-]+", "-", text.lower())[:63].strip("-") or "x" for text in said]
+    changed = [] if parts == said else [_digest(json.dumps(said))]
+    return ".".join(["ncclt", *parts, f"{document['nodes']}x{document['gpus_per_node']}", *changed])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def one_line(text: object) -> str:
+    """Return printable text without line breaks, cut to 1000 characters: it goes to a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)[:1000]).split())

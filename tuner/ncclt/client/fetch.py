@@ -1,0 +1,399 @@
+"""Fetch a job's environment from an ncclt server and tell it what took effect; keep the last good answer for when the
+server is away.
+
+The standard library and answer.py alone, in the syntax of Python 3.8: the two files can be copied, side by side, into
+any training image. Three promises hold whatever a server, a proxy or a cache says:
+
+- A job gets checked values in a text that answer.py wrote, never the server's own text.
+- Nothing but ClientError is raised: `_client_errors_only`.
+- Nothing takes longer than `timeout_s`: another thread asks, and is not waited for any longer, in `_get`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import json
+import math
+import os
+import re
+import signal
+import ssl
+import stat
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+try:
+    from ncclt.client.answer import FORMS, TABLES, AnswerError, one_line, written
+except ImportError:  # copied into an image without ncclt
+    from answer import FORMS, TABLES, AnswerError, one_line, written  # type: ignore[import-not-found,no-redef]
+
+MAX_ANSWER_BYTES = 1024 * 1024
+"""Longest answer that is read; a real one has a few kilobytes."""
+
+MAX_AGE_S = 30 * 86400.0
+"""How old an answer from the cache may be, unless told otherwise."""
+
+_CACHE_SCHEMA = 2
+_CLOCKS_DIFFER_S = 300.0
+_WRONG_SERVER = "is this the address of an ncclt server?"
+
+
+class ClientError(Exception):
+    """Nothing usable came back: one sentence, a hint, and the server's HTTP status where it answered."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.status = status
+
+    @property
+    def is_outage(self) -> bool:
+        """Tell whether the server was away or broken, rather than having said no."""
+        return self.status is None or self.status >= 500 or self.status == 429
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What to hand to the job: a text, its source (`server`, or `cache` when that was away), a warning for people."""
+
+    text: str
+    source: str
+    warning: str = ""
+
+
+class _Kept(NamedTuple):
+    text: str
+    etag: str
+    saved: float
+
+
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+
+def _client_errors_only(function: _Function) -> _Function:
+    """Make a ClientError of whatever else a function raises.
+
+    What the libraries raise depends on what a server sends (UnicodeError for a host, AttributeError for a scheme), so
+    that no list of it is complete; and none of it may stop a training.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except ClientError:
+            raise
+        except Exception as error:
+            said = f"no usable answer: {type(error).__name__}: {one_line(error)[:200]}"
+            raise ClientError(said, hint=_WRONG_SERVER) from error
+
+    return cast("_Function", guarded)
+
+
+@_client_errors_only
+def fetch_env(
+    server: str,
+    *,
+    cluster: str,
+    model: str,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    nccl_version: str | None = None,
+    format: str = "export",
+    timeout_s: float = 5.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    fallback: str = "none",
+    api_key: str | None = None,
+    shell: str = "bash",
+    unset: bool = False,
+    channels: int | None = None,
+    max_age_s: float = MAX_AGE_S,
+) -> Fetched:
+    """Return the environment that a server recommends for a job.
+
+    Args:
+        server: `http://host:port` or `https://...`, with a path where a proxy needs one.
+        cluster, model: names as in `ncclt tune`.
+        nodes, gpus_per_node, nccl_version: the job; what is left out is not checked by the server. One list for all
+            collectives, as NCCL before 2.24 takes it, passes only with its `nccl_version`.
+        format, shell, unset, channels: as for `ncclt env`.
+        timeout_s: for the whole answer, from looking up the server's name to its last byte.
+        cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
+        fallback: `cached` = when the server is away or broken, return the last good answer with a warning; a server
+            that says "nothing fits" is believed. `none` = raise.
+        api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
+        max_age_s: an older answer is not taken from the cache.
+
+    Raises:
+        ClientError: no usable answer, with the server's own words where it gave them.
+    """
+    if fallback not in ("none", "cached"):
+        raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
+    form = " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
+    if form not in FORMS:
+        raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
+    asked = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version}
+    query = {**asked, "format": format if format in TABLES else "json", "channels": channels}
+    given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
+    url = f"{_base(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
+    path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
+    kept = _read_cache(path, url)
+    asked["cluster"] = cluster
+    try:
+        answer = _get(url, kept, api_key=api_key, timeout_s=timeout_s)
+        text = _for_job(answer.text, form, asked, _host(url))
+    except ClientError as error:
+        if fallback != "cached" or not error.is_outage:
+            raise
+        age_s = time.time() - kept.saved if kept else math.inf
+        if kept is None or age_s > max_age_s:
+            lacking = f"the cached answer is {_age(age_s)} old" if kept else "nothing is cached for this request"
+            raise ClientError(
+                error.message, hint=f"{error.hint}; {lacking}".lstrip("; "), status=error.status
+            ) from error
+        saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
+        said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
+        return Fetched(_for_job(kept.text, form, asked, "the cache"), "cache", said)
+    return Fetched(text, "server", _write_cache(path, url, answer))
+
+
+@_client_errors_only
+def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_key: str | None = None) -> dict[str, Any]:
+    """Return a published revision as the server's JSON object: to compare a job with, never to set.
+
+    Raises:
+        ClientError: no usable answer, with the server's own words where it gave them.
+    """
+    url = f"{_base(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
+    return {**json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s).text)}
+
+
+@_client_errors_only
+def post_attestation(
+    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
+) -> None:
+    """Tell a server whether its recommendation took effect in a job; saying it again changes nothing.
+
+    Raises:
+        ClientError: the server did not keep it, with its own words where it gave them.
+    """
+    url = f"{_base(server)}/v1/attestations"
+    sent = json.dumps(dict(document)).encode()
+    answer = json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text)
+    # A redirect turns a POST into a GET, whose answer is another object.
+    if answer.get("id") != document["id"]:
+        raise ClientError(f"{_host(url)} did not keep the attestation", hint=_WRONG_SERVER)
+
+
+def _for_job(text: str, form: str, asked: Mapping[str, Any], source: str) -> str:
+    try:
+        return written(text, form, asked)
+    except AnswerError as error:
+        if error.undecided:
+            raise ClientError(str(error), status=404) from error
+        raise ClientError(f"{source} gave a bad answer: {error}", hint=_WRONG_SERVER) from error
+    except Exception as error:  # whatever JSON may hold
+        said = f"{source} answered, but not with an environment of format {form}"
+        raise ClientError(said, hint=_WRONG_SERVER) from error
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).netloc
+
+
+def _age(seconds: float) -> str:
+    """Write an age in the largest unit of which there are two."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} seconds"
+
+
+def _base(server: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(server)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not re.fullmatch(r"[!-~]+", server) or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ClientError(f"{server!r} is no address of a server", hint="write it as http://host:8080")
+    return server.rstrip("/")
+
+
+@_client_errors_only
+def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
+    """Return the answer; `kept`, as saved now, when the server says that it still holds. With a body, POST it."""
+    if not 0 < timeout_s < threading.TIMEOUT_MAX:
+        raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
+    # A socket's time limit begins anew with every byte, and looking up a name has none: another thread does it all.
+    came: list[_Kept | Exception] = []
+    late_s = time.monotonic() + 2 * timeout_s + 1  # connecting and reading have each ended by themselves
+
+    def end_in_time(*_: object) -> None:
+        if time.monotonic() > late_s:
+            raise TimeoutError
+
+    def ask() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+        sys.settrace(end_in_time)  # at every call here: no endless answer may keep this busy beside the training
+        try:
+            came.append(_ask(url, kept, api_key=api_key, timeout_s=timeout_s, body=body))
+        except Exception as error:  # noqa: BLE001 -- raised below, by the one who waits
+            came.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(timeout_s)
+    outcome = came[0] if came else TimeoutError()
+    if isinstance(outcome, _Kept):
+        return outcome
+    raise outcome if isinstance(outcome, ClientError) else _outage(outcome, _host(url), timeout_s) from outcome
+
+
+def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None) -> _Kept:
+    if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
+        raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
+    where = _host(url)
+    headers = {"Accept": "*/*", **({} if body is None else {"Content-Type": "application/json"})}
+    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base lets http and https pass
+    if kept and kept.etag:
+        request.add_header("If-None-Match", kept.etag)
+    if api_key is not None:
+        request.add_unredirected_header("Authorization", f"Bearer {api_key}")
+    try:
+        with _opener().open(request, timeout=timeout_s) as response:
+            answer = _read(response, where)
+            return _Kept(text=answer.decode("utf-8"), etag=_etag(response.headers.get("ETag")), saved=time.time())
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 304 and kept:
+                return kept._replace(saved=time.time())
+            raise _refusal(error, where) from error
+    except UnicodeDecodeError as error:
+        raise ClientError(f"{where} answered with something that is no text", hint=_WRONG_SERVER) from error
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def http_error_302(self, req: Any, fp: Any, *rest: Any) -> Any:
+        try:
+            return super().http_error_302(req, fp, *rest)
+        except ValueError:  # an address that is none
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Return an opener for http and https with proxies and redirects, and without file: and ftp:."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(), urllib.request.UnknownHandler(), urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(), _Redirects(), urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
+    return opener
+
+
+def _etag(text: object) -> str:
+    """Return an ETag if it can be sent back, else none."""
+    return text if isinstance(text, str) and re.fullmatch(r"[!-~]{1,200}", text) else ""
+
+
+def _read(response: http.client.HTTPResponse, where: str) -> bytes:
+    """Return a body that arrived whole and is not too long."""
+    body = response.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ClientError(f"{where} answered with more than {MAX_ANSWER_BYTES} bytes", hint=_WRONG_SERVER)
+    if response.length:  # reading ends quietly where the connection broke
+        raise ClientError(f"the answer of {where} broke off", hint="try again")
+    return body
+
+
+def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
+    """Return the server's own words from problem+json (RFC 9457), or say that these are none."""
+    problem, said = None, f"{where} answered {error.code}"
+    if error.headers.get_content_type() == "application/problem+json":
+        try:
+            problem = json.loads(_read(cast("http.client.HTTPResponse", error.fp), where))
+        except Exception:  # noqa: BLE001 -- cut off or no JSON: reported below as what it is, by its status
+            problem = None
+    if not isinstance(problem, dict):
+        return ClientError(f"{said}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code)
+    message = problem.get("detail") or problem.get("title") or said
+    # What there is for other jobs is listed, one line for each.
+    hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:24])
+    return ClientError(one_line(message), hint=hint, status=error.code)
+
+
+def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError) or "timed out" in str(reason):
+        said = f"{where} did not answer within {timeout_s:g} s"
+        return ClientError(said, hint="is the server busy or behind a firewall?")
+    if isinstance(reason, ConnectionRefusedError):
+        return ClientError(f"nothing listens at {where}", hint="is `ncclt serve` running there?")
+    if isinstance(reason, ssl.SSLError):
+        return ClientError(f"no trusted connection to {where}: {reason}", hint="check the certificate or use http://")
+    return ClientError(f"{where} cannot be reached: {one_line(reason) or type(error).__name__}", hint=_WRONG_SERVER)
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Tell whether this user alone can have written it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _read_cache(path: Path | None, url: str) -> _Kept | None:
+    """Return the last good answer; a missing, broken or foreign file is as good as none."""
+    if path is None:
+        return None
+    try:
+        # A link may lead anywhere, and opening a FIFO would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not (stat.S_ISREG(found.st_mode) and _is_ours(found) and _is_ours(path.parent.stat())):
+                return None
+            kept = json.loads(file.read(2 * MAX_ANSWER_BYTES))
+        saved, text = kept["saved"], kept["text"]
+        if kept["schema"] != _CACHE_SCHEMA or kept["url"] != url or not isinstance(text, str):
+            return None
+        if not 0 <= saved <= time.time() + _CLOCKS_DIFFER_S:  # nor NaN
+            return None
+        return _Kept(text=text, etag=_etag(kept["etag"]), saved=saved)
+    except Exception:  # noqa: BLE001 -- whatever is wrong with the file, the server is asked all the same
+        return None
+
+
+def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
+    """Keep an answer, whole or not at all; return a warning if it could not be kept: the job goes on without."""
+    if path is None:
+        return ""
+    document = {"schema": _CACHE_SCHEMA, "url": url, "etag": answer.etag, "text": answer.text, "saved": answer.saved}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(path.parent.stat()):
+            return f"the answer is not kept: {path.parent} is not this user's alone to write"
+        descriptor, name = tempfile.mkstemp(dir=str(path.parent), suffix=".new")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink()
+            raise
+    except OSError as error:
+        return f"the answer could not be kept in {path.parent}: {error.strerror}"
+    return ""

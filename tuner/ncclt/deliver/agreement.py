@@ -1,0 +1,345 @@
+"""One decision per job, for many nodes: who comes first publishes what the job is given, and all others follow it.
+
+Ranks that choose differently hang or corrupt data, so a node that cannot learn the decision must not start. The
+protocol has no lock and no owner, and therefore nothing that a killed process could leave behind: everybody makes a
+proposal of his own, and a hard link, which exactly one of them can create, also on NFS (link(2), open(2)), makes one of
+them the decision. It is never changed again. Standard library alone: `ncclt run` must start fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclt.deliver.job import Job
+from ncclt.errors import StoreError, UsageError
+
+DECISION_SCHEMA = 1
+"""Version of the document of a decision."""
+
+MAX_DECISION_BYTES = 4 * 1024 * 1024
+"""Longest that is read: twice the longest answers of a server, with their quotes."""
+
+REUSE_S = 3600.0
+"""Age up to which the decision of a job whose name may recur is of the same job: its processes start together."""
+
+READ_BACK_S = 60.0
+"""How long a decision that is known to exist may stay unseen: NFS keeps what it knows of a folder for 60 s at most
+(acdirmax, nfs(5))."""
+
+
+_OF_ONE_NODE = frozenset({"tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
+"""File systems that other nodes see only where this one exports them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one job is given.
+
+    Attributes:
+        job: its identity.
+        question: what was asked for; a process that asks for something else is of another job.
+        content: what is given; the form is the caller's.
+        host, pid: who decided.
+        created_s: when, seconds since 1970.
+        token: tells decisions under one name apart.
+    """
+
+    job: str
+    question: str
+    content: Mapping[str, Any]
+    host: str
+    pid: int
+    created_s: float
+    token: str
+
+    @property
+    def when(self) -> str:
+        """Return its time for people."""
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.created_s))
+
+
+def usable_folder(folder: Path) -> Path:
+    """Return where decisions lie in a folder that all nodes share.
+
+    The folder is never made: on a node without the file system it would be another one, and the node would decide
+    alone.
+
+    Raises:
+        StoreError: it is not here.
+        UsageError: it is a mount point, whose empty directory is there also where nothing is mounted.
+    """
+    try:
+        reason = "" if folder.is_dir() else f"is not on {os.uname().nodename}"
+    except OSError as error:  # a ticket that has run out, a server that is gone
+        reason = f"cannot be reached on {os.uname().nodename}: {error.strerror}"
+    if reason:
+        raise StoreError(
+            f"the shared folder {folder} {reason}",
+            hint="this node cannot learn what the job was given, so it does not start; make the folder once, on a file "
+            "system that all nodes mount",
+        )
+    folder = folder.resolve()  # of a link the place that it leads to counts
+    if os.path.ismount(folder):
+        raise UsageError(
+            f"{folder} is a mount point: a node on which the mount is missing could not tell",
+            hint="name a folder inside it with --shared, and make it once",
+        )
+    return folder
+
+
+def file_system_of_one_node(folder: Path, *, table: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of a folder's file system where no other node mounts such a one; empty where others may.
+
+    Args:
+        folder: absolute, without links.
+        table: what is mounted here (proc(5)).
+    """
+    try:
+        rows = [line.split(" - ") for line in table.read_text(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    # Spaces in names are written as octal numbers. What is mounted last covers what was there before.
+    places = [(row[0].split()[4].encode().decode("unicode_escape"), row[1].split()[0]) for row in rows if len(row) == 2]
+    holding = [(len(place), kind) for place, kind in places if folder.is_relative_to(place)]
+    kind = max(reversed(holding), key=lambda one: one[0], default=(0, ""))[1]
+    return kind if kind in _OF_ONE_NODE else ""
+
+
+def find_decision(folder: Path, job: Job, *, question: str) -> Decision | None:
+    """Return the decision for a job; None = nobody has decided yet.
+
+    Raises:
+        StoreError: it cannot be read, is damaged or another user's, or it is not certain whose job it is.
+        UsageError: the job was asked for something else.
+    """
+    return _newest(folder, job, question)[1]
+
+
+def decide(
+    folder: Path,
+    job: Job,
+    *,
+    question: str,
+    content: Mapping[str, Any],
+    patience_s: float = READ_BACK_S,
+    clock: Callable[[], float] = time.time,
+) -> Decision:
+    """Propose what a job is given, and return what was decided: this, or what somebody else proposed before.
+
+    Args:
+        folder: shared by all nodes.
+        job: whose decision it is.
+        question: what was asked for.
+        content: the proposal, a JSON object.
+        patience_s: how long to wait for a decision that is there and not yet seen here.
+        clock: seconds since 1970.
+
+    Raises:
+        StoreError, UsageError: as for `find_decision`; or it cannot be published here, and nobody else has.
+    """
+    path, found = _newest(folder, job, question)
+    if found is not None:
+        return found
+    text = _text(job, question, content, clock())
+    if len(text) > MAX_DECISION_BYTES:
+        raise StoreError(f"what would be decided has {len(text)} bytes", hint=f"at most {MAX_DECISION_BYTES} are read")
+    _publish(path, text)
+    deadline = time.monotonic() + patience_s
+    while True:
+        seen = _read(path, job, question)
+        if seen is not None:
+            return seen
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"the decision {path} was made and cannot be seen on {os.uname().nodename}",
+                hint="this node does not start; is the file system well?",
+            )
+        time.sleep(0.1)
+
+
+def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> Decision | None:
+    """Wait until somebody has decided; None = nobody did in this time.
+
+    Raises:
+        StoreError, UsageError: as for `find_decision`.
+    """
+    deadline = time.monotonic() + wait_s
+    pause_s = 0.05
+    while True:
+        found = find_decision(folder, job, question=question)
+        left_s = deadline - time.monotonic()
+        if found is not None or left_s <= 0:
+            return found
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, 1.0)
+
+
+def _newest(folder: Path, job: Job, question: str) -> tuple[Path, Decision | None]:
+    """Return the file that holds, or would hold, the decision of this job, and the decision.
+
+    Where a job's name may recur, one that is surely an earlier job's is passed over: its successor's name is made of
+    its token, so that all who pass it over look for the same file. Nothing is ever removed or replaced, which is what
+    would let two processes disagree.
+    """
+    name = job.name
+    while True:
+        path = folder / f"ncclt-decision-{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+        found = _read(path, job, question if job.is_unique else None)
+        if found is None or job.is_unique:
+            return path, found
+        ages_s = _ages_s(path, found)
+        if max(ages_s) < REUSE_S:
+            return path, _same_question(found, question)
+        if min(ages_s) < 2 * REUSE_S:
+            raise StoreError(
+                f"the decision of {found.when} may be of this job or of an earlier one of the same name",
+                hint=f"the name is {job.name!r}; give the job one of its own with --job",
+            )
+        name = f"{job.name}\n{found.token}"
+
+
+def _ages_s(path: Path, found: Decision) -> list[float]:
+    """Return the age of a decision by the clocks of the two nodes, and by that of the file system where it has one.
+
+    Nodes whose clocks differ by hours would else disagree about which decision holds. A file server has one clock for
+    all of them; where nothing can be written, it cannot be asked.
+    """
+    ages_s = [time.time() - found.created_s]
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".ncclt-clock-") as asked:
+            asked.write(b"?")
+            asked.flush()
+            os.fsync(asked.fileno())
+            ages_s.append(os.fstat(asked.fileno()).st_mtime - path.stat().st_mtime)
+    except OSError:
+        return ages_s
+    return ages_s
+
+
+def _read(path: Path, job: Job, question: str | None) -> Decision | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"the decision {path} cannot be read: {error.strerror}", hint=_DAMAGED) from error
+    try:
+        raw = _content_of(descriptor, path)
+    except OSError as error:
+        raise StoreError(f"the decision {path} cannot be read: {error.strerror}", hint=_DAMAGED) from error
+    finally:
+        os.close(descriptor)
+    decision = _parsed(raw, path)
+    if decision.job != job.name:
+        raise StoreError(f"{path} is the decision of another job, {decision.job!r}", hint=_DAMAGED)
+    return decision if question is None else _same_question(decision, question)
+
+
+def _content_of(descriptor: int, path: Path) -> bytes:
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_DECISION_BYTES:
+        raise StoreError(f"{path} is no decision of ncclt", hint=_DAMAGED)
+    # A file system may show all files as those of one other user, the folder among them.
+    if facts.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+        raise StoreError(f"the decision {path} was made by another user", hint="name a folder of your own")
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read(MAX_DECISION_BYTES)
+
+
+_DAMAGED = "this node does not start; remove the file before the job is started anew"
+
+
+def _same_question(decision: Decision, question: str) -> Decision:
+    if decision.question != question:
+        raise UsageError(
+            f"for this job {decision.host} asked for {decision.question}, and this process for {question}",
+            hint="ranks must ask for the same; where these are two jobs, give each a name with --job",
+        )
+    return decision
+
+
+def _text(job: Job, question: str, content: Mapping[str, Any], created_s: float) -> bytes:
+    document = {
+        "job": job.name,
+        "question": question,
+        "content": dict(content),
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "created_s": created_s,
+        "token": os.urandom(16).hex(),
+    }
+    body = json.dumps(document, sort_keys=True)
+    return json.dumps({"ncclt_decision": DECISION_SCHEMA, "sha256": _digest(body), "decision": body}).encode()
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _parsed(raw: bytes, path: Path) -> Decision:
+    try:
+        outer = json.loads(raw)
+        if outer["ncclt_decision"] != DECISION_SCHEMA:
+            raise StoreError(f"{path} is a decision of another version", hint="use one version of ncclt on all nodes")
+        if outer["sha256"] != _digest(outer["decision"]):
+            raise ValueError("its checksum is another one")
+        inner = json.loads(outer["decision"])
+        return Decision(
+            job=str(inner["job"]),
+            question=str(inner["question"]),
+            content=dict(inner["content"]),
+            host=str(inner["host"]),
+            pid=int(inner["pid"]),
+            created_s=float(inner["created_s"]),
+            token=str(inner["token"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(f"the decision {path} is damaged: {error}", hint=_DAMAGED) from error
+
+
+def _publish(path: Path, text: bytes) -> None:
+    """Make the text the decision, unless there is one.
+
+    Raises:
+        StoreError: it cannot be written, or the file system has no hard links.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ncclt-proposal-")
+    except OSError as error:
+        if path.exists():
+            return  # somebody else could
+        raise _unwritable(path.parent, error) from error
+    proposal = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        try:
+            path.hardlink_to(proposal)
+        except FileExistsError:
+            return
+        except OSError as error:
+            # NFS repeats a request whose answer was lost, and then reports as failed what it did: count the links.
+            if proposal.stat().st_nlink < 2 and not path.exists():
+                raise _unwritable(path.parent, error) from error
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    finally:
+        proposal.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"nobody has decided for this job, and in {folder} nothing can be decided here: {error.strerror or error}",
+        hint="this node does not start; the folder must be writable, on a file system with hard links",
+    )

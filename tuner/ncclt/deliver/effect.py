@@ -1,0 +1,311 @@
+"""What a job's own reports and logs say against what it was given: message by message, and in one word."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS, legal_pairs, remaining_pairs
+from ncclt.core.algorithms import Algorithm
+from ncclt.core.attestation import (
+    MOST_ROWS,
+    Attestation,
+    Delivered,
+    Effect,
+    Form,
+    Observed,
+    Outcome,
+    Row,
+    RowState,
+    Use,
+    content_id,
+    content_of,
+)
+from ncclt.core.message import format_bytes
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, Rule
+from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE, SET_BY_RULES
+
+CHOICE_VARIABLES = tuple(sorted(f"NCCL_{name}" for name in {*SET_BY_RULES, COMPETES_WITH_COMPUTE}))
+"""What decides algorithm, protocol and channels beside any table."""
+
+_ORDER = (RowState.DIFFERS, RowState.UNCERTAIN, RowState.AS_WANTED, RowState.NOT_SEEN)
+_ALGORITHMS = frozenset(algorithm.value for algorithm in Algorithm)
+
+OWN_LINE = "TUNER/ncclt:"
+"""How our plugin begins what it tells NCCL's log (plugin/communicator.c)."""
+
+_NOT_USED = "is not used"
+
+_OF_OTHER_RANKS = re.compile(r"none of its \d+ rows is for (\d+) ranks")
+
+_USING = re.compile(r"Using (?:tuner plugin )?ncclt\b")
+"""What NCCL says of a tuner plugin that it took; older versions have the two words between."""
+
+
+def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation:
+    """Compare what was used with what was delivered.
+
+    Args:
+        delivered: what the job was given.
+        seen: what its sources tell.
+        created: ISO time.
+    """
+    causes = _causes(delivered, seen)
+    rows: Counter[Row] = Counter()
+    unruled = 0
+    met: set[Rule] = set()
+    for use in seen.uses:
+        rules = _rules_for(use, delivered)
+        if not rules:
+            unruled += use.calls
+            continue
+        met.update(rules)
+        rows[_row(use, rules, causes)] += use.calls
+    counted = [replace(row, calls=calls) for row, calls in rows.items()]
+    calls = {state: sum(row.calls for row in counted if row.state is state) for state in RowState}
+    counted += [_unmet(rule) for rule in delivered.policy.rules if rule not in met]
+    effect, reason = _judge(delivered, seen, calls, causes)
+    attestation = Attestation(
+        id="",
+        recommendation=delivered.recommendation,
+        cluster=delivered.cluster,
+        model=delivered.model,
+        form=delivered.form,
+        effect=effect,
+        reason=reason,
+        calls_as_wanted=calls[RowState.AS_WANTED],
+        calls_differing=calls[RowState.DIFFERS],
+        calls_unruled=unruled,
+        rows=_kept(counted),
+        witnesses=seen.witnesses,
+        hosts=seen.hosts,
+        notes=(*seen.notes, *_notes(counted)),
+        evidence=seen.evidence,
+        created=created,
+    )
+    return replace(attestation, id=content_id(content_of(attestation)))
+
+
+def has_our_plugin(tuner_lines: Iterable[str]) -> bool:
+    """Tell whether NCCL's log shows that it took ncclt's plugin; its path alone, as in `Could not find`, is no sign."""
+    return any(line.startswith(OWN_LINE) or _USING.search(line) for line in tuner_lines)
+
+
+def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> Policy:
+    """Return what variables, as ncclt writes them, force on every size of each collective.
+
+    Raises:
+        SettingError: a word that ncclt never writes.
+    """
+    most = variables.get("NCCL_MAX_CTAS") or variables.get("NCCL_MAX_NCHANNELS")
+    channels = int(most) if most else None
+    rules = []
+    for collective in COLLECTIVE_WORDS:
+        left, legal = remaining_pairs(variables, collective, version), legal_pairs(collective, version)
+        algorithms, protocols = {pair.algorithm for pair in left}, {pair.protocol for pair in left}
+        # What is the only one anyway is forced by nobody.
+        has_algorithm = len(algorithms) == 1 and algorithms != {pair.algorithm for pair in legal}
+        has_protocol = len(protocols) == 1 and protocols != {pair.protocol for pair in legal}
+        rule = Rule(
+            collective=collective,
+            algorithm=next(iter(algorithms)) if has_algorithm else None,
+            protocol=next(iter(protocols)) if has_protocol else None,
+            channels=channels,
+        )
+        if rule.algorithm or rule.protocol or rule.channels:
+            rules.append(rule)
+    return Policy(rules=tuple(rules))
+
+
+def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
+    """Return the rules that may speak of a call: one, or several where its group or size is not known."""
+    found = []
+    for rule in delivered.policy.rules:
+        group = rule.group_size
+        if delivered.form is Form.TABLE and group == 0:
+            group = delivered.ranks  # a table's row for the whole job names its ranks
+        fits = use.size_bytes == 0 or (
+            rule.min_bytes <= use.size_bytes and (rule.max_bytes is None or use.size_bytes <= rule.max_bytes)
+        )
+        if rule.collective is use.collective and fits and (use.group_size == 0 or group in (0, use.group_size)):
+            found.append(rule)
+    if use.group_size and use.size_bytes and found:
+        return [max(found, key=lambda rule: rule.group_size)]
+    return found
+
+
+def _row(use: Use, rules: list[Rule], causes: list[str]) -> Row:
+    """Return the row of a call without its number."""
+    wanted = " or ".join(dict.fromkeys(_wish(rule) for rule in rules))
+    row = Row(
+        collective=use.collective,
+        size_bytes=use.size_bytes,
+        group_size=use.group_size,
+        wanted=wanted,
+        used=use.choice,
+        calls=0,
+        state=RowState.DIFFERS,
+    )
+    why = "; ".join(causes)
+    match use.outcome:
+        case Outcome.UNAVAILABLE:
+            why = why or "for this call NCCL offers no such choice: its links, its data type or a variable rule it out"
+            return replace(row, used="", reason=why)
+        case Outcome.UNMATCHED:
+            why = use.remark or why or "the table that the job used has no row for it"
+            return replace(row, used="", reason=why)
+        case _:
+            fits = [_fits(use, rule) for rule in rules]
+    if all(fits):
+        return replace(row, state=RowState.AS_WANTED)
+    if any(fits) or use.size_bytes == 0:
+        reason = "the log does not tell the ranks of this group, and so not which rule it falls under"
+        return replace(row, state=RowState.UNCERTAIN, reason=reason)
+    if use.choice.partition("/")[0] not in _ALGORITHMS:
+        return replace(row, reason="NCCL took a kernel that passes no tuner (symmetric memory or copy engine)")
+    return replace(row, reason=why or "NCCL chose otherwise")
+
+
+def _fits(use: Use, rule: Rule) -> bool:
+    """Tell whether a call went as a rule wants it.
+
+    Fewer channels than asked for are what NCCL's scheduler gives to small and grouped calls (nccl.h knows no way to
+    insist, src/enqueue.cc); more are a different choice. What the plugin asked for must be equal.
+    """
+    algorithm, _, rest = use.choice.partition("/")
+    protocol, _, number = rest.partition("/")
+    if rule.algorithm not in (None, algorithm) or rule.protocol not in (None, protocol):
+        return False
+    if rule.channels is None or not number.isdecimal():
+        return rule.channels is None or use.outcome is Outcome.CHOSEN
+    return int(number) <= rule.channels if use.outcome is Outcome.CHOSEN else int(number) == rule.channels
+
+
+def _causes(delivered: Delivered, seen: Observed) -> list[str]:
+    """Return what explains a difference, as far as the sources tell it; most telling first."""
+    causes = []
+    groups = {rule.group_size or delivered.ranks for rule in delivered.policy.rules}
+    for one in seen.witnesses:
+        # A communicator of another size than any rule's has no row of the table, and needs none.
+        if one.not_in_use and one.ranks in groups:
+            causes.append(f"the plugin used no table: {one.not_in_use}")
+    strangers = {one.table for one in seen.witnesses if one.table} - {delivered.recommendation}
+    if strangers:
+        causes.append(f"the job used the table of {', '.join(sorted(strangers))}")
+    if delivered.form is Form.TABLE:
+        refusals = [line for line in seen.tuner_lines if _refuses(line, groups)]
+        causes += [f"the plugin said: {line.removeprefix(OWN_LINE).strip()}" for line in refusals[:1]]
+        loaded = any(one.kind == "plugin-report" for one in seen.witnesses) or has_our_plugin(seen.tuner_lines)
+        if not loaded and (seen.tuner_lines or seen.tells_variables):
+            said = f": {seen.tuner_lines[0]}" if seen.tuner_lines else ""
+            causes.append(f"the plugin was not loaded{said}")
+        for name in CHOICE_VARIABLES:
+            if name in seen.variables and name not in dict(delivered.variables):
+                causes.append(f"{name}={_values(seen, name)} in the job limits what a table can choose")
+    for name, value in delivered.variables:
+        if name not in seen.variables:
+            if seen.tells_variables:
+                causes.append(f"the processes did not get {name}: a container or launcher did not pass it on")
+        elif set(seen.variables[name]) != {value}:
+            causes.append(f"{name} was {_values(seen, name)} in the job, not {value}")
+    versions = {one.nccl_version.partition("+")[0] for one in seen.witnesses} - {"", delivered.nccl_version}
+    if versions:
+        causes.append(f"the job loaded NCCL {', '.join(sorted(versions))}, not {delivered.nccl_version}")
+    return list(dict.fromkeys(causes))
+
+
+def _refuses(line: str, groups: Collection[int]) -> bool:
+    """Tell whether the plugin says that it did not use a table which has rows for such a communicator."""
+    if not line.startswith(OWN_LINE) or _NOT_USED not in line:
+        return False
+    other = _OF_OTHER_RANKS.search(line)
+    return other is None or int(other[1]) in groups
+
+
+def _values(seen: Observed, name: str) -> str:
+    return " and ".join(seen.variables[name])
+
+
+def _judge(
+    delivered: Delivered, seen: Observed, calls: Mapping[RowState, int], causes: list[str]
+) -> tuple[Effect, str]:
+    right, wrong = calls[RowState.AS_WANTED], calls[RowState.DIFFERS]
+    why = f": {'; '.join(causes)}" if causes else ""
+    reports = [one for one in seen.witnesses if one.kind == "plugin-report"]
+    tables = {(one.table, one.checksum) for one in reports if not one.not_in_use}
+    shapes = {(one.ranks, one.nodes) for one in reports}
+    states = {(one.ranks, one.nodes, one.not_in_use) for one in reports}
+    if len(tables) > 1 or len(states) > len(shapes):
+        danger = "the ranks did not use the same table: NCCL can hang or give wrong results then"
+        return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{danger}{why}"
+    if not delivered.policy.rules:
+        return _judge_variables(delivered, seen, why)
+    if right + wrong == 0:
+        if causes and not calls[RowState.UNCERTAIN] and (seen.tells_variables or reports):
+            return Effect.NOT_AT_ALL, "; ".join(causes)
+        if not seen.witnesses:
+            return Effect.UNKNOWN, (
+                "there is no report and no log: NCCL was not used, the plugin was not loaded (did a container pass "
+                "NCCL_TUNER_PLUGIN and NCCLT_PLUGIN_REPORT on?), or the processes were killed"
+            )
+        return Effect.UNKNOWN, f"no call was seen that the policy speaks of for certain{why}"
+    said = f"{right} of {right + wrong} calls that the policy speaks of went as it says"
+    if not wrong:
+        return Effect.TOOK_EFFECT, f"{said}{why}"
+    return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
+
+
+def _judge_variables(delivered: Delivered, seen: Observed, why: str) -> tuple[Effect, str]:
+    """Judge a policy of process-wide parameters alone by what NCCL says that it read."""
+    if not seen.tells_variables:
+        return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines tells of them"
+    right = sum(set(seen.variables.get(name, ())) == {value} for name, value in delivered.variables)
+    said = f"NCCL read {right} of {len(delivered.variables)} variables as they were delivered"
+    if right == len(delivered.variables):
+        return Effect.TOOK_EFFECT, said
+    return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
+
+
+def _wish(rule: Rule) -> str:
+    parts = [rule.algorithm.value if rule.algorithm else "*", rule.protocol.value if rule.protocol else "*"]
+    return "/".join([*parts, str(rule.channels)] if rule.channels else parts)
+
+
+def _unmet(rule: Rule) -> Row:
+    end = "any size" if rule.max_bytes is None else format_bytes(rule.max_bytes)
+    return Row(
+        collective=rule.collective,
+        size_bytes=0,
+        group_size=rule.group_size,
+        wanted=_wish(rule),
+        used="",
+        calls=0,
+        state=RowState.NOT_SEEN,
+        reason=f"no such message was seen ({format_bytes(rule.min_bytes)} to {end})",
+    )
+
+
+def _kept(rows: Iterable[Row]) -> tuple[Row, ...]:
+    ordered = sorted(
+        rows,
+        key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used),
+    )
+    return tuple(ordered[:MOST_ROWS])
+
+
+def _notes(rows: list[Row]) -> list[str]:
+    notes = [f"{len(rows) - MOST_ROWS} more kinds of messages are not listed"] if len(rows) > MOST_ROWS else []
+    fewer = sum(1 for row in rows if row.state is RowState.AS_WANTED and _fewer(row))
+    if fewer:
+        notes.append(
+            f"{fewer} kinds of messages ran on fewer channels than asked for, as NCCL gives small or grouped calls"
+        )
+    return notes
+
+
+def _fewer(row: Row) -> bool:
+    wanted, used = row.wanted.rpartition("/")[2], row.used.rpartition("/")[2]
+    return wanted.isdecimal() and used.isdecimal() and int(used) < int(wanted)

@@ -1,0 +1,353 @@
+"""What a job is given, decided before it starts: variables, or a table for the plugin with the variables beside it.
+
+Two rules hold. What was measured together is delivered together or not at all: a mixture with the user's own choice was
+never measured, and may leave a collective without an algorithm. And a table that some nodes have and others lack makes
+ranks disagree, which hangs a job or corrupts its data: it is used only where every node is sure to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+
+from ncclt.client.answer import checked, checked_document
+from ncclt.core.attestation import Delivered, Form
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, policy_from_document
+from ncclt.deliver.effect import CHOICE_VARIABLES, policy_of_variables
+from ncclt.deliver.job import RANK_VARIABLES, is_node_launcher, starts_others
+from ncclt.errors import InputError, NccltError, UsageError, reason
+from ncclt.nccl.tuner_plugin import LIBRARY_NAME
+
+_READABLE = 0o644
+
+_NEEDED = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
+_ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
+"""As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
+
+_HYDRA_OPTIONS = ("-genv", "-env")
+"""MPICH and Intel MPI take name and value as two words."""
+
+_TABLE_HEAD = re.compile(
+    r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
+    r"nodes=(?P<nodes>[0-9]{1,6}) ranks=(?P<ranks>[0-9]{1,9}) rows=(?P<rows>[0-9]{1,6}) fnv1a=[0-9a-f]{16}\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a server, a store or a file offers for a job.
+
+    Attributes:
+        recommendation, cluster, model: ids and names; the names are empty for a table from a file.
+        nccl_version: that was measured; empty where a file does not tell it.
+        nodes, ranks: of the job that was measured; 0 likewise.
+        simulated: the times came from a model.
+        variables: (name, value) that are proven by themselves.
+        table: text for the plugin; empty = there is none, or it was not asked for.
+        rules: of the table.
+        table_variables: (name, value) that the table needs beside it.
+    """
+
+    recommendation: str
+    cluster: str = ""
+    model: str = ""
+    nccl_version: str = ""
+    nodes: int = 0
+    ranks: int = 0
+    simulated: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
+    table: str = ""
+    rules: Policy = field(default_factory=Policy)
+    table_variables: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What is set for a job.
+
+    Attributes:
+        set_env, unset_env: changes of its environment.
+        form: how the policy is delivered; None = it is not.
+        notes: what the user should know, one sentence each.
+    """
+
+    set_env: tuple[tuple[str, str], ...] = ()
+    unset_env: tuple[str, ...] = ()
+    form: Form | None = None
+    notes: tuple[str, ...] = ()
+
+
+def offer_from_documents(env: str) -> Offer:
+    """Read what a server or store renders as `json`.
+
+    Raises:
+        InputError: this is no such text, or it sets what ncclt never sets.
+    """
+    try:
+        document = json.loads(env)
+        document = checked_document(document, document["nccl_version"])
+        rules = policy_from_document({"rules": document["table"], "parameters": document["table_parameters"]})
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
+        raise InputError(
+            f"this is no environment of ncclt: {error}", hint="update ncclt here or on the server"
+        ) from error
+    return Offer(
+        recommendation=document["recommendation"],
+        cluster=document["cluster"],
+        model=document["model"],
+        nccl_version=document["nccl_version"],
+        nodes=document["nodes"],
+        ranks=document["nodes"] * document["gpus_per_node"],
+        simulated=document["simulated"],
+        variables=tuple(sorted(document["variables"].items())),
+        rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
+        table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
+    )
+
+
+def with_table_text(offer: Offer, text: str) -> Offer:
+    """Return an offer with its table, as a server or store renders it in `tuner-csv`.
+
+    Raises:
+        InputError: it is no table, or that of another revision, which was published meanwhile.
+    """
+    head = _TABLE_HEAD.match(text)
+    if head is None or head["id"] != offer.recommendation:
+        raise InputError("environment and table are not of one revision", hint="one was published meanwhile; try again")
+    return replace(offer, table=text)
+
+
+def offer_from_table(path: Path) -> Offer:
+    """Read a table as `ncclt env --format tuner-csv` writes it.
+
+    Raises:
+        UsageError: it cannot be read, or it is none of ncclt's.
+        InputError: it asks for variables that ncclt never sets.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the table {path} cannot be read: {reason(error)}", hint="name a file of --format tuner-csv"
+        ) from error
+    head = _TABLE_HEAD.match(text)
+    if head is None:
+        raise UsageError(
+            f"{path} does not begin like a table of ncclt",
+            hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
+        )
+    try:
+        needed = checked(dict(_NEEDED.findall(text)), head["nccl"])
+    except ValueError as error:
+        raise InputError(f"the table {path} cannot be used: {error}", hint="write it anew with `ncclt env`") from error
+    return Offer(
+        recommendation=head["id"],
+        nccl_version=head["nccl"],
+        nodes=int(head["nodes"]),
+        ranks=int(head["ranks"]),
+        table=text if int(head["rows"]) else "",
+        table_variables=tuple(sorted(needed.items())),
+    )
+
+
+def plan_handover(
+    offer: Offer,
+    *,
+    environ: Mapping[str, str],
+    argv: Sequence[str],
+    plugin: Path | None,
+    table_file: Path | None,
+    shared: bool,
+    override: bool,
+) -> Handover:
+    """Decide what a job is given.
+
+    Args:
+        offer: what there is for it.
+        environ: the environment that it would inherit.
+        argv: its command.
+        plugin: the compiled plugin; None = there is none, or it is not wanted.
+        table_file: where the table lies or will lie, absolute.
+        shared: the user says that every node can read `table_file`.
+        override: replace the user's own variables.
+    """
+    notes = []
+    form = None
+    if plugin is None and (offer.table or offer.rules.rules):
+        notes.append(
+            "the table per size is not used: the plugin is not here (`ncclt plugin build` makes it) or not wanted"
+        )
+    elif offer.table and (why := _where_it_lacks(offer, argv, environ, shared=shared)):
+        notes.append(f"the table is not used: {why}")
+    elif offer.table:
+        form = Form.TABLE
+    if form is None and offer.variables:
+        form = Form.VARIABLES
+    if form is None:
+        return Handover(notes=(*notes, "nothing is set: NCCL's own choice stays"))
+    delivered = dict(offer.table_variables if form is Form.TABLE else offer.variables)
+    if form is Form.TABLE:
+        delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
+    told = _told(delivered, _set_by(argv), form)
+    if told:
+        notes.append(
+            f"the command itself sets {', '.join(f'{name}={value}' for name, value in told.items())}, so nothing else "
+            "is set: what was measured together is delivered together or not at all (take it out of the command)"
+        )
+        return Handover(notes=tuple(notes))
+    own = tuple(_told(delivered, environ, form))
+    if own and not override:
+        listed = ", ".join(f"{name}={environ[name]}" for name in own)
+        notes.append(
+            f"your {listed} stays, so nothing else is set: what was measured together is delivered together or not at "
+            "all (--override replaces yours)"
+        )
+        return Handover(notes=tuple(notes))
+    if own:
+        notes.append(f"--override replaces your {', '.join(f'{name}={environ[name]}' for name in own)}")
+    if offer.simulated:
+        notes.append(f"SIMULATED: {offer.model} was tuned on a model of {offer.cluster}, nothing was measured")
+        delivered["NCCLT_SIMULATED"] = "1"
+    delivered["NCCLT_RECOMMENDATION"] = offer.recommendation
+    return Handover(
+        set_env=tuple(sorted(delivered.items())),
+        unset_env=tuple(name for name in own if name not in delivered),
+        form=form,
+        notes=tuple(notes),
+    )
+
+
+def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str], *, shared: bool) -> str:
+    """Say why some node of the job may lack the table; empty = none does."""
+    if shared:
+        return ""
+    begins = PurePath(argv[0]).name
+    hint = "name a folder that all nodes share with --policy-dir"
+    if starts_others(argv):
+        return f"{begins} starts processes on nodes that may not see it; {hint}"
+    if offer.nodes > 1 and not is_one_of_several(argv, environ):
+        return f"it is for {offer.nodes} nodes, and who starts the others is not known; {hint}"
+    return ""
+
+
+def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Tell whether this command is started on every node of a job alike, so that each decides for itself."""
+    return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
+
+
+def _told(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -> dict[str, str]:
+    """Return which of the user's own variables stand against what is delivered."""
+    rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
+    return {
+        name: theirs[name]
+        for name in sorted({*delivered, *rivals})
+        if name in theirs and theirs[name] != delivered.get(name)
+    }
+
+
+def _set_by(argv: Sequence[str]) -> dict[str, str]:
+    """Return the variables of NCCL and ncclt that a command sets for its processes, over what it inherits."""
+    found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
+    for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
+        if option in _HYDRA_OPTIONS and name.startswith("NCCL"):
+            found[name] = value
+    return found
+
+
+def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what will decide NCCL's choices in a process, for comparison with other nodes.
+
+    Plugin and table count by their names: their folders may be mounted elsewhere, and a table's name is its content.
+    """
+    after = {name: value for name, value in environ.items() if name not in handover.unset_env} | dict(handover.set_env)
+    # A tuner of the user's own decides as well, and so does the table that it is told of.
+    tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
+    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", *tuner, *(name for name, _ in handover.set_env)}
+    by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
+    return {
+        name: PurePath(after[name]).name if name in by_name else after[name] for name in sorted(names) if name in after
+    }
+
+
+def delivered_by(offer: Offer, form: Form) -> Delivered:
+    """Return what a job got, for the attestation afterwards."""
+    version = NcclVersion.parse(offer.nccl_version)
+    variables = offer.table_variables if form is Form.TABLE else offer.variables
+    return Delivered(
+        recommendation=offer.recommendation,
+        cluster=offer.cluster,
+        model=offer.model,
+        nccl_version=offer.nccl_version,
+        nodes=offer.nodes,
+        ranks=offer.ranks,
+        form=form,
+        policy=offer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
+        variables=variables,
+    )
+
+
+def table_path(folder: Path, text: str) -> Path:
+    """Return where a table lies: named by its content, so that jobs share it and none overwrites another's."""
+    return folder.absolute() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.csv"
+
+
+def write_table(path: Path, text: str) -> None:
+    """Write a table, whole or not at all; it stays for communicators that open late.
+
+    Others may read it, as a TaskProlog may be for them and a folder for a group. A good one is never replaced: a node
+    that is reading it just then, over NFS, would lose it and choose otherwise than the rest.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    _put(path, text.encode())
+
+
+def place_plugin(folder: Path, plugin: Path) -> Path:
+    """Put a copy of the plugin beside the tables, and return where it lies.
+
+    Who decides for other nodes knows only that they read this folder: a node that has the table and not the plugin
+    would choose otherwise than the rest. Where nothing can be loaded from the folder, the plugin stays where it is.
+
+    Raises:
+        OSError: it cannot be read, or not be written there.
+    """
+    content = plugin.read_bytes()
+    path = folder.absolute() / hashlib.sha256(content).hexdigest()[:32] / LIBRARY_NAME
+    _put(path, content)
+    return plugin if os.statvfs(path).f_flag & os.ST_NOEXEC else path
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if _holds(path, content):
+        return
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, _READABLE)
+        try:
+            path.hardlink_to(name)
+        except OSError:  # there is one meanwhile, or a damaged one, or the file system has no hard links
+            if not _holds(path, content):
+                Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Tell whether a file has this content; where it is ours, make sure that others can read it."""
+    if not path.is_file() or path.read_bytes() != content:
+        return False
+    facts = path.stat()
+    if facts.st_uid == os.geteuid() and facts.st_mode & _READABLE != _READABLE:
+        path.chmod(_READABLE)
+    return True

@@ -1,0 +1,281 @@
+"""Reads what a job left behind and says whether its recommendation took effect."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ncclt.core.attestation import Attestation, Delivered, Form, Observed, Outcome, Use, Witness
+from ncclt.core.message import MOST_BYTES
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin, policy_of_variables
+from ncclt.errors import TraceError, UsageError
+from ncclt.health.doctor.log_facts import LogFacts
+from ncclt.health.doctor.log_reader import LogReader
+from ncclt.nccl.compile import compile_policy
+from ncclt.profile.documents import check_readable, documents
+from ncclt.profile.readers import plugin_report
+from ncclt.profile.readers.nccl_log import reader as nccl_log
+from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
+from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
+from ncclt.profile.readers.nccl_log.lines import check_distinct, lines
+from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, full_size
+from ncclt.profile.readers.plugin_report import Report, read_reports
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+_MOST_OWN_LINES = 20
+"""Different ones kept: one per kind of communicator."""
+
+
+def attest_files(paths: Sequence[Path], delivered: Delivered, *, created: str) -> Attestation:
+    """Say whether what was delivered took effect in the job that left these files.
+
+    Args:
+        paths: reports of the plugin and logs of NCCL, of one job; may be none.
+        delivered: what the job was given.
+        created: ISO time.
+
+    Raises:
+        TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
+    """
+    seen = observe(paths)
+    # Two jobs that left nothing are two jobs.
+    return attest(delivered, seen if paths else replace(seen, evidence=created), created=created)
+
+
+def observe(paths: Sequence[Path]) -> Observed:
+    """Read reports and logs of one job; each file is known by its content.
+
+    Raises:
+        TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
+    """
+    check_distinct(paths)
+    reports, logs = _sorted_out(paths)
+    told = read_reports(reports) if reports else ()
+    books = sorted((read_log(one) for path in logs for one in documents(path)), key=lambda book: book.label)
+    check_own_process(books)
+    facts, ours = _facts(logs)
+    variables: dict[str, dict[str, None]] = {}
+    for process in facts.processes:
+        for name, said in process.variables:
+            variables.setdefault(name, {})[said.value] = None
+    hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in told}
+    return Observed(
+        witnesses=(*_report_witnesses(told), *_log_witnesses(books)),
+        uses=(*_report_uses(told), *_log_uses(books)),
+        variables={name: tuple(values) for name, values in variables.items()},
+        tells_variables=bool(variables),
+        tuner_lines=(*ours, *_tuner_lines(facts)),
+        hosts=len(hosts),
+        notes=tuple(_notes(told, books)),
+        evidence=_digest(paths),
+    )
+
+
+def delivered_of(recommendation: Recommendation, form: Form) -> Delivered:
+    """Return what a job gets that is given a recommendation in one form.
+
+    Raises:
+        UsageError: nothing is delivered in this form, so nothing can take effect.
+    """
+    delivery = recommendation.table if form is Form.TABLE else recommendation.variables
+    if delivery is None or delivery.verdict.decision is not Decision.TUNED or delivery.effective.is_default:
+        raise UsageError(
+            f"the recommendation {recommendation.id} delivers nothing as {form}: NCCL's own choice stays",
+            hint="name the other form with --form, if the job was given that one",
+        )
+    valid = recommendation.fingerprint
+    version = NcclVersion.parse(valid.nccl_version)
+    policy = delivery.effective if form is Form.VARIABLES else Policy(parameters=delivery.effective.parameters)
+    variables = compile_policy(policy, version=version, collectives=recommendation.collectives).variables
+    return Delivered(
+        recommendation=recommendation.id,
+        cluster=recommendation.cluster,
+        model=recommendation.model,
+        nccl_version=valid.nccl_version,
+        nodes=valid.nodes,
+        ranks=valid.nodes * valid.gpus_per_node,
+        form=form,
+        policy=tabled(delivery.effective) if form is Form.TABLE else policy_of_variables(dict(variables), version),
+        variables=variables,
+    )
+
+
+def tabled(policy: Policy) -> Policy:
+    """Return the rules that a table can hold: those that name algorithm and protocol (deliver/render/table.py)."""
+    return Policy(rules=tuple(rule for rule in policy.rules if rule.algorithm and rule.protocol))
+
+
+def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return the ids of the recommendations whose tables the plugin's reports among some files name.
+
+    Raises:
+        TraceError: as for `observe`.
+    """
+    reports, _logs = _sorted_out(paths)
+    told = read_reports(reports) if reports else ()
+    return tuple(dict.fromkeys(table for report in told if (table := str(report.head["table"]))))
+
+
+def form_of(paths: Sequence[Path]) -> Form:
+    """Return how a job was given its policy, as its files show it.
+
+    Raises:
+        TraceError: as for `observe`.
+    """
+    seen = observe(paths)
+    has_report = any(one.kind == "plugin-report" for one in seen.witnesses)
+    return Form.TABLE if has_report or has_our_plugin(seen.tuner_lines) else Form.VARIABLES
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """Return a hash of what the files hold, whatever their names and order."""
+    digests = []
+    for path in paths:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:32]
+
+
+def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    reports, logs = [], []
+    for path in paths:
+        check_readable(path)
+        if plugin_report.recognises(path):
+            reports.append(path)
+        elif nccl_log.recognises(path):
+            logs.append(path)
+        else:
+            raise TraceError(
+                f"{path} is neither a report of the plugin nor a log of NCCL",
+                hint="name the files that NCCLT_PLUGIN_REPORT or NCCL_DEBUG_FILE left",
+            )
+    return reports, logs
+
+
+def _tuner_lines(facts: LogFacts) -> Iterator[str]:
+    said = [line.value for process in facts.processes for line in process.plugins]
+    yield from dict.fromkeys(line for line in said if line.startswith("TUNER"))
+
+
+class _OwnLines:
+    """Keeps what our plugin says in NCCL's log, while the lines pass by."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, None] = {}
+
+    def watching(self, text: Iterable[str]) -> Iterator[str]:
+        """Pass the lines on."""
+        for line in text:
+            found = OWN_LINE in line
+            if found and len(self.said) < _MOST_OWN_LINES:
+                self.said[line[line.index(OWN_LINE) :][:500]] = None
+            yield line
+
+
+def _facts(logs: Sequence[Path]) -> tuple[LogFacts, tuple[str, ...]]:
+    reader, ours = LogReader(), _OwnLines()
+    for path in logs:
+        for document in documents(path):
+            text = (line.decode("utf-8", errors="replace").rstrip("\n") for line in lines(document))
+            reader.read(ours.watching(text), document.label)
+    return reader.facts(), tuple(ours.said)
+
+
+def _report_witnesses(reports: Sequence[Report]) -> list[Witness]:
+    heads = Counter(
+        Witness(
+            kind="plugin-report",
+            nccl_version=str(report.head["nccl"]),
+            table=str(report.head["table"]),
+            checksum=str(report.head["fnv1a"]),
+            not_in_use=str(report.head["not_in_use"]),
+            ranks=int(report.head["ranks"]),
+            nodes=int(report.head["nodes"]),
+        )
+        for report in reports
+    )
+    ordered = sorted(heads.items(), key=lambda item: (-item[0].ranks, item[0].nodes, item[0].table, item[0].not_in_use))
+    return [replace(one, count=count) for one, count in ordered]
+
+
+def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
+    """Return the logs by version; NCCL tells it in one process of a host or job, and it holds for the others."""
+    if not books:
+        return []
+    told = [_VERSION.match(version) for book in books for version in book.versions]
+    versions = sorted({match[0] for match in told if match}) or [""]
+    processes = max(1, len({process for book in books for process in book.processes}))
+    return [Witness(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
+
+
+def _report_uses(reports: Sequence[Report]) -> Iterator[Use]:
+    for report in reports:
+        group, left = int(report.head["ranks"]), Counter(report.calls)
+        for outcome, told in ((Outcome.APPLIED, report.asked), (Outcome.UNAVAILABLE, report.refused)):
+            for (collective, size, choice), calls in told.items():
+                left[collective, size] -= calls
+                yield Use(
+                    collective=collective,
+                    size_bytes=size,
+                    group_size=group,
+                    choice=choice.lower(),
+                    outcome=outcome,
+                    calls=calls,
+                )
+        for (collective, size), calls in left.items():
+            if calls > 0 and size > 0:
+                yield Use(
+                    collective=collective,
+                    size_bytes=size,
+                    group_size=group,
+                    choice="",
+                    outcome=Outcome.UNMATCHED,
+                    calls=calls,
+                    remark=str(report.head["not_in_use"]),
+                )
+
+
+def _log_uses(books: Sequence[LogBook]) -> Iterator[Use]:
+    comms: Communicators = communicators_of(books)
+    for book in books:
+        for line, calls in book.tunings.items():
+            collective = OPERATIONS.get(line.operation)
+            if collective is None or not collective.is_tunable or not 0 < int(line.size) <= MOST_BYTES:
+                continue
+            group, _spans = comms.group_decided_by(line.origin)
+            size, complete = full_size(line, collective, group)
+            yield Use(
+                collective=collective,
+                size_bytes=size if complete else 0,
+                group_size=group,
+                choice=line.choice.lower(),
+                outcome=Outcome.CHOSEN,
+                calls=calls,
+            )
+
+
+def _notes(reports: Sequence[Report], books: Sequence[LogBook]) -> Iterator[str]:
+    if reports:
+        yield "a report says what the plugin asked for; NCCL's TUNING lines would say what it did"
+        uncounted = sum(report.uncounted for report in reports)
+        if uncounted:
+            yield f"{uncounted} calls came after the plugin's counters were full: they are not judged"
+    if books:
+        yield "TUNING lines are of rank 0 of each communicator"
+        unnamed = sum(calls for book in books for line, calls in book.tunings.items() if not line.operation)
+        if unnamed:
+            yield f"{unnamed} TUNING lines do not name the collective (NCCL 2.20 to 2.22): they are not judged"
+        if not any(book.tunings for book in books):
+            yield "the log has no TUNING lines: record with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING"
+        if any(book.graphs for book in books):
+            yield "the job used CUDA graphs: their calls are logged once, when captured"
+    if reports or books:
+        yield "calls of one group with sizes within four times of each other are decided once, with their summed size"

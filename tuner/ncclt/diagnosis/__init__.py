@@ -1,9 +1,0 @@
-"""What is wrong with a set-up: facts from nvidia-smi, NCCL's log and variables, and the rules that judge them."""
-
-from __future__ import annotations
-
-from ncclt.diagnosis.facts import Facts
-from ncclt.diagnosis.finding import Finding, Rule, Severity
-from ncclt.diagnosis.rules import RULES, Diagnosis, diagnose
-
-__all__ = ["RULES", "Diagnosis", "Facts", "Finding", "Rule", "Severity", "diagnose"]

@@ -1,0 +1,9 @@
+"""What is wrong with a set-up: facts from nvidia-smi, NCCL's log and variables, and the rules that judge them."""
+
+from __future__ import annotations
+
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import Finding, Rule, Severity
+from ncclt.health.doctor.rules import RULES, Diagnosis, diagnose
+
+__all__ = ["RULES", "Diagnosis", "Facts", "Finding", "Rule", "Severity", "diagnose"]

@@ -1,0 +1,103 @@
+"""NCCL's configuration files, read exactly as NCCL reads them (setEnvFile in src/misc/param.cc of 2.30.7).
+
+NCCL takes a line for a name up to the first `=` and a value behind it, both with every blank and quote; `#` counts in
+the first column alone, and values end at 1023 bytes. What looks right to people is therefore often not read as meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ncclt.health.doctor.evidence import Evidence, shortened
+
+MOST_VALUE_BYTES = 1023
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One variable as NCCL takes it from a file.
+
+    Attributes:
+        name, value: literally.
+        evidence: the line.
+    """
+
+    name: str
+    value: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """A line that NCCL does not read as it was meant.
+
+    Attributes:
+        what: the consequence, a sentence without its end.
+        evidence: the line.
+    """
+
+    what: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfFile:
+    """One file.
+
+    Attributes:
+        source: its path.
+        assignments: in the order of the file; the first of a name counts.
+        flaws: lines that are not read as meant.
+    """
+
+    source: str
+    assignments: tuple[Assignment, ...]
+    flaws: tuple[Flaw, ...]
+
+
+def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
+    """Read a file as NCCL would; nothing is an error to NCCL, so nothing is one here."""
+    assignments: list[Assignment] = []
+    flaws: list[Flaw] = []
+    for number, raw in enumerate(lines, start=1):
+        line = raw.rstrip("\n")
+        if line.startswith("#") or not line.strip():
+            continue
+        evidence = Evidence(source=source, line=number, text=shortened(line))
+        name, equals, value = line.partition("=")
+        flaws += [Flaw(what=what, evidence=evidence) for what in _flaws(name, equals, value)]
+        if equals:
+            cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")
+            assignments.append(Assignment(name=name, value=cut, evidence=evidence))
+    return ConfFile(source=source, assignments=tuple(assignments), flaws=tuple(flaws))
+
+
+def _flaws(name: str, equals: str, value: str) -> list[str]:
+    if not equals:
+        return [] if name.lstrip().startswith("#") else ["without `=` NCCL skips the line"]
+    found = []
+    if name.lstrip().startswith("#"):
+        return ["`#` is a comment in the first column alone: NCCL sets a variable with this odd name"]
+    if name.strip().startswith("export "):
+        found.append("`export` becomes part of the name, so the variable is not set")
+    elif name != name.strip():
+        found.append("the blank at the name becomes part of it, so the variable is not set")
+    elif not _NAME.fullmatch(name):
+        found.append("the name is no variable's name")
+    if value[:1] in "\"'" and value:
+        found.append("quotes become part of the value")
+    elif value != value.strip():
+        found.append("the blank or carriage return at the value becomes part of it")
+    if re.search(r"\s#", value):
+        found.append("the remark behind the value becomes part of it")
+    if len(_bytes(value)) > MOST_VALUE_BYTES:
+        found.append(f"NCCL cuts values at {MOST_VALUE_BYTES} bytes, this one has {len(_bytes(value))}")
+    return found
+
+
+def _bytes(value: str) -> bytes:
+    """Return what NCCL counts; text that is no Unicode, as a reader of broken files makes it, has a length too."""
+    return value.encode(errors="surrogatepass")

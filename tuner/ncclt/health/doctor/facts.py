@@ -1,0 +1,164 @@
+"""Everything that is known about a set-up before it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.health.doctor.conf_file import ConfFile
+from ncclt.health.doctor.evidence import Evidence
+from ncclt.health.doctor.gpu_report import GpuReport
+from ncclt.health.doctor.log_facts import LogFacts
+from ncclt.health.doctor.matrix import TopologyMatrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable that takes effect, and where it comes from."""
+
+    name: str
+    value: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A network device of RDMA as Linux tells of it.
+
+    Attributes:
+        name: `mlx5_0`.
+        link_layer: `InfiniBand`, `Ethernet`, or what the driver says.
+        gbps: of the first port, 1e9 bytes/s; 0 = not said.
+        active: the port is up.
+    """
+
+    name: str
+    link_layer: str = ""
+    gbps: float = 0.0
+    active: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was found out about one set-up.
+
+    Attributes:
+        matrices: of the nodes that gave one; nodes without one are taken to be built alike.
+        gpu_reports: likewise.
+        log: of the start of one job.
+        environment: inherited NCCL_* variables of this program.
+        conf_files: those that NCCL would read, in its order: what comes first counts.
+        conf_problems: files that NCCL would look for in vain.
+        adapters: RDMA devices of this machine.
+        cpu: `intel`, `amd` or `arm` of this machine; empty = not looked at.
+        driver: NVIDIA's on this machine; empty = not looked at, or none.
+        cluster: what the user says he measures on.
+        version: of NCCL, said by the user.
+        recommended: what a published recommendation sets here.
+        missing: sources that could not be had, each with what to do about it.
+    """
+
+    matrices: tuple[TopologyMatrix, ...] = ()
+    gpu_reports: tuple[GpuReport, ...] = ()
+    log: LogFacts = field(default_factory=LogFacts)
+    environment: tuple[Variable, ...] = ()
+    conf_files: tuple[ConfFile, ...] = ()
+    conf_problems: tuple[Evidence, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+    cpu: str = ""
+    driver: str = ""
+    cluster: Cluster | None = None
+    version: NcclVersion | None = None
+    recommended: tuple[tuple[str, str], ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def nccl(self) -> NcclVersion | None:
+        """Return NCCL's version: as logged, else as said, else the cluster's; None = not known."""
+        for process in self.log.processes:
+            if process.version is not None:
+                return NcclVersion.parse(process.version.value)
+        if self.log.announced is not None:
+            return NcclVersion.parse(self.log.announced.value)
+        return self.version or (self.cluster.version if self.cluster else None)
+
+    @property
+    def nvidia_driver(self) -> str:
+        """Return NVIDIA's driver where all that tell of one agree; empty = not known, or nodes differ."""
+        told = {driver for driver in (self.driver, *(report.driver for report in self.gpu_reports)) if driver}
+        return told.pop() if len(told) == 1 else ""
+
+    def variables(self) -> tuple[Variable, ...]:
+        """Return what takes effect, each (name, value) once: environment before files, and what the log tells of."""
+        found: dict[str, Variable] = {}
+        for variable in (*self.environment, *self._conf_variables()):
+            found.setdefault(variable.name, variable)
+        logged: dict[tuple[str, str], Variable] = {}
+        for process in self.log.processes:
+            for name, said in process.variables:
+                variable = Variable(name=name, value=said.value, evidence=said.evidence)
+                logged.setdefault((name, said.value), variable)
+        return (*found.values(), *(v for v in logged.values() if v.name not in found))
+
+    def value(self, name: str) -> Variable | None:
+        """Return the variable of a name; None = not set."""
+        return next((variable for variable in self.variables() if variable.name == name), None)
+
+    def _conf_variables(self) -> Iterator[Variable]:
+        for file in self.conf_files:
+            for row in file.assignments:
+                yield Variable(name=row.name, value=row.value, evidence=row.evidence)
+
+    def fast_adapters(self) -> tuple[Evidence, ...]:
+        """Return every sign of a network faster than sockets: RDMA devices of the machine, the matrix and the log."""
+        found = [
+            Evidence(source="/sys/class/infiniband", text=f"{a.name} {a.link_layer}".strip())
+            for a in self.adapters
+            if a.active
+        ]
+        found += [
+            Evidence(source=m.source, text=f"the matrix lists {', '.join(m.nics)}") for m in self.matrices if m.nics
+        ]
+        for process in self.log.processes:
+            if process.adapters:
+                named = ", ".join(f"{name} ({layer})" for name, layer in process.adapters)
+                found.append(Evidence(source=process.name, text=f"NCCL found {named}"))
+                break
+        return tuple(found)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object; of a log the sums, not its lines."""
+        return {
+            "nccl_version": str(self.nccl) if self.nccl else None,
+            "driver": self.nvidia_driver or None,
+            "matrices": [matrix.to_document() for matrix in self.matrices],
+            "gpu_reports": [report.to_document() for report in self.gpu_reports],
+            "log": _log_document(self.log),
+            "variables": [{"name": v.name, "value": v.value, "from": v.evidence.source} for v in self.variables()],
+            "conf_files": [file.source for file in self.conf_files],
+            "adapters": [{"name": a.name, "link_layer": a.link_layer, "gbps": a.gbps} for a in self.adapters],
+        }
+
+
+def _log_document(log: LogFacts) -> dict[str, Any] | None:
+    if not log.sources:
+        return None
+    channels = next((dict(start.channels) for start in log.starts if start.channels), {})
+    return {
+        "sources": list(log.sources),
+        "lines": log.lines,
+        "processes": len(log.processes),
+        "ranks": max((start.ranks or 0 for start in log.starts), default=0),
+        "nodes": max((start.nodes or 0 for start in log.starts), default=0),
+        "nccl_versions": sorted({p.version.value for p in log.processes if p.version}),
+        "cuda_drivers": sorted({p.driver for p in log.processes if p.driver}),
+        "networks": sorted({p.network.value for p in log.processes if p.network}),
+        "plugins": sorted({plugin.value for p in log.processes for plugin in p.plugins}),
+        "transports": log.transports(),
+        "channels": channels,
+        "disabled_algorithms": log.disabled(),
+        "gpu_models": list(log.gpu_models),
+    }

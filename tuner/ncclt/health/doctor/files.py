@@ -1,0 +1,129 @@
+"""Reads files that somebody saved on the cluster: matrices, reports of GPUs, logs and configuration files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ncclt.errors import InputError
+from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
+from ncclt.health.doctor.log_reader import LogReader
+from ncclt.health.doctor.matrix import TopologyMatrix, parse_matrix
+from ncclt.health.doctor.printed_costs import read_printed_costs
+from ncclt.health.doctor.recognise import HEAD_BYTES, Kind, recognise
+from ncclt.nccl.cost_model.printed import PrintedCosts
+from ncclt.profile.inputs import Meter, open_regular, regular_files, unpacked
+
+_MOST_LINE_CHARACTERS = 64 * 1024
+"""Longer lines are read in pieces: a file without line ends must not fill the memory."""
+
+_HINT = "give the output of `nvidia-smi topo -m`, of `nvidia-smi -q -x`, NCCL's log (NCCL_DEBUG=INFO) or an nccl.conf"
+
+
+def facts_of_files(paths: Sequence[Path]) -> Facts:
+    """Read files, and the files of folders, as one job on nodes that are built alike.
+
+    What a file is is told by its content. All logs are taken together, for NCCL writes one per process.
+
+    Raises:
+        InputError: a file is missing, damaged, or nothing that is known here.
+    """
+    with regular_files(paths) as files:
+        return _facts(files)
+
+
+def _facts(paths: Sequence[Path]) -> Facts:
+    matrices: list[TopologyMatrix] = []
+    reports: list[GpuReport] = []
+    confs: list[ConfFile] = []
+    skipped: list[str] = []
+    log = LogReader()
+    logs = 0
+    for path, required in _files(paths):
+        kinds = _kinds(path)
+        if not kinds:
+            if required:
+                raise InputError(f"{path} is nothing that the doctor can read", hint=_HINT)
+            skipped.append(f"{path.name} was skipped: it is nothing that the doctor can read")
+        if Kind.GPU_REPORT in kinds:
+            with _opened(path) as stream:
+                reports.append(parse_gpu_report(stream, path.name))
+        if Kind.MATRIX in kinds:
+            with _lines(path) as lines:
+                matrices.append(parse_matrix(lines, path.name))
+        if Kind.LOG in kinds:
+            with _lines(path) as lines:
+                log.read(lines, path.name)
+            logs += 1
+        if Kind.CONF in kinds:
+            with _lines(path) as lines:
+                confs.append(parse_conf_file(lines, path.name))
+    if not (matrices or reports or confs or logs):
+        raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor", hint=_HINT)
+    return Facts(
+        matrices=tuple(matrices),
+        gpu_reports=tuple(reports),
+        conf_files=tuple(confs),
+        log=log.facts(),
+        missing=tuple(skipped),
+    )
+
+
+def printed_costs_of_file(path: Path) -> PrintedCosts:
+    """Read the tables of latencies and bandwidths that NCCL printed into a log.
+
+    Raises:
+        InputError: the file is missing or damaged, or holds no table that can be used.
+    """
+    with regular_files([path]) as (file,), _lines(file) as lines:
+        return read_printed_costs(lines, file.name)
+
+
+def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield every file, and whether it was named itself."""
+    seen: set[Path] = set()
+    for path in paths:
+        inside = sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
+        for file in inside:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield file, file is path
+
+
+def _kinds(path: Path) -> frozenset[Kind]:
+    with _opened(path) as stream:
+        head = stream.read(HEAD_BYTES)
+    if not head.strip():
+        raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
+    return recognise(head)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked where it is gzipped; say what is wrong with it as InputError."""
+    try:
+        with open_regular(path) as raw:
+            yield unpacked(raw, Meter(raw), path.name)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{path} is damaged or cut off: {error}", hint="copy it again; check it with `gzip -t`"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from error
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Iterator[str]]:
+    with _opened(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="\n")
+        try:
+            yield iter(lambda: text.readline(_MOST_LINE_CHARACTERS), "")
+        finally:
+            text.detach()  # the stream is closed by whoever opened it

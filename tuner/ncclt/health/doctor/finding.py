@@ -1,0 +1,122 @@
+"""What a rule says about a set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ncclt.health.doctor.evidence import Evidence
+from ncclt.health.doctor.facts import Facts
+
+_SHOWN = 5
+"""Lines of evidence kept per finding."""
+
+
+class Severity(StrEnum):
+    """How bad it is.
+
+    Attributes:
+        ERROR: data may be corrupted, or the set-up is broken: nothing measured on it is worth anything.
+        WARNING: it costs speed, or will surprise somebody.
+        INFO: worth knowing.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def order(self) -> int:
+        """Return 0 for the worst."""
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One time that a rule applies.
+
+    Attributes:
+        what: one sentence without its end.
+        evidence: lines that show it.
+        fix: what to do here, where the rule's own advice is too general.
+    """
+
+    what: str
+    evidence: tuple[Evidence, ...] = ()
+    fix: str = ""
+
+
+Check = Callable[[Facts], Iterable[Observation]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that can be wrong.
+
+    Attributes:
+        id: stable, for people and scripts.
+        severity: of its findings.
+        title: what is wrong, in a few words.
+        check: yields each time that it is.
+        why: it matters, one sentence.
+        fix: what to do.
+        source: where this is known from.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    check: Check
+    why: str
+    fix: str
+    source: str
+
+    def findings(self, facts: Facts) -> list[Finding]:
+        """Return what this rule finds, each with what to know about it."""
+        return [
+            Finding(
+                id=self.id, severity=self.severity, what=seen.what, evidence=seen.evidence[:_SHOWN], why=self.why,
+                fix=seen.fix or self.fix, source=self.source,
+            )
+            for seen in self.check(facts)
+        ]  # fmt: skip
+
+    def to_document(self) -> dict[str, str]:
+        """Return it as a JSON object."""
+        return {
+            "id": self.id,
+            "severity": self.severity.value,
+            "title": self.title,
+            "why": self.why,
+            "fix": self.fix,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong here; the fields are those of `Rule` and `Observation`."""
+
+    id: str
+    severity: Severity
+    what: str
+    evidence: tuple[Evidence, ...]
+    why: str
+    fix: str
+    source: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "id": self.id,
+            "severity": self.severity.value,
+            "what": self.what,
+            "evidence": [
+                {"source": line.source, "line": line.line or None, "text": line.text} for line in self.evidence
+            ],
+            "why": self.why,
+            "fix": self.fix,
+            "source": self.source,
+        }

@@ -1,0 +1,228 @@
+"""What NCCL's log tells about a start: processes, ranks, ways between them, and what NCCL switched off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
+from ncclt.core.algorithms import LEGAL
+from ncclt.health.doctor.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A value with the line that says it."""
+
+    value: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process.
+
+    Attributes:
+        host, pid: as in the log's prefix; empty and 0 where the log has none.
+        version: of NCCL.
+        driver: of CUDA, as NCCL writes it, `13010` = 13.1.
+        variables: name -> value of what NCCL took from environment and configuration files.
+        network: the word behind `Using network`.
+        adapters: (name, link layer) of what the IB transport or a plugin of its kind found.
+        provider: of libfabric, for example `efa`.
+        plugins: what was loaded or looked for: tuner, net, profiler.
+    """
+
+    host: str
+    pid: int
+    version: Said | None = None
+    driver: str = ""
+    variables: tuple[tuple[str, Said], ...] = ()
+    network: Said | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
+    provider: Said | None = None
+    plugins: tuple[Said, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return what people call it."""
+        return f"{self.host or '?'}:{self.pid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """One way between two ranks of a communicator, over one or more channels.
+
+    Attributes:
+        source, target: rank and device word, for example `0` and `1b000`; the word is empty where NCCL wrote none.
+        transport: as NCCL writes it, for example `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`.
+        channels: how many.
+        evidence: the first line.
+    """
+
+    source: tuple[int, str]
+    target: tuple[int, str]
+    transport: str
+    channels: int
+    evidence: Evidence
+
+    @property
+    def kind(self) -> str:
+        """Return the transport without device numbers: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`."""
+        words = self.transport.split("/")
+        if words[0] == "direct shared memory":  # up to 2.11
+            return "SHM"
+        if words[0] == "SHM":
+            return "SHM"
+        if words[0] == "NET":
+            direct = [w for w in words[2:] if w == "GDRDMA"]
+            return "/".join(["NET", *words[1:2], *direct])
+        return "/".join(words[:2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """What NCCL's search found for one pattern.
+
+    Attributes:
+        pattern: 1 balanced tree, 2 split tree, 3 tree, 4 ring, 5 NVLS, 6 CollNet (graph.h).
+        channels: found; 0 = the pattern cannot be used here.
+        bw_intra, bw_inter: GB/s of one channel, in the node and out of it.
+        type_intra, type_inter: the longest path, `NVL`, `PIX`, `SYS`, ...
+        evidence: the line.
+    """
+
+    pattern: int
+    channels: int
+    bw_intra: float
+    bw_inter: float
+    type_intra: str
+    type_inter: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """What one rank said while one communicator started.
+
+    Attributes:
+        host, pid, device: of the rank; the device as NCCL writes it in brackets, which is CUDA's number.
+        rank, ranks: in the communicator; None = not said.
+        nodes: that the communicator spans; None = not said.
+        comm_id: equal on all ranks of a communicator; empty before NCCL 2.17.
+        bus_id: of the GPU, hexadecimal without colons.
+        nvml_device: as nvidia-smi counts; None = not said.
+        complete: the start came to its end.
+        channels: words of the channel line -> number: `coll`, `collnet`, `nvls`, `p2p`.
+        channels_line: that line.
+        connections: over which this rank reaches others.
+        graphs: of the search.
+        multi_node_nvlink: used.
+    """
+
+    host: str
+    pid: int
+    device: int
+    rank: int | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    comm_id: str = ""
+    bus_id: str = ""
+    nvml_device: int | None = None
+    complete: bool = False
+    channels: tuple[tuple[str, int], ...] = ()
+    channels_line: Evidence | None = None
+    connections: tuple[Connection, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+    multi_node_nvlink: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what people call it."""
+        rank = f"rank {self.rank}" if self.rank is not None else f"device {self.device}"
+        return f"{rank} on {self.host or '?'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """One row of NCCL's table of latencies and bandwidths.
+
+    Attributes:
+        collective: NCCL's word, `AllReduce`.
+        cells: (algorithm, protocol, latency in µs, bandwidth in GB/s); bandwidth 0 = NCCL does not use it.
+        evidence: the line.
+    """
+
+    collective: str
+    cells: tuple[tuple[str, str, float, float], ...]
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """Everything that the logs of one job tell.
+
+    Attributes:
+        sources: the files.
+        lines: of NCCL that were read.
+        processes: in the order in which they spoke first.
+        starts: likewise.
+        gpu_models: that nccl-tests named, `NVIDIA H100 80GB HBM3`.
+        announced: the version that nccl-tests or old NCCL names for the job as a whole.
+        cost_table: of the first communicator that printed it.
+        fallbacks: lines that say that no path was found.
+        unreadable: lines that say that a property of the machine could not be read.
+        p2p_problems: lines that say that two GPUs cannot reach each other directly.
+        gpudirect: (enabled, line) of what NCCL said about GPUDirect RDMA.
+        multicast: (available, line) of NVLink SHARP.
+        warnings: what NCCL warned of, each text once.
+        net_gbps: bandwidth of a network device as NCCL detected it, GB/s; 0 = not said.
+        cpu: `intel`, `amd` or `arm`; empty = not said.
+        jobs: processes that belong together, as (host, pid): those that shared a communicator.
+    """
+
+    sources: tuple[str, ...] = ()
+    lines: int = 0
+    processes: tuple[Process, ...] = ()
+    starts: tuple[RankStart, ...] = ()
+    gpu_models: tuple[str, ...] = ()
+    announced: Said | None = None
+    cost_table: tuple[CostRow, ...] = ()
+    fallbacks: tuple[Evidence, ...] = ()
+    unreadable: tuple[Evidence, ...] = ()
+    p2p_problems: tuple[Evidence, ...] = ()
+    gpudirect: tuple[tuple[bool, Evidence], ...] = ()
+    multicast: tuple[tuple[bool, Evidence], ...] = ()
+    warnings: tuple[Evidence, ...] = ()
+    net_gbps: float = 0.0
+    cpu: str = ""
+    jobs: tuple[tuple[tuple[str, int], ...], ...] = ()
+
+    @property
+    def tells_starts(self) -> bool:
+        """Tell whether the log holds lines of communicators that start."""
+        return any(start.connections or start.rank is not None or start.channels for start in self.starts)
+
+    def transports(self) -> dict[str, int]:
+        """Return kind of transport -> channels over all connections."""
+        found: dict[str, int] = {}
+        for start in self.starts:
+            for connection in start.connections:
+                found[connection.kind] = found.get(connection.kind, 0) + connection.channels
+        return dict(sorted(found.items()))
+
+    def disabled(self) -> dict[str, list[str]]:
+        """Return collective -> algorithms that NCCL has for it and rules out with every protocol."""
+        found: dict[str, list[str]] = {}
+        for row in self.cost_table:
+            usable = {algorithm for algorithm, _, _, bandwidth in row.cells if bandwidth > 0}
+            known = dict.fromkeys(algorithm for algorithm, *_ in row.cells)
+            legal = _LEGAL.get(row.collective.lower(), frozenset())
+            found[row.collective] = [name for name in known if name.lower() in legal and name not in usable]
+        return found
+
+
+_LEGAL = {
+    word: frozenset(ALGORITHM_WORDS[algorithm] for algorithm in LEGAL[collective])
+    for collective, word in COLLECTIVE_WORDS.items()
+}
+"""NCCL's word of a collective -> its words of the algorithms."""

@@ -1,0 +1,345 @@
+"""Reads NCCL's log, of any length and with all ranks mixed, into what it tells about the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from re import Match, Pattern
+
+from ncclt.errors import InputError
+from ncclt.health.doctor.cost_table import CostTableReader
+from ncclt.health.doctor.evidence import Evidence, shortened
+from ncclt.health.doctor.log_facts import Connection, CostRow, Graph, LogFacts, Process, RankStart, Said
+from ncclt.health.doctor.log_jobs import jobs_of
+from ncclt.health.doctor.log_lines import (
+    ADAPTER,
+    ADAPTERS,
+    ANNOUNCED,
+    CHANNELS,
+    CONNECTION,
+    CPU,
+    CPU_ARM,
+    CPU_VENDORS,
+    DRIVER,
+    FALLBACK,
+    GPUDIRECT,
+    GRAPH,
+    INIT,
+    MULTICAST,
+    NET_DEVICE,
+    NETWORK,
+    P2P_PROBLEM,
+    PLUGIN,
+    PROVIDER,
+    SHAPE,
+    TEST_DEVICE,
+    UNREADABLE,
+    VARIABLE,
+    VERSION,
+    LogLine,
+    log_lines,
+)
+
+_MOST_STARTS = 200_000
+"""A job of 16384 ranks with a dozen communicators each; beyond that the file is damaged."""
+
+_MOST_OF_A_KIND = 200
+"""Lines kept of one kind of trouble: thousands of ranks say the same."""
+
+_CALLS = (": opCount ", " Bytes -> ")
+"""Marks of lines that NCCL writes for each call: of a long log nearly all are such, and they tell of no start."""
+
+
+@dataclass(slots=True)
+class _Process:
+    host: str
+    pid: int
+    version: Said | None = None
+    driver: str = ""
+    variables: dict[str, Said] = field(default_factory=dict)
+    network: Said | None = None
+    adapters: dict[str, str] = field(default_factory=dict)
+    provider: Said | None = None
+    plugins: dict[str, Said] = field(default_factory=dict)
+
+    def frozen(self) -> Process:
+        return Process(
+            host=self.host, pid=self.pid, version=self.version, driver=self.driver,
+            variables=tuple(sorted(self.variables.items())), network=self.network,
+            adapters=tuple(self.adapters.items()), provider=self.provider, plugins=tuple(self.plugins.values()),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Start:
+    host: str
+    pid: int
+    device: int
+    rank: int | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    comm_id: str = ""
+    bus_id: str = ""
+    nvml_device: int | None = None
+    complete: bool = False
+    channels: dict[str, int] = field(default_factory=dict)
+    channels_line: Evidence | None = None
+    ways: dict[tuple[tuple[int, str], tuple[int, str], str], tuple[set[int], Evidence]] = field(default_factory=dict)
+    graphs: list[Graph] = field(default_factory=list)
+    multi_node_nvlink: bool = False
+
+    def frozen(self) -> RankStart:
+        connections = tuple(
+            Connection(source=source, target=target, transport=transport, channels=len(channels), evidence=evidence)
+            for (source, target, transport), (channels, evidence) in self.ways.items()
+        )
+        return RankStart(
+            host=self.host, pid=self.pid, device=self.device, rank=self.rank, ranks=self.ranks, nodes=self.nodes,
+            comm_id=self.comm_id, bus_id=self.bus_id, nvml_device=self.nvml_device, complete=self.complete,
+            channels=tuple(self.channels.items()), channels_line=self.channels_line, connections=connections,
+            graphs=tuple(self.graphs), multi_node_nvlink=self.multi_node_nvlink,
+        )  # fmt: skip
+
+
+class LogReader:
+    """Collects the logs of one job; `read` each file, then take `facts`.
+
+    Args:
+        ignored: variables that were set only to get the log.
+    """
+
+    def __init__(self, *, ignored: frozenset[str] = frozenset()) -> None:
+        self._ignored = ignored
+        self._sources: list[str] = []
+        self._lines = 0
+        self._processes: dict[tuple[str, int], _Process] = {}
+        self._hosts: dict[int, list[str]] = {}
+        self._starts: list[_Start] = []
+        self._open: dict[tuple[str, int, int], _Start] = {}
+        self._latest: dict[tuple[str, int, int], _Start] = {}
+        self._tables: dict[tuple[str, int, int], CostTableReader] = {}
+        self._table: dict[str, CostRow] = {}
+        self._models: dict[str, None] = {}
+        self._announced: Said | None = None
+        self._kept: dict[str, list[Evidence]] = {"fallback": [], "unreadable": [], "p2p": []}
+        self._warnings: dict[str, Evidence] = {}
+        self._gpudirect: list[tuple[bool, Evidence]] = []
+        self._multicast: list[tuple[bool, Evidence]] = []
+        self._net_gbps = 0.0
+        self._cpu = ""
+
+    def read(self, lines: Iterable[str], source: str) -> None:
+        """Take the lines of one file.
+
+        Raises:
+            InputError: more communicators start in it than in any job.
+        """
+        self._sources.append(source)
+        for number, line in enumerate(lines, start=1):
+            if line[:1] in "#N":
+                self._take_header(line, Evidence(source=source, line=number, text=shortened(line).strip()))
+            if any(mark in line for mark in _CALLS):
+                self._lines += 1
+                continue
+            for said in log_lines(line):
+                self._lines += 1
+                self._take(said, Evidence(source=source, line=number, text=shortened(line).strip()))
+
+    def facts(self) -> LogFacts:
+        """Return what was read."""
+        starts = tuple(start.frozen() for start in self._starts)
+        return LogFacts(
+            sources=tuple(self._sources),
+            lines=self._lines,
+            processes=tuple(process.frozen() for process in self._processes.values()),
+            starts=starts,
+            gpu_models=tuple(self._models),
+            announced=self._announced,
+            cost_table=tuple(self._table.values()),
+            fallbacks=tuple(self._kept["fallback"]),
+            unreadable=tuple(self._kept["unreadable"]),
+            p2p_problems=tuple(self._kept["p2p"]),
+            gpudirect=tuple(self._gpudirect),
+            multicast=tuple(self._multicast),
+            warnings=tuple(self._warnings.values()),
+            net_gbps=self._net_gbps,
+            cpu=self._cpu,
+            jobs=jobs_of(starts),
+        )
+
+    def _take_header(self, line: str, evidence: Evidence) -> None:
+        """Take what nccl-tests says before its table, and the version as old NCCL writes it, without a prefix."""
+        if model := TEST_DEVICE.match(line):
+            self._models.setdefault(shortened(model[1]).strip())
+        elif self._announced is None and (match := ANNOUNCED.match(line)):
+            self._announced = Said(value=match[1] or match[2], evidence=evidence)
+
+    def _take(self, said: LogLine, evidence: Evidence) -> None:
+        said = self._unglued(said)
+        key = (said.host, said.pid)
+        process = self._processes.get(key)
+        if process is None:
+            process = self._processes[key] = _Process(*key)
+        if said.level != "INFO":
+            self._keep_warning(said, evidence)
+        if " : " in said.text and (match := CONNECTION.match(said.text)):
+            self._connect(said, match, evidence)
+            return
+        for pattern, take in _OF_PROCESSES:
+            match = pattern.search(said.text)
+            if match and match[1] not in self._ignored:
+                take(process, match, evidence)
+        self._take_machine(said, evidence)
+        self._take_start(said, evidence)
+
+    def _unglued(self, said: LogLine) -> LogLine:
+        """Return a line with its true host, where the end of another process's line was glued to it: `-1node7`."""
+        if (said.host, said.pid) in self._processes:
+            return said
+        true = next((host for host in self._hosts.get(said.pid, ()) if host and said.host.endswith(host)), None)
+        if true is None:
+            self._hosts.setdefault(said.pid, []).append(said.host)
+            return said
+        return replace(said, host=true)
+
+    def _keep_warning(self, said: LogLine, evidence: Evidence) -> None:
+        if len(self._warnings) < _MOST_OF_A_KIND and said.text:
+            self._warnings.setdefault(said.text, evidence)
+
+    def _take_machine(self, said: LogLine, evidence: Evidence) -> None:
+        """Take what concerns the node as a whole."""
+        for name, pattern in (("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM)):
+            if pattern.search(said.text) and len(self._kept[name]) < _MOST_OF_A_KIND:
+                self._kept[name].append(evidence)
+        if (match := GPUDIRECT.search(said.text)) and len(self._gpudirect) < _MOST_OF_A_KIND:
+            self._gpudirect.append((match[1].lower() == "enabled", evidence))
+        if (match := MULTICAST.search(said.text)) and len(self._multicast) < _MOST_OF_A_KIND:
+            self._multicast.append((not match[1], evidence))
+        if match := NET_DEVICE.search(said.text):
+            self._net_gbps = max(self._net_gbps, _float(match[1]))
+        if not self._cpu and (match := CPU.search(said.text)):
+            self._cpu = "arm" if int(match[1]) == CPU_ARM else CPU_VENDORS.get(int(match[2]), "")
+        if "|" in said.text:
+            self._take_costs(said, evidence)
+
+    def _take_costs(self, said: LogLine, evidence: Evidence) -> None:
+        reader = self._tables.setdefault((said.host, said.pid, said.device), CostTableReader())
+        if row := reader.row(said.text):
+            name, cells = row
+            known = self._table.get(name)
+            if known is None:
+                self._table[name] = CostRow(collective=name, cells=cells, evidence=evidence)
+            elif not {cell[0] for cell in known.cells} & {cell[0] for cell in cells}:
+                self._table[name] = CostRow(collective=name, cells=known.cells + cells, evidence=known.evidence)
+
+    def _take_start(self, said: LogLine, evidence: Evidence) -> None:
+        if match := INIT.search(said.text):
+            self._init(said, match)
+        elif match := SHAPE.search(said.text):
+            start = self._start(said)
+            start.rank, start.ranks, start.nodes = int(match[1]), int(match[2]), int(match[3])
+            start.multi_node_nvlink = match[4] == "1"
+        elif counts := CHANNELS.findall(said.text):
+            start = self._start(said)
+            start.channels = {word: int(count) for count, word in counts}
+            start.channels_line = evidence
+        elif match := GRAPH.search(said.text):
+            graph = Graph(
+                pattern=int(match[1]),
+                channels=int(match[2]),
+                bw_intra=_float(match[3]),
+                bw_inter=_float(match[4]),
+                type_intra=match[5],
+                type_inter=match[6],
+                evidence=evidence,
+            )
+            self._start(said).graphs.append(graph)
+
+    def _init(self, said: LogLine, match: Match[str]) -> None:
+        thread = (said.host, said.pid, said.tid)
+        start = self._open.get(thread)
+        # A thread that starts its next communicator; before 2.17 only the end of a start is told, with its rank.
+        if start is None or start.complete or (match["state"] == "START" and start.rank is not None):
+            start = self._open[thread] = self._new(said)
+        start.rank, start.ranks, start.device = int(match["rank"]), int(match["ranks"]), int(match["device"])
+        start.bus_id = match["bus"] or ""
+        start.comm_id = match["id"] or start.comm_id
+        start.nvml_device = int(match["nvml"]) if match["nvml"] else None
+        start.complete = match["state"] == "COMPLETE"
+        self._latest[said.host, said.pid, start.device] = start
+
+    def _connect(self, said: LogLine, match: Match[str], evidence: Evidence) -> None:
+        source, target = (int(match[3]), match[4] or ""), (int(match[5]), match[6] or "")
+        # Send and receive of one way are told twice, and each channel by itself.
+        channels, _ = self._start(said).ways.setdefault(
+            (source, target, match[7].strip().rstrip(".")), (set(), evidence)
+        )
+        channels.add(int(match[1]))
+
+    def _start(self, said: LogLine) -> _Start:
+        """Return the start that a line belongs to: its thread's, else the device's latest, else a new one.
+
+        From 2.22 other threads than that of the start connect ranks, when they are first needed.
+        """
+        found = self._open.get((said.host, said.pid, said.tid)) or self._latest.get((said.host, said.pid, said.device))
+        if found is None:
+            found = self._new(said)
+            self._open[said.host, said.pid, said.tid] = self._latest[said.host, said.pid, said.device] = found
+        return found
+
+    def _new(self, said: LogLine) -> _Start:
+        if len(self._starts) >= _MOST_STARTS:
+            raise InputError(
+                f"{self._sources[-1]} shows more than {_MOST_STARTS} starts of ranks: this is no log of one job",
+                hint="is the file damaged? otherwise cut it to some of the ranks",
+            )
+        made = _Start(host=said.host, pid=said.pid, device=said.device)
+        self._starts.append(made)
+        return made
+
+
+def _version(process: _Process, match: Match[str], evidence: Evidence) -> None:
+    process.version = process.version or Said(value=match[1], evidence=evidence)
+
+
+def _driver(process: _Process, match: Match[str], _evidence: Evidence) -> None:
+    process.driver = match[1]
+
+
+def _variable(process: _Process, match: Match[str], evidence: Evidence) -> None:
+    process.variables.setdefault(match[1], Said(value=match[2].strip().removesuffix("."), evidence=evidence))
+
+
+def _network(process: _Process, match: Match[str], evidence: Evidence) -> None:
+    process.network = Said(value=match[1].strip(), evidence=evidence)
+
+
+def _adapters(process: _Process, match: Match[str], _evidence: Evidence) -> None:
+    process.adapters.update(ADAPTER.findall(match[1]))
+
+
+def _provider(process: _Process, match: Match[str], evidence: Evidence) -> None:
+    process.provider = Said(value=match[1], evidence=evidence)
+
+
+def _plugin(process: _Process, match: Match[str], evidence: Evidence) -> None:
+    process.plugins.setdefault(match[1] + match[2], Said(value=f"{match[1]}: {match[2]}", evidence=evidence))
+
+
+_OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[_Process, Match[str], Evidence], None]], ...] = (
+    (VERSION, _version),
+    (DRIVER, _driver),
+    (VARIABLE, _variable),
+    (NETWORK, _network),
+    (ADAPTERS, _adapters),
+    (PROVIDER, _provider),
+    (PLUGIN, _plugin),
+)
+"""What each sentence changes about its process."""
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

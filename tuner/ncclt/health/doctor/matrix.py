@@ -1,0 +1,157 @@
+"""The matrix of `nvidia-smi topo -m`: which path leads from each GPU to every other GPU and NIC of its node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ncclt.errors import InputError
+from ncclt.health.doctor.link import Link, Path, parse_link
+
+_ANSI = re.compile(r"\x1b?\[[0-9;]*m")  # nvidia-smi underlines its header, even in a pipe; copying loses the escape
+_GPU = re.compile(r"GPU(\d+)")
+_LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
+_MOST_DEVICES = 1024
+"""Virtual functions make dozens of NICs per node; more than this is no matrix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyMatrix:
+    """The devices of one node and the paths between them.
+
+    Attributes:
+        source: where it was read.
+        gpus: indices, as nvidia-smi counts.
+        nics: names of the network devices; those of the legend where there is one.
+        links: (GPU, other device) -> link; devices are called `GPU3` or by the NIC's name.
+        cpu_affinity, numa_affinity: of each GPU as printed, empty where nothing stands.
+    """
+
+    source: str
+    gpus: tuple[int, ...]
+    nics: tuple[str, ...]
+    links: tuple[tuple[tuple[int, str], Link], ...]
+    cpu_affinity: tuple[str, ...]
+    numa_affinity: tuple[str, ...]
+
+    def link(self, gpu: int, other: int | str) -> Link | None:
+        """Return the way from a GPU to another GPU or to a NIC; None = the matrix does not tell."""
+        name = f"GPU{other}" if isinstance(other, int) else other
+        return next((link for key, link in self.links if key == (gpu, name)), None)
+
+    def gpu_pairs(self) -> Iterator[tuple[int, int, Link]]:
+        """Yield every pair of GPUs once, the smaller index first."""
+        by_pair = dict(self.links)
+        for position, first in enumerate(self.gpus):
+            for second in self.gpus[position + 1 :]:
+                yield first, second, by_pair[first, f"GPU{second}"]
+
+    def nic_links(self, gpu: int) -> tuple[tuple[str, Link], ...]:
+        """Return (NIC, link) of one GPU, the nearest first."""
+        by_pair = dict(self.links)
+        found = [(nic, by_pair[gpu, nic]) for nic in self.nics]
+        return tuple(sorted(found, key=lambda item: item[1].path))
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Tell whether any two GPUs are joined by NVLink."""
+        return any(link.path is Path.NVLINK for _, _, link in self.gpu_pairs())
+
+    def topology_hash(self) -> str:
+        """Return a hash of the paths: nodes that are built alike have the same one.
+
+        NIC names and CPU lists are left out, for they differ between images and containers of equal nodes; NICs count
+        by their columns, in whatever order they stand.
+        """
+        by_pair = dict(self.links)
+        between = [[by_pair[a, f"GPU{b}"].word for b in self.gpus] for a in self.gpus]
+        columns = sorted([by_pair[gpu, nic].word for gpu in self.gpus] for nic in self.nics)
+        text = json.dumps({"gpus": between, "nics": columns}, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        by_pair = dict(self.links)
+        names = [*(f"GPU{gpu}" for gpu in self.gpus), *self.nics]
+        return {
+            "source": self.source,
+            "gpus": [f"GPU{gpu}" for gpu in self.gpus],
+            "nics": list(self.nics),
+            "links": {f"GPU{gpu}": {name: by_pair[gpu, name].word for name in names} for gpu in self.gpus},
+            "cpu_affinity": list(self.cpu_affinity),
+            "numa_affinity": list(self.numa_affinity),
+            "topology_hash": self.topology_hash(),
+        }
+
+
+def is_matrix_header(line: str) -> bool:
+    """Tell whether a line is the header of a matrix."""
+    words = _ANSI.sub("", line).split()
+    return words[:1] == ["GPU0"] and (words[1:2] == ["GPU1"] or {"CPU", "Affinity"} <= set(words))
+
+
+def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
+    """Read the first matrix of a text; what stands before it and behind it does not matter.
+
+    Args:
+        lines: of the text.
+        source: its name, for people.
+
+    Raises:
+        InputError: there is no matrix, or it is cut off.
+    """
+    rest = iter(lines)
+    header = next((line for line in rest if is_matrix_header(line)), None)
+    if header is None:
+        raise InputError(f"{source} holds no matrix of GPUs", hint="give the output of `nvidia-smi topo -m`")
+    devices = _devices(header)
+    if len(devices) > _MOST_DEVICES or len(set(devices)) != len(devices):
+        raise InputError(f"the header of the matrix in {source} is damaged", hint="print it again")
+    cells: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    for line in rest:
+        words = _ANSI.sub("", line).split()
+        if words and words[0] in devices and words[0] not in cells:
+            cells[words[0]] = words[1:]
+        elif legend := _LEGEND.fullmatch(line):
+            names[legend[1]] = legend[2]
+        elif is_matrix_header(line):
+            break  # a second node's matrix in the same file is another file's business
+    return _matrix(source, devices, cells, names)
+
+
+def _devices(header: str) -> list[str]:
+    """Return the columns before `CPU Affinity`."""
+    words = _ANSI.sub("", header).split()
+    return words[: words.index("CPU")] if "CPU" in words else words
+
+
+def _matrix(source: str, devices: list[str], cells: dict[str, list[str]], names: dict[str, str]) -> TopologyMatrix:
+    gpus = [device for device in devices if _GPU.fullmatch(device)]
+    nics = [device for device in devices if not _GPU.fullmatch(device)]
+    links: dict[tuple[int, str], Link] = {}
+    for gpu in gpus:
+        row = cells.get(gpu, [])
+        if len(row) < len(devices):
+            raise InputError(
+                f"the matrix in {source} is cut off: the row of {gpu} has {len(row)} of {len(devices)} cells",
+                hint="print it again with `nvidia-smi topo -m`, into a file",
+            )
+        for device, word in zip(devices, row, strict=False):
+            links[int(gpu[3:]), names.get(device, device)] = parse_link(word)
+    return TopologyMatrix(
+        source=source,
+        gpus=tuple(int(gpu[3:]) for gpu in gpus),
+        nics=tuple(names.get(nic, nic) for nic in nics),
+        links=tuple(links.items()),
+        cpu_affinity=tuple(_cell(cells[gpu], len(devices)) for gpu in gpus),
+        numa_affinity=tuple(_cell(cells[gpu], len(devices) + 1) for gpu in gpus),
+    )
+
+
+def _cell(row: list[str], position: int) -> str:
+    return row[position] if position < len(row) else ""

@@ -1,0 +1,155 @@
+"""Rules about the network between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ncclt.health.doctor.evidence import Evidence
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.link import NEAR_NIC
+
+_FAST_FABRICS = ("infiniband", "roce", "efa", "slingshot")
+_PLUGIN_ADAPTERS = ("efa", "rdmap", "cxi", "hsn")
+"""What Linux calls adapters of EFA and Slingshot."""
+
+_NEAR = ("PIX", "PXB")
+_NO_GPUDIRECT_HARDWARE = ("GB10",)
+"""Models that cannot do it at all: their memory is the CPU's."""
+
+
+def _sockets_beside_fast_network(facts: Facts) -> Iterator[Observation]:
+    fast = facts.fast_adapters()
+    if not fast and facts.cluster and facts.cluster.fabric in _FAST_FABRICS and facts.cluster.nodes > 1:
+        named = f"cluster {facts.cluster.name} says {facts.cluster.fabric}"
+        fast = (Evidence(source="cluster", text=named),)
+    if not fast or (facts.cluster and facts.cluster.fabric == "ethernet"):
+        return
+    used = _socket_lines(facts)
+    switched = _switched_to_sockets(facts)
+    if used:
+        reason = f": {switched[0].text} asks for it" if switched else ""
+        what = f"ranks talk over TCP sockets although there is a faster network{reason}"
+        yield Observation(what=what, evidence=(used[0], *switched, *fast))
+    elif switched and not facts.log.tells_starts and (facts.cluster is None or facts.cluster.nodes > 1):
+        what = f"{switched[0].text} sends everything between nodes over TCP although there is a faster network"
+        yield Observation(
+            what=what, evidence=(*switched, *fast), fix="unset it, and see whether NCCL finds the network"
+        )
+
+
+def _socket_lines(facts: Facts) -> list[Evidence]:
+    """Return lines that show data going over sockets; being merely loaded, as on one node, does no harm."""
+    found = [c.evidence for s in facts.log.starts for c in s.connections if c.kind == "NET/Socket"]
+    several = any((start.nodes or 1) > 1 for start in facts.log.starts)
+    if not found and several:
+        networks = [p.network for p in facts.log.processes if p.network]
+        found = [said.evidence for said in networks if said.value.startswith("Socket")]
+    return found
+
+
+def _switched_to_sockets(facts: Facts) -> list[Evidence]:
+    found = []
+    disable, net = facts.value("NCCL_IB_DISABLE"), facts.value("NCCL_NET")
+    if disable and disable.value.strip() not in ("", "0") and not _served_by_plugin(facts):
+        found.append(replace(disable.evidence, text=f"NCCL_IB_DISABLE={disable.value}"))
+    if net and net.value.lower() == "socket":
+        found.append(replace(net.evidence, text=f"NCCL_NET={net.value}"))
+    return found
+
+
+def _served_by_plugin(facts: Facts) -> bool:
+    """Tell whether the network has a plugin of its own, which NCCL_IB_DISABLE does not touch."""
+    named = [adapter.name for adapter in facts.adapters]
+    return bool(
+        (facts.cluster and facts.cluster.fabric in ("efa", "slingshot"))
+        or (named and all(name.startswith(_PLUGIN_ADAPTERS) for name in named))
+    )
+
+
+def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
+    if any(model in name for name in _models(facts) for model in _NO_GPUDIRECT_HARDWARE):
+        return
+    refused = [line for enabled, line in facts.log.gpudirect if not enabled and " for HCA" in line.text]
+    staged = [c for s in facts.log.starts for c in s.connections if c.kind.startswith("NET/") and _is_rdma(c.kind)]
+    without = [c.evidence for c in staged if not c.kind.endswith("/GDRDMA")]
+    near = _near_nics(facts)
+    if refused and not (staged and not without):
+        yield Observation(
+            what="NCCL found the NICs unable to read GPU memory, so all data is copied through the CPU's memory",
+            evidence=(refused[0], *without[:1]),
+        )
+    elif without and near:
+        yield Observation(
+            what=f"{len(without)} of {len(staged)} network connections go without GPUDirect although a NIC is near",
+            evidence=(without[0], near),
+        )
+
+
+def _is_rdma(kind: str) -> bool:
+    return "Socket" not in kind
+
+
+def _near_nics(facts: Facts) -> Evidence | None:
+    """Return what shows that a NIC is near enough to a GPU for GPUDirect; None = nothing does."""
+    for matrix in facts.matrices:
+        for gpu in matrix.gpus:
+            for nic, link in matrix.nic_links(gpu)[:1]:
+                if link.path <= NEAR_NIC:
+                    return Evidence(source=matrix.source, text=f"GPU{gpu} reaches {nic} by {link.word}")
+    for start in facts.log.starts:
+        for graph in start.graphs:
+            if graph.type_inter in _NEAR and (start.nodes or 1) > 1:
+                return graph.evidence
+    return None
+
+
+def _models(facts: Facts) -> list[str]:
+    return [*facts.log.gpu_models, *(gpu.model for report in facts.gpu_reports for gpu in report.gpus)]
+
+
+def _down_adapters(facts: Facts) -> Iterator[Observation]:
+    down = [adapter for adapter in facts.adapters if not adapter.active]
+    if down and len(down) < len(facts.adapters):
+        names = ", ".join(adapter.name for adapter in down)
+        yield Observation(
+            what=f"the ports of {names} are down, {len(facts.adapters) - len(down)} others are up",
+            evidence=(Evidence(source="/sys/class/infiniband", text=f"{names}: state is not ACTIVE"),),
+        )
+
+
+NETWORK_RULES = (
+    Rule(
+        id="NET001",
+        severity=Severity.ERROR,
+        title="TCP sockets although there is InfiniBand, RoCE or EFA",
+        check=_sockets_beside_fast_network,
+        why="Sockets move a tenth of what RDMA does and burn CPU; a study would tune the wrong network.",
+        fix="look for `NET/IB : No device found` or a plugin that failed to load; in a container pass /dev/infiniband "
+        "and "
+        "libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
+        source="NCCL user guide, NCCL_IB_DISABLE and NCCL_NET; NVIDIA/nccl#952",
+    ),
+    Rule(
+        id="NET002",
+        severity=Severity.WARNING,
+        title="GPUDirect RDMA is off although a NIC is near",
+        check=_gpudirect_off,
+        why="Every byte is copied through host memory, which about halves bandwidth and adds latency.",
+        fix="load nvidia-peermem (`modprobe nvidia-peermem`) or use a kernel and driver with DMA-BUF; switch PCIe ACS "
+        "off; "
+        "check NCCL_NET_GDR_LEVEL",
+        source="NCCL user guide, troubleshooting, GPU Direct; graph/paths.cc (ncclTopoCheckGdr)",
+    ),
+    Rule(
+        id="NET003",
+        severity=Severity.WARNING,
+        title="some network ports are down",
+        check=_down_adapters,
+        why="NCCL leaves out ports that are down, so nodes differ in bandwidth and the slowest sets the pace.",
+        fix="see `ibstat`; bring the ports up, or name those to use in NCCL_IB_HCA on every node",
+        source="transport/net_ib.cc (ports that are not ACTIVE are skipped)",
+    ),
+)
+"""About the network between nodes."""

@@ -1,0 +1,269 @@
+"""Rules about the ways between the GPUs of a node, and what NCCL made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ncclt.health.doctor.evidence import Evidence
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.gpu_models import gpu_model
+from ncclt.health.doctor.link import Link, Path
+from ncclt.health.doctor.log_facts import Connection
+from ncclt.health.doctor.matrix import TopologyMatrix
+
+_FALLBACK_BW_GBPS = 0.1
+"""What the search writes when it gave up (graph/search.cc of 2.12 and later)."""
+
+_RING = 4
+"""NCCL_TOPO_PATTERN_RING (graph.h)."""
+
+_NVLS_COMPUTE_CAPABILITY = 90
+_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+
+
+def _staged(facts: Facts, paths: tuple[Path, ...]) -> list[tuple[str, Link, Connection]]:
+    """Return connections through shared memory between GPUs that are joined by one of some paths."""
+    found = []
+    for start in facts.log.starts:
+        for connection in start.connections:
+            if connection.kind != "SHM":
+                continue
+            pair = [_gpu(facts, word) for _, word in (connection.source, connection.target)]
+            link = _link(facts.matrices, pair)
+            if link is not None and link.path in paths:
+                found.append((f"GPU{pair[0]}-GPU{pair[1]}", link, connection))
+    return found
+
+
+def _gpu(facts: Facts, word: str) -> int | None:
+    """Return nvidia-smi's number of the device in a connection's brackets: an index, before 2.18 a bus address."""
+    for start in facts.log.starts:
+        if word and start.bus_id == word:
+            return start.device if start.nvml_device is None else start.nvml_device
+    return int(word) if word.isdigit() and len(word) <= 3 else None
+
+
+def _link(matrices: tuple[TopologyMatrix, ...], pair: list[int | None]) -> Link | None:
+    first, second = pair
+    if not matrices or first is None or second is None:
+        return None
+    return matrices[0].link(first, second)
+
+
+def _shared_memory_beside_nvlink(facts: Facts) -> Iterator[Observation]:
+    if staged := _staged(facts, (Path.NVLINK,)):
+        pair, link, connection = staged[0]
+        others = len({name for name, _, _ in staged}) - 1
+        more = f" and {others} more pairs" if others else ""
+        yield Observation(
+            what=f"{pair}{more} talk through host memory although the matrix says {link.word}",
+            evidence=(connection.evidence, Evidence(source=facts.matrices[0].source, text=f"{pair}: {link.word}")),
+            fix=_p2p_fix(facts),
+        )
+        return
+    for start in facts.log.starts:
+        shared = next((c for c in start.connections if c.kind == "SHM"), None)
+        nvlink = next((g for g in start.graphs if g.type_intra == "NVL"), None)
+        if shared and nvlink:
+            what = "ranks talk through host memory although NCCL's own search found NVLink between them"
+            yield Observation(what=what, evidence=(shared.evidence, nvlink.evidence), fix=_p2p_fix(facts))
+            return
+
+
+def _p2p_fix(facts: Facts) -> str:
+    for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
+        variable = facts.value(name)
+        if variable and variable.value not in ("0", "", "SYS", "NVL"):
+            return f"unset {name}={variable.value} ({variable.evidence.source})"
+    return ""
+
+
+def _no_peer_to_peer(facts: Facts) -> Iterator[Observation]:
+    lines = facts.log.p2p_problems
+    if lines:
+        what = f"NCCL could not let GPUs reach each other directly ({len(lines)} lines)"
+        yield Observation(what=what, evidence=lines, fix=_p2p_fix(facts))
+    elif staged := _staged(facts, (Path.PIX, Path.PXB)):
+        pair, link, connection = staged[0]
+        yield Observation(
+            what=f"{pair} talk through host memory although they share PCIe switches ({link.word})",
+            evidence=(connection.evidence,),
+            fix=_p2p_fix(facts),
+        )
+
+
+def _gave_up(facts: Facts) -> Iterator[Observation]:
+    graphs = [
+        graph.evidence
+        for start in facts.log.starts
+        for graph in start.graphs
+        if 0 < graph.bw_inter <= _FALLBACK_BW_GBPS and graph.type_inter == "SYS"
+    ]
+    lines = (*facts.log.fallbacks, *graphs)
+    if lines:
+        yield Observation(
+            what="NCCL's search found no path through the node and took ranks in plain order", evidence=lines
+        )
+
+
+def _unreadable(facts: Facts) -> Iterator[Observation]:
+    if lines := facts.log.unreadable:
+        yield Observation(what=f"NCCL could not read {len(lines)} properties of the PCIe tree", evidence=lines)
+
+
+def _one_channel(facts: Facts) -> Iterator[Observation]:
+    for start in facts.log.starts:
+        if dict(start.channels).get("coll") == 1 and (start.ranks or 2) > 1 and start.channels_line:
+            limits = [facts.value(n) for n in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")]
+            asked = next((v for v in limits if v and v.value.strip() == "1"), None)
+            yield Observation(
+                what=f"{start.name} of {start.ranks or '?'} moves everything over one channel",
+                evidence=(start.channels_line,),
+                fix=f"unset {asked.name}=1 ({asked.evidence.source})" if asked else "",
+            )
+            return
+
+
+def _unequal_channels(facts: Facts) -> Iterator[Observation]:
+    found: dict[tuple[str, int | None], dict[int, Evidence]] = {}
+    for start in facts.log.starts:
+        for graph in start.graphs:
+            # Of the patterns the ring alone is searched once, and used by every collective.
+            if graph.pattern == _RING and graph.channels and (start.nodes or 1) > 1:
+                found.setdefault((start.comm_id, start.ranks), {}).setdefault(graph.channels, graph.evidence)
+    for counts in found.values():
+        if len(counts) > 1:
+            numbers = " and ".join(str(count) for count in sorted(counts))
+            what = f"nodes found {numbers} channels for the same ring, and all get the smallest number"
+            yield Observation(what=what, evidence=tuple(counts.values()))
+
+
+def _far_nics(facts: Facts) -> Iterator[Observation]:
+    for matrix in facts.matrices:
+        far = [gpu for gpu in matrix.gpus if matrix.nics and matrix.nic_links(gpu)[0][1].path is Path.SYS]
+        if far:
+            names = ", ".join(f"GPU{gpu}" for gpu in far)
+            every = "every GPU reaches" if len(far) == len(matrix.gpus) else f"{names} reach"
+            lines = tuple(
+                Evidence(
+                    source=matrix.source,
+                    text=f"GPU{gpu}: " + ", ".join(f"{n} {li.word}" for n, li in matrix.nic_links(gpu)),
+                )
+                for gpu in far
+            )
+            yield Observation(what=f"{every} every NIC across the link between CPU sockets (SYS)", evidence=lines)
+
+
+def _missing_lanes(facts: Facts) -> Iterator[Observation]:
+    for matrix in facts.matrices:
+        lanes: dict[int, list[int]] = {gpu: [] for gpu in matrix.gpus}
+        for first, second, link in matrix.gpu_pairs():
+            if link.path is Path.NVLINK:
+                lanes[first].append(link.lanes)
+                lanes[second].append(link.lanes)
+        best = {gpu: max(found) for gpu, found in lanes.items() if found}
+        if len(best) < 3:
+            continue
+        usual = Counter(best.values()).most_common(1)[0][0]
+        for gpu, count in best.items():
+            if count < usual:
+                yield Observation(
+                    what=f"GPU{gpu} has NV{count} where the other GPUs have NV{usual}: NVLinks are down",
+                    evidence=(Evidence(source=matrix.source, text=f"GPU{gpu}: at most NV{count} to any GPU"),),
+                )
+
+
+def _no_multicast(facts: Facts) -> Iterator[Observation]:
+    lines = [line for available, line in facts.log.multicast if not available]
+    off = facts.value("NCCL_NVLS_ENABLE")
+    if not lines or (off and off.value.strip() == "0"):
+        return
+    names = [*facts.log.gpu_models, *(gpu.model for report in facts.gpu_reports for gpu in report.gpus)]
+    capable = [
+        n for n in names if (m := gpu_model(n)) and m.compute_capability >= _NVLS_COMPUTE_CAPABILITY and m.nvlinks
+    ]
+    switched = any(_is_switched(matrix, capable) for matrix in facts.matrices)
+    if capable and switched:
+        what = f"NVLink SHARP is not available on {capable[0]} with NVSwitch"
+        yield Observation(what=what, evidence=tuple(lines))
+
+
+def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
+    """Tell whether all lanes of each GPU lead to every other one, which only a switch can do."""
+    model = gpu_model(names[0]) if names else None
+    links = [link for _, _, link in matrix.gpu_pairs()]
+    return bool(model and len(matrix.gpus) > 2 and links and all(link.lanes == model.nvlinks for link in links))
+
+
+TOPOLOGY_RULES = (
+    Rule(
+        id="TOP001", severity=Severity.ERROR, title="NCCL gave up its search of the topology", check=_gave_up,
+        why="Plain order ignores NVLink and NICs: on Leonardo all_reduce fell from 50 to 7 GB/s, and forced trees "
+        "crash.",
+        fix="compare with another NCCL release (2.25 to 2.28 do this on nodes with direct NVLink); in a container "
+        "mount /sys; "
+        "write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
+        source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352; graph/search.cc",
+    ),
+    Rule(
+        id="TOP002", severity=Severity.WARNING, title="NCCL could not read the topology completely", check=_unreadable,
+        why="What it cannot read it guesses, and guessed link speeds mislead its choice of paths and algorithms.",
+        fix="in virtual machines give the provider's NCCL_TOPO_FILE; in containers mount /sys",
+        source="graph/xml.cc (ncclTopoGetStrFromSys)",
+    ),
+    Rule(
+        id="TOP003", severity=Severity.WARNING, title="shared memory although there is NVLink",
+        check=_shared_memory_beside_nvlink,
+        why="Host memory moves a tenth of what NVLink does.",
+        fix="unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in containers give all GPUs to every process and share the "
+        "IPC and PID "
+        "namespaces; see `nvidia-smi topo -p2p r`",
+        source=f"NCCL user guide, troubleshooting: {_DOCS}",
+    ),
+    Rule(
+        id="TOP004", severity=Severity.WARNING, title="no direct access between GPUs", check=_no_peer_to_peer,
+        why="Data takes the way through host memory; with ACS on it may also hang or return zeros.",
+        fix="switch PCIe ACS off (`lspci -vvv | grep ACSCtl` shows SrcValid+), boot with iommu=pt; GeForce boards "
+        "have no "
+        "peer-to-peer at all",
+        source=f"NCCL user guide, troubleshooting, PCI Access Control Services: {_DOCS}; NVIDIA/nccl#631, #2079",
+    ),
+    Rule(
+        id="TOP005", severity=Severity.WARNING, title="one channel", check=_one_channel,
+        why="One channel is one SM on each GPU: it reaches a few percent of NVLink or of a modern NIC.",
+        fix="unset NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS and NCCL_GRAPH_FILE; NVIDIA's example tuner plugin also sets one "
+        "channel",
+        source="graph/connect.cc; NVIDIA's example tuner plugin.c (nChannels = 1 at entry)",
+    ),
+    Rule(
+        id="TOP006", severity=Severity.WARNING, title="nodes found different numbers of channels",
+        check=_unequal_channels,
+        why="NCCL gives all nodes the smallest number: one node with a missing link or NIC slows all of them.",
+        fix="compare `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `ibstat` of the node with fewer channels",
+        source="init.cc (channels are the minimum over all ranks)",
+    ),
+    Rule(
+        id="TOP007", severity=Severity.WARNING, title="NICs sit on the other CPU socket", check=_far_nics,
+        why="NCCL does not use GPUDirect across sockets, and the socket link is shared with everything else.",
+        fix="move NICs or GPUs to the same socket, or use NICs of both sockets (NCCL_IB_HCA); PXN helps where there "
+        "is NVLink",
+        source="graph/paths.cc (GPUDirect up to PXB); legend of nvidia-smi topo -m",
+    ),
+    Rule(
+        id="TOP008", severity=Severity.WARNING, title="a GPU has fewer NVLinks than the others", check=_missing_lanes,
+        why="The slowest GPU sets the pace of every ring; NCCL up to 2.10 even corrupted data with links down.",
+        fix="see `nvidia-smi nvlink -s -i GPU`; reset the GPU or have the board looked at",
+        source="NVIDIA/nccl#596",
+    ),
+    Rule(
+        id="TOP009", severity=Severity.WARNING, title="NVLink SHARP is missing on NVSwitch", check=_no_multicast,
+        why="NVLS is the fastest all_reduce within such a node.",
+        fix="start the fabric manager of exactly the driver's version (`systemctl status nvidia-fabricmanager`); in a "
+        "virtual "
+        "machine ask for a whole NVSwitch partition",
+        source="transport/nvls.cc; NCCL user guide, NCCL_NVLS_ENABLE",
+    ),
+)  # fmt: skip
+"""About the ways between GPUs."""

@@ -1,0 +1,254 @@
+"""Rules about NCCL_* variables, wherever they come from."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.health.doctor.facts import Facts, Variable
+from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.forced import collectives_without_algorithm, forces_ll128
+from ncclt.health.doctor.numbers import LIMITS, as_nccl_reads, is_number
+from ncclt.health.doctor.variables import OLD_PYTORCH, PARAMETERS, REMOVED, REPLACED, SITE, is_known, known_names
+
+_OFF_SWITCHES: dict[str, str] = {
+    "NCCL_P2P_DISABLE": "GPUs reach each other through host memory",
+    "NCCL_SHM_DISABLE": "GPUs of one node talk over the network",
+    "NCCL_IB_DISABLE": "nodes talk over TCP, unless a network plugin serves them",
+    "NCCL_PXN_DISABLE": "NICs of other GPUs cannot be used over NVLink",
+    "NCCL_NVB_DISABLE": "GPUs without a direct NVLink go over PCIe",
+    "NCCL_P2P_DIRECT_DISABLE": "data between GPUs of one process is copied once more",
+}
+"""Set to 1 they switch something off."""
+
+_LEVELS: dict[str, str] = {
+    "NCCL_P2P_LEVEL": "GPUs never reach each other directly",
+    "NCCL_NET_GDR_LEVEL": "GPUDirect RDMA is off",
+}
+"""At LOC or 0 they switch something off."""
+
+_DANGEROUS: dict[tuple[str, int], str] = {
+    ("NCCL_PAT_ENABLE", 1): "is not supported with several GPUs per node",
+    ("NCCL_IGNORE_DISABLED_P2P", 2): "uses peer-to-peer that the driver has disabled",
+    ("NCCL_P2P_USE_CUDA_MEMCPY", 1): "may hang",
+    ("NCCL_GRAPH_MIXING_SUPPORT", 0): "is a promise that only the application can make",
+    ("NCCL_GRAPH_STREAM_ORDERING", 0): "is a promise that only the application can make",
+    ("NCCL_LEGACY_CUDA_REGISTER", 1): "may hang",
+}
+"""(variable, value) -> what it does (user guide; ncclt.nccl.parameters)."""
+
+
+_OLDEST = NcclVersion(2, 18)
+"""Stands for a release that is not known: what may still act is not called useless."""
+
+_NAME = re.compile(r"NCCL_[A-Za-z0-9_]+")
+
+
+def _named(facts: Facts) -> Iterator[Variable]:
+    for variable in facts.variables():
+        # Names that are none come from damaged lines of files, which have a rule of their own.
+        if _NAME.fullmatch(variable.name):
+            yield variable
+
+
+def _setting(variable: Variable) -> str:
+    return f"{variable.name}={variable.value}"
+
+
+def _seen(variable: Variable, what: str, fix: str = "") -> Observation:
+    return Observation(what=f"{_setting(variable)} {what}", evidence=(variable.evidence,), fix=fix)
+
+
+def _ll128(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if variable.name == "NCCL_PROTO" and forces_ll128(variable.value):
+            yield _seen(variable, "switches LL128 on where NCCL itself may have found it unsafe")
+
+
+def _unflushed(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if variable.name == "NCCL_GDR_FLUSH_DISABLE" and as_nccl_reads(variable.value)[0]:
+            yield _seen(variable, "lets GPUs read data that the NIC has not finished writing")
+
+
+def _misread(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if not is_number(variable.name) or not variable.value.strip():
+            continue
+        number, whole = as_nccl_reads(variable.value)
+        if not whole:
+            fix = f"write a plain decimal number, for example {_plain(variable.value)}"
+            yield _seen(variable, f"is read by NCCL as {number}", fix)
+
+
+def _plain(text: str) -> str:
+    """Return what somebody meant who wrote `8M`, `"4"` or `true`."""
+    word = text.strip().strip("\"'").lower().removesuffix("ib").removesuffix("b")
+    factors = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+    if word[:-1].isdigit() and word[-1:] in factors:
+        return str(int(word[:-1]) * factors[word[-1]])
+    if word.isdigit():
+        return str(int(word))
+    return "1" if word in ("true", "yes", "on") else "0"
+
+
+def _outside(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        number, whole = as_nccl_reads(variable.value)
+        low, high = LIMITS.get(variable.name, (number, number))
+        if whole and not low <= number <= high:
+            yield _seen(variable, f"is outside {low} to {high}, NCCL uses another value", f"choose {low} to {high}")
+    threads, sockets = facts.value("NCCL_SOCKET_NTHREADS"), facts.value("NCCL_NSOCKS_PERTHREAD")
+    if threads and sockets and as_nccl_reads(threads.value)[0] * as_nccl_reads(sockets.value)[0] > 64:
+        yield _seen(threads, f"x {_setting(sockets)} is more than 64 sockets, NCCL uses fewer")
+
+
+def _forced_choice(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if variable.name == "NCCL_ALGO":
+            lost = collectives_without_algorithm(variable.value, facts.nccl) if facts.nccl else ()
+            names = ", ".join(collective.value for collective in lost)
+            failing = f", and every call of {names} fails with NCCL {facts.nccl}" if names else ""
+            yield _seen(variable, f"takes the choice of the algorithm away from NCCL for every size{failing}")
+        elif variable.name == "NCCL_PROTO" and not forces_ll128(variable.value):
+            yield _seen(variable, "takes the choice of the protocol away from NCCL for every size")
+
+
+def _dangerous(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if not variable.value.strip():
+            continue
+        what = _DANGEROUS.get((variable.name, as_nccl_reads(variable.value)[0]))
+        if what:
+            yield _seen(variable, what)
+
+
+def _switched_off(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if variable.name in _OFF_SWITCHES and as_nccl_reads(variable.value)[0]:
+            yield _seen(variable, f"is set: {_OFF_SWITCHES[variable.name]}")
+        elif variable.name in _LEVELS and variable.value.strip().upper() in ("LOC", "0"):
+            yield _seen(variable, f"is set: {_LEVELS[variable.name]}")
+
+
+def _ignored(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        row = PARAMETERS.get(variable.name)
+        since, instead = REMOVED.get(variable.name, ("", ""))
+        if since and (facts.nccl or _OLDEST) >= NcclVersion.parse(since):
+            yield _seen(variable, f"does nothing: NCCL {since} removed it", f"unset it: {instead}")
+        elif variable.name in OLD_PYTORCH:
+            yield _seen(variable, "is not read by NCCL", "unset it; PyTorch since 2.2 reads TORCH_NCCL_*")
+        elif row and facts.nccl and not row.exists_in(facts.nccl):
+            yield _seen(variable, f"does nothing: it came with NCCL {row.since}, this is {facts.nccl}")
+
+
+def _deprecated(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if variable.name in REPLACED:
+            since, instead = REPLACED[variable.name]
+            yield _seen(variable, f"is deprecated since NCCL {since}", f"use {instead}, or unset it")
+
+
+def _unknown(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if not is_known(variable.name):
+            close = difflib.get_close_matches(variable.name, known_names(), n=1, cutoff=0.85)
+            meant = f"; is {close[0]} meant?" if close else ""
+            yield _seen(variable, f"is no variable that ncclt knows of{meant}")
+
+
+def _inherited(facts: Facts) -> Iterator[Observation]:
+    """Yield one observation of all tuning that is inherited and that no other rule names."""
+    named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | SITE | {"NCCL_ALGO", "NCCL_PROTO"}
+    found = [v for v in _named(facts) if v.name in PARAMETERS and v.name not in named]
+    if found:
+        names = ", ".join(_setting(variable) for variable in found)
+        yield Observation(what=f"inherited tuning: {names}", evidence=tuple(v.evidence for v in found))
+
+
+def _logging(facts: Facts) -> Iterator[Observation]:
+    for variable in _named(facts):
+        if variable.name == "NCCL_DEBUG" and variable.value.upper() in ("INFO", "TRACE"):
+            yield _seen(variable, "writes a line for every call where COLL or ALL is asked for")
+
+
+VARIABLE_RULES = (
+    Rule(
+        id="ENV001", severity=Severity.ERROR, title="LL128 is forced", check=_ll128,
+        why="LL128 needs stores of 128 bytes to arrive whole; where they do not, data is corrupted silently.",
+        fix="unset NCCL_PROTO, or write Simple, `LL,Simple` or ^LL128; only a tuner table asks for LL128 safely",
+        source="NCCL user guide, NCCL_PROTO; NVIDIA/nccl#740, #831, #1261, pull request 2053",
+    ),
+    Rule(
+        id="ENV002", severity=Severity.ERROR, title="received data is not flushed", check=_unflushed,
+        why="Data is used before it has arrived: silent corruption.",
+        fix="unset NCCL_GDR_FLUSH_DISABLE",
+        source="transport/net.cc (flush after GPUDirect receives)",
+    ),
+    Rule(
+        id="ENV003", severity=Severity.ERROR, title="a number is read otherwise than written", check=_misread,
+        why="NCCL takes the digits at the beginning and drops the rest: 8M is 8, `true` is 0, 010 is 8.",
+        fix="write a plain decimal number",
+        source="misc/param.cc (strtoll with base 0)",
+    ),
+    Rule(
+        id="ENV004", severity=Severity.WARNING, title="algorithm or protocol is forced", check=_forced_choice,
+        why="One choice for all sizes and collectives is rarely right, and old choices outlive their reason.",
+        fix="unset it and measure; `ncclt tune` finds what is better per size",
+        source="NVIDIA/nccl#317, #1670; NCCL user guide, NCCL_ALGO",
+    ),
+    Rule(
+        id="ENV005", severity=Severity.WARNING, title="a dangerous variable is set", check=_dangerous,
+        why="It may hang the job or break a promise of the application.",
+        fix="unset it unless the application's authors ask for it",
+        source="NCCL user guide, environment variables",
+    ),
+    Rule(
+        id="ENV006", severity=Severity.WARNING, title="a transport is switched off", check=_switched_off,
+        why="Such switches are set while looking for an error and then forgotten; the fast path stays off for good.",
+        fix="unset it, and see whether the job still runs",
+        source="NCCL user guide, debugging variables",
+    ),
+    Rule(
+        id="ENV007", severity=Severity.WARNING, title="a value is out of range", check=_outside,
+        why="NCCL clamps or ignores it without a word in the usual log.",
+        fix="choose a value within the range",
+        source="graph/tuning.cc (getNthreads), init.cc (envConfigOverride), transport/net_socket.cc",
+    ),
+    Rule(
+        id="ENV008", severity=Severity.WARNING, title="a variable does nothing", check=_ignored,
+        why="Somebody relies on something that does not happen.",
+        fix="unset it",
+        source="NCCL user guide, environment variables",
+    ),
+    Rule(
+        id="ENV009", severity=Severity.WARNING, title="tuning is inherited", check=_inherited,
+        why="Settings found for another NCCL or cluster are a frequent cause of slow jobs; the default that a study "
+        "compares "
+        "with is without them.",
+        fix="unset them, or tune and compare",
+        source="NVIDIA-NeMo/Megatron-Bridge#1638; NCCL user guide, debugging variables",
+    ),
+    Rule(
+        id="ENV010", severity=Severity.WARNING, title="an unknown variable is set", check=_unknown,
+        why="NCCL ignores names that it does not know: a misspelt variable has no effect.",
+        fix="correct or unset it",
+        source="NCCL user guide, environment variables; ncclt.health.doctor.variables",
+    ),
+    Rule(
+        id="ENV011", severity=Severity.INFO, title="a deprecated variable is set", check=_deprecated,
+        why="It still acts, and together with its successor the more restrictive one wins.",
+        fix="use its successor",
+        source="NCCL user guide, NCCL_MAX_NCHANNELS",
+    ),
+    Rule(
+        id="ENV012", severity=Severity.INFO, title="NCCL logs much", check=_logging,
+        why="Logging slows small messages and, on standard output, breaks the tables of nccl-tests.",
+        fix="unset NCCL_DEBUG for measuring; ncclt does so itself",
+        source="NVIDIA/nccl#1453",
+    ),
+)  # fmt: skip
+"""About variables."""

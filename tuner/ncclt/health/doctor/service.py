@@ -1,0 +1,213 @@
+"""Examine a set-up before anything is measured on it: on this machine, through a launcher, or from saved files.
+
+Not tried on a GPU: what NVIDIA's tools and NCCL print is known from public outputs.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.errors import InputError
+from ncclt.health.doctor import Diagnosis, Facts, diagnose
+from ncclt.health.doctor.files import facts_of_files
+from ncclt.health.doctor.gpu_report import parse_gpu_report
+from ncclt.health.doctor.log_facts import LogFacts
+from ncclt.health.doctor.log_reader import LogReader
+from ncclt.health.doctor.machine import machine_facts
+from ncclt.health.doctor.matrix import parse_matrix
+from ncclt.launch.launcher import Launcher, LaunchResult
+from ncclt.launch.local import LocalLauncher
+from ncclt.measure.benchmarks.benchmark import Benchmark
+from ncclt.measure.redact import without_secrets
+
+NVIDIA_SMI = "nvidia-smi"
+
+_SMI_TIMEOUT_S = 60.0
+"""A driver that has to load for many GPUs takes ten seconds; one that hangs takes for ever."""
+
+_START_TIMEOUT_S = 300.0
+"""Connecting thousands of ranks takes a minute or two."""
+
+_START_BYTES = 1024 * 1024
+
+_LAST_LINES, _MOST_CHARACTERS = 3, 400
+"""Shown of an all_reduce that failed."""
+
+LOG_VARIABLES = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
+    # Empty = standard output, whatever file the shell has named (debug.cc).
+    "NCCL_DEBUG_FILE": "",
+    # Connect everything at the start, so that every transport is told (2.22 connects when first needed).
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""What makes NCCL tell how it starts."""
+
+_Parsed = TypeVar("_Parsed")
+
+Find = Callable[[str], str | None]
+"""Finds a program on the PATH, as shutil.which does."""
+
+
+def examine_files(
+    paths: Sequence[Path],
+    *,
+    cluster: Cluster | None = None,
+    version: NcclVersion | None = None,
+    recommended: Mapping[str, str] | None = None,
+) -> Diagnosis:
+    """Judge what was saved on a cluster; this machine itself is not looked at.
+
+    Args:
+        paths: outputs of `nvidia-smi topo -m` and `nvidia-smi -q -x`, NCCL's logs, nccl.conf files; or folders of them.
+        cluster: that they should be of.
+        version: of NCCL, where no log tells it.
+        recommended: variables of a published recommendation.
+
+    Raises:
+        InputError: a file is missing, damaged, or nothing that is known here.
+    """
+    return diagnose(_with(facts_of_files(paths), cluster=cluster, version=version, recommended=recommended))
+
+
+def examine_here(
+    environ: Mapping[str, str],
+    *,
+    cluster: Cluster | None = None,
+    version: NcclVersion | None = None,
+    recommended: Mapping[str, str] | None = None,
+    log: LogFacts | None = None,
+    missing: Sequence[str] = (),
+    root: Path = Path("/"),
+    home: Path | None = None,
+    find: Find = shutil.which,
+) -> Diagnosis:
+    """Judge this machine: variables, configuration files, RDMA devices, and the GPUs where nvidia-smi shows them.
+
+    Args:
+        environ: of this program.
+        cluster: that this should be.
+        version: of NCCL, where no log tells it.
+        recommended: variables of a published recommendation.
+        log: what `start_log` gave.
+        missing: why there is no such log.
+        root: of the file system, another one in tests.
+        home: where ~/.nccl.conf is looked for, None = the account's.
+        find: finds programs.
+    """
+    facts = machine_facts(environ, root=root, home=home)
+    if find(NVIDIA_SMI) is None:
+        gone = "no nvidia-smi here: save `nvidia-smi topo -m` and `nvidia-smi -q -x` on a GPU node and give --from FILE"
+        facts = replace(facts, missing=(gone,))
+    else:
+        facts = _with_gpus(facts, LocalLauncher(environment=environ, keep_env=True))
+    facts = replace(facts, log=log or facts.log, missing=(*facts.missing, *missing))
+    return diagnose(_with(facts, cluster=cluster, version=version, recommended=recommended))
+
+
+def quick_examination(
+    environ: Mapping[str, str], cluster: Cluster | None, *, find: Find = shutil.which, root: Path = Path("/")
+) -> Diagnosis:
+    """Judge in seconds what a study is about to be run on; starts nothing but nvidia-smi.
+
+    Args:
+        environ: of this program.
+        cluster: that the study names.
+        find: finds programs.
+        root: of the file system, another one in tests.
+    """
+    return examine_here(environ, cluster=cluster, find=find, root=root)
+
+
+def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tuple[LogFacts, tuple[str, ...]]:
+    """Start one small all_reduce on all ranks and return what NCCL tells, and what went wrong.
+
+    Args:
+        launcher: told to keep NCCL_* variables, for the set-up is examined as jobs find it.
+        benchmark: that runs.
+        cluster: sized to the job.
+    """
+    message = Message(
+        collective=Collective.ALL_REDUCE,
+        dtype="float32",
+        size_bytes=_START_BYTES,
+        group_size=cluster.world,
+        spans_nodes=cluster.nodes > 1,
+    )
+    (command,) = benchmark.commands([message], folder=None)
+    plan = launcher.plan(
+        command.argv,
+        variables={**dict(command.variables), **LOG_VARIABLES},
+        timeout_s=_START_TIMEOUT_S,
+        files=command.files,
+    )
+    result = launcher.run(plan)
+    reader = LogReader(ignored=frozenset(LOG_VARIABLES))
+    reader.read(f"{result.stdout}\n{result.stderr}".splitlines(), f"all_reduce by {launcher.name}")
+    return reader.facts(), tuple(_launch_problems(launcher, result))
+
+
+def _launch_problems(launcher: Launcher, result: LaunchResult) -> list[str]:
+    if result.failure:
+        return [f"the all_reduce by {launcher.name} could not be started: {without_secrets(result.failure)}"]
+    if result.timed_out:
+        return [f"the all_reduce by {launcher.name} was not done after {result.wall_s:.0f} s and was ended"]
+    if result.exit_code != 0:
+        printed = without_secrets(f"{result.stdout}\n{result.stderr}")
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        last = "; ".join(lines[-_LAST_LINES:])[:_MOST_CHARACTERS]
+        return [f"the all_reduce by {launcher.name} ended with exit code {result.exit_code}: {last}"]
+    return []
+
+
+def _with_gpus(facts: Facts, launcher: Launcher) -> Facts:
+    """Add what nvidia-smi tells; what it cannot tell is named as missing."""
+    missing: list[str] = []
+    source = f"{NVIDIA_SMI} topo -m"
+    matrix = _smi(launcher, ("topo", "-m"), lambda text: parse_matrix(text.splitlines(), source), missing)
+    source = f"{NVIDIA_SMI} -q -x"
+    report = _smi(launcher, ("-q", "-x"), lambda text: parse_gpu_report(io.BytesIO(text.encode()), source), missing)
+    return replace(
+        facts,
+        matrices=(matrix,) if matrix else (),
+        gpu_reports=(report,) if report else (),
+        missing=(*facts.missing, *missing),
+    )
+
+
+def _smi(
+    launcher: Launcher, arguments: tuple[str, ...], parse: Callable[[str], _Parsed], missing: list[str]
+) -> _Parsed | None:
+    """Run nvidia-smi and parse what it prints; None and a line in `missing` where that fails."""
+    shown = " ".join((NVIDIA_SMI, *arguments))
+    result = launcher.run(launcher.plan((NVIDIA_SMI, *arguments), variables={}, timeout_s=_SMI_TIMEOUT_S))
+    if result.failure or result.timed_out or result.exit_code != 0:
+        said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
+        why = result.failure or (
+            "it hangs: is the driver well?" if result.timed_out else f"exit code {result.exit_code}"
+        )
+        missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *said]))}")
+        return None
+    try:
+        return parse(result.stdout)
+    except InputError as error:
+        missing.append(f"`{shown}` cannot be read: {error.message}")
+        return None
+
+
+def _with(
+    facts: Facts,
+    *,
+    cluster: Cluster | None,
+    version: NcclVersion | None,
+    recommended: Mapping[str, str] | None,
+) -> Facts:
+    return replace(facts, cluster=cluster, version=version, recommended=tuple(sorted((recommended or {}).items())))

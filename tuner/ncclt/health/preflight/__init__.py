@@ -1,0 +1,17 @@
+"""The application service of `ncclt preflight`: a fabric before a job, down to its slow node, link or GPU."""
+
+from __future__ import annotations
+
+from ncclt.health.preflight.service import SIZES, TOLERANCE, PreflightCost, PreflightRequest, cost, preflight
+from ncclt.health.preflight.soundings import RunnerFor, Soundings
+
+__all__ = [
+    "SIZES",
+    "TOLERANCE",
+    "PreflightCost",
+    "PreflightRequest",
+    "RunnerFor",
+    "Soundings",
+    "cost",
+    "preflight",
+]

@@ -1,0 +1,167 @@
+"""What bus bandwidth a healthy fabric reaches: from its links, from the fleet's own past, or as the user says."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, bus_factor
+from ncclt.core.preflight import Preflight, Reading, Section, State
+from ncclt.core.trial import Outcome
+from ncclt.errors import UsageError
+from ncclt.nccl.cost_model.model import nccl_choice
+
+BASELINE_RUNS = 3
+"""Healthy runs that a baseline needs: the median of fewer is one of them."""
+
+_NEWEST = 20
+"""Runs that a baseline looks back on."""
+
+_MEASURED_SHARE = 0.5
+"""Of the tolerance, where the yardstick was measured: equal hardware differs less than a figure of links errs."""
+
+_REACHED_IN_NODE = {"nvswitch": 0.96, "nvlink": 0.96, "pcie": 0.83, "shm": 1.0}
+"""Share of NCCL's own model that is reached in a node at 1 GiB: A100 231 of 240 GB/s, two A100 on one host bridge 19.9
+of 24, 4 x L40S 15.7 of 15 (public nccl-tests tables, as in ncclt.measure.simulated.physics)."""
+
+_SHM_GPUS = 4
+"""GPUs that saturate the memory paths of a host; more of them share (8 x L40S reach less than half each)."""
+
+_REACHED_BETWEEN = {"none": 1.0, "infiniband": 0.96, "roce": 0.93, "efa": 0.86, "slingshot": 0.92, "ethernet": 0.7}
+"""The same between nodes: published curves of Alps, Polaris, p5 and ABCI."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What to expect of a job's nodes.
+
+    Attributes:
+        cluster: sized to the job.
+        source: where the figures come from, for people.
+        sizes: (size in bytes, bus bandwidth in 1e9 bytes/s) of all nodes together, where something is expected.
+        largest_bytes: the size at which launches are judged.
+        tolerance: share by which all nodes together may fall short.
+    """
+
+    cluster: Cluster
+    source: str
+    sizes: tuple[tuple[int, float], ...]
+    largest_bytes: int
+    tolerance: float
+
+    def gbps(self, section: Section) -> float:
+        """Return the bus bandwidth expected at a section at the largest size, 1e9 bytes/s.
+
+        Parts of the job follow the links, scaled by what is expected of the whole against its links.
+        """
+        whole = links_gbps(self.cluster, nodes=self.cluster.nodes, ranks=self.cluster.world, size=self.largest_bytes)
+        ranks = section.ranks(self.cluster.gpus_per_node)
+        links = links_gbps(self.cluster, nodes=len(section.hosts), ranks=ranks, size=self.largest_bytes)
+        return links * dict(self.sizes)[self.largest_bytes] / whole
+
+
+def links_gbps(cluster: Cluster, *, nodes: int, ranks: int, size: int) -> float:
+    """Return the bus bandwidth of all_reduce that the links of a cluster promise, 1e9 bytes/s.
+
+    It is the time that NCCL's own cost model predicts for its own choice, times what is reached of that in practice.
+
+    Args:
+        cluster: the kind of nodes.
+        nodes: how many take part.
+        ranks: GPUs that take part, over all of them.
+        size: bytes.
+    """
+    part = cluster.sized(nodes=nodes)
+    choice = nccl_choice(Collective.ALL_REDUCE, size, part, ranks, nodes > 1)
+    assert choice is not None, "nothing is forced, so NCCL has a choice"
+    reached = _REACHED_BETWEEN[cluster.fabric] if nodes > 1 else _REACHED_IN_NODE[cluster.link_class]
+    if cluster.link_class == "shm":
+        reached *= min(1.0, _SHM_GPUS / (ranks / nodes))
+    return size / choice.time_us / 1e3 * bus_factor(Collective.ALL_REDUCE, ranks) * reached
+
+
+def expectation(
+    cluster: Cluster,
+    sizes: Sequence[int],
+    *,
+    tolerance: float,
+    given_gbps: float | None = None,
+    earlier: Sequence[Preflight] = (),
+    benchmark: str = "",
+    simulated: bool = False,
+) -> Expectation:
+    """Decide what to expect: what the user says, else the fleet's own baseline, else the links.
+
+    Args:
+        cluster: sized to the job.
+        sizes: bytes that are measured, ascending.
+        tolerance: share by which a figure may be missed; half of it where the figure was measured.
+        given_gbps: bus bandwidth of all nodes at the largest size; None = not said.
+        earlier: preflights of the cluster, newest first; only healthy ones of the same fingerprint, benchmark and
+            kind of times count.
+        benchmark: what will run.
+        simulated: the times will be invented by a model.
+
+    Raises:
+        UsageError: the tolerance is no share, or the given figure not above 0.
+    """
+    if not 0 < tolerance < 1:
+        raise UsageError(f"--tolerance must be above 0 and below 1, not {tolerance:g}")
+    largest = max(sizes)
+    known: tuple[tuple[int, float], ...] = ()
+    source, share = "", 1.0
+    if given_gbps is not None:
+        if not given_gbps > 0:
+            raise UsageError(f"--expect must be above 0 GB/s, not {given_gbps:g}")
+        known, source, share = ((largest, given_gbps),), "as given", 1.0
+    elif len(runs := _alike(cluster, earlier, benchmark=benchmark, simulated=simulated)) >= BASELINE_RUNS:
+        known, source, share = _baseline(runs, sizes), f"median of {len(runs)} healthy runs", _MEASURED_SHARE
+    if largest not in dict(known):
+        # No link figure tells latency or how soon bandwidth saturates: only the largest size is judged.
+        promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world, size=largest)
+        known, source, share = ((largest, promised),), "by its links", 1.0
+    return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance * share)
+
+
+def peer_tolerance(tolerance: float) -> float:
+    """Return the share by which a part may fall short of its peers: measured in the same minutes, like a baseline."""
+    return tolerance * _MEASURED_SHARE
+
+
+def _alike(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str, simulated: bool) -> list[Preflight]:
+    """Return the newest runs that may serve as a yardstick; simulated ones never for real ones."""
+    fingerprint = cluster.fingerprint().digest()
+    alike = [
+        run
+        for run in earlier
+        if run.state is State.HEALTHY
+        and (run.fingerprint, run.benchmark, run.simulated) == (fingerprint, benchmark, simulated)
+    ]
+    return alike[:_NEWEST]
+
+
+def _baseline(runs: Sequence[Preflight], sizes: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    seen: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows:
+            seen.setdefault(row.size_bytes, []).append(row.busbw_gbps)
+    return tuple((size, statistics.median(seen[size])) for size in sizes if len(seen.get(size, ())) >= BASELINE_RUNS)
+
+
+def latency_note(first: Reading, expected: Expectation) -> str:
+    """Say that small messages take much longer than they used to, empty where they do not or nothing tells it."""
+    known = dict(expected.sizes)
+    if first.outcome is not Outcome.OK:
+        return ""
+    for size, gbps in first.busbw_gbps:
+        if size < 1 << 20 and size in known and gbps < known[size] / _LATENCY_FACTOR:
+            return (
+                f"{size} B take {known[size] / gbps:.1f} times as long as in earlier runs: latency is not what it was"
+            )
+    return ""
+
+
+_LATENCY_FACTOR = 1.5
+"""Small messages scatter widely from run to run; what takes half as long again is worth a word, not a verdict."""

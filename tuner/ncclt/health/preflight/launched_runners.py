@@ -1,0 +1,113 @@
+"""Runners of parts of a real job: the same launcher and benchmark, on some of its nodes or GPUs.
+
+Not tried on a GPU: proven with a stand-in for nccl-tests.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.errors import UsageError
+from ncclt.health.preflight.soundings import RunnerFor
+from ncclt.launch.granted import granted_hosts
+from ncclt.measure import LaunchedRunner, Timeouts
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, Place, check_place
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def hosts_here(cluster: Cluster, place: Place, *, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the nodes to examine: as named, those granted to this job, or this machine.
+
+    Raises:
+        UsageError: the launcher cannot choose nodes, or nobody names enough of them.
+    """
+    if place.launcher == "kubernetes":
+        raise UsageError(
+            "Kubernetes chooses the nodes itself, so a preflight cannot compare them",
+            hint="run it in the pods of a job, with --launcher ssh or mpirun",
+        )
+    named = place.hosts
+    if not named and place.launcher in TAKES_GRANTED:
+        named = granted_hosts(environ)
+    if not named and cluster.nodes == 1:
+        return (platform.node(),)
+    if len(named) < cluster.nodes:
+        raise UsageError(
+            f"{cluster.nodes} nodes are to be examined and {len(named) or 'none'} are named",
+            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
+        )
+    return named[: cluster.nodes]
+
+
+class _CappedTimeouts(Timeouts):
+    """Time limits of launches that together have an end: a hang is then told in that time, and not after it."""
+
+    def __init__(self, most_s: float | None) -> None:
+        super().__init__()
+        self._most_s = most_s
+
+    def limit_s(self, messages: Sequence[Message]) -> float:
+        """Return how long a command for some messages may take, seconds."""
+        limit_s = super().limit_s(messages)
+        return limit_s if self._most_s is None else min(limit_s, self._most_s)
+
+
+def launched_runners(
+    cluster: Cluster, place: Place, *, environ: Mapping[str, str], time_s: float | None = None
+) -> tuple[RunnerFor, tuple[str, ...]]:
+    """Return what gives the runner of some nodes or GPUs, and what is to be said of all of them.
+
+    The programs are asked once what they can do, on all nodes. What one launch took limits the later ones of as many
+    ranks, so that a hang costs a minute and not the generous time of the first launch.
+
+    Args:
+        cluster: sized to the job.
+        place: how commands are launched; its hosts are the whole job's.
+        environ: the process environment.
+        time_s: that the whole preflight has; no launch gets more. None = no limit.
+
+    Raises:
+        UsageError: launcher, benchmark and cluster do not fit together.
+    """
+    check_place(cluster, place)
+    whole = launcher_of(cluster, place, place.hosts[: cluster.nodes], environ=environ)
+    benchmark, notes = benchmark_of(cluster, place, whole, frozenset({Collective.ALL_REDUCE}))
+    timeouts = _CappedTimeouts(time_s)
+
+    def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:
+        part = cluster.sized(nodes=len(hosts), gpus_per_node=len(gpus) or None)
+        sized = benchmark
+        if isinstance(benchmark, NcclTests):
+            alone = place.launcher == "local"
+            sized = replace(
+                benchmark,
+                processes=1 if alone else part.world,
+                gpus_per_process=part.gpus_per_node if alone else 1,
+            )
+        visible = {_VISIBLE: _visible(gpus, place, environ)} if gpus else {}
+        return LaunchedRunner(
+            benchmark=sized,
+            launcher=launcher_of(part, place, hosts if place.launcher not in SHARES_FILES else (), environ=environ),
+            cluster=part,
+            variables=lambda _setting: visible,
+            timeouts=timeouts,
+            scratch=place.scratch,
+            scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
+        )
+
+    return runner_for, notes
+
+
+def _visible(gpus: tuple[int, ...], place: Place, environ: Mapping[str, str]) -> str:
+    """Return CUDA's list of the GPUs to use; on this machine they count among those that are visible here."""
+    here = [name for name in environ.get(_VISIBLE, "").split(",") if name]
+    if place.launcher in SHARES_FILES and here:
+        return ",".join(here[gpu] for gpu in gpus)
+    return ",".join(map(str, gpus))

@@ -1,0 +1,281 @@
+"""Narrows a slow fabric down to its slow parts and links in few launches.
+
+Halving finds the slow ones among many (two launches a level), pairs with good partners find them among few, and what
+is suspected is launched again before it is named. Parts are nodes, or the GPUs of one node.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclt.health.preflight.elimination import Pair, Suspects, eliminate, neighbours, rounds, slow_pairs, usual_level
+
+Group = tuple[str, ...]
+
+Measure = Callable[[Sequence[Group]], Sequence[float]]
+"""Launches groups of parts, disjoint ones perhaps at once; gives each one's share of what is expected of it, 0 where
+the launch failed. It may raise to end the whole."""
+
+LAUNCHES = 3
+"""Of a suspect before it is named: the median of three forgives one bad launch, and one good one."""
+
+_FEW = 4
+"""Parts of a group that halving leaves to pairs."""
+
+_TOURNAMENT = 8
+"""Parts that are paired at once: halving them would save little and mistakes two faults for one between the halves."""
+
+_ROUNDS = 3
+"""Rounds that few parts play: three partners tell a slow part from a slow link."""
+
+_SAMPLE = 16
+"""Pairs that are sampled where everything looks alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A part or link that was found slow.
+
+    Attributes:
+        parts: one part, or the two ends of a link.
+        share: median of its launches, as a share of what is expected.
+        partners: with whom it was measured; the ends of a link themselves.
+        launches: how many there were.
+    """
+
+    parts: Group
+    share: float
+    partners: Group
+    launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Localised:
+    """What the narrowing found.
+
+    Attributes:
+        named: slow parts and links, the slowest first.
+        level: share that pairs without a fault reach.
+        even: nothing stood out: all pairs were alike.
+        good: parts that were seen to be fast.
+        halves: what the two halves reached, as shares; empty where there was no halving.
+        acquitted: suspects that were fast when they were launched again.
+    """
+
+    named: tuple[Named, ...] = ()
+    level: float
+    even: bool = False
+    good: Group = ()
+    halves: tuple[float, ...] = ()
+    acquitted: tuple[Group, ...] = ()
+
+
+class Localiser:
+    """One narrowing-down.
+
+    Args:
+        parts: all of them, in the order of the ranks; at least three.
+        share: what all of them together reached.
+        measure: launches groups.
+        cut: share by which a part may fall short of its peers.
+        known: shares of pairs that were measured before.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[str],
+        share: float,
+        measure: Measure,
+        *,
+        cut: float,
+        known: Mapping[Pair, Sequence[float]] | None = None,
+    ) -> None:
+        self._parts = tuple(parts)
+        self._order = {part: index for index, part in enumerate(self._parts)}
+        self._share = share
+        self._measure = measure
+        self._cut = cut
+        self._pairs: dict[Pair, list[float]] = {pair: list(shares) for pair, shares in (known or {}).items()}
+        self._good: dict[str, None] = {}
+        self._halves: tuple[float, ...] = ()
+
+    def run(self) -> Localised:
+        """Halve where there are many parts, then pair."""
+        if len(self._parts) <= _TOURNAMENT:
+            # The links that a ring over all passes, and a third partner that is no neighbour.
+            found = self.run_rounds([*neighbours(self._parts), *rounds(self._parts, most=1)])
+            return self.run_rounds(rounds(self._parts)) if self._hides_more(found) else found
+        groups = self._halved()
+        if groups is not None:
+            self._pair_with_good(groups)
+            return self._confirmed()
+        turns = 1 if len(self._parts) > _SAMPLE else _ROUNDS
+        found = self.run_rounds(rounds(self._parts, most=turns), most=_SAMPLE)
+        return self.run_rounds(rounds(self._parts, most=1)) if self._hides_more(found) else found
+
+    def _hides_more(self, found: Localised) -> bool:
+        """Tell whether nothing stood out although some pairs are better than the whole: then many parts are slow."""
+        return found.even and max(self._medians().values()) * (1 - self._cut) > self._share
+
+    def run_rounds(self, played: Sequence[Sequence[Pair]], *, most: int | None = None) -> Localised:
+        """Measure the pairs of some rounds, `most` of each, and name what they show."""
+        for pairs in played:
+            # Taken from everywhere: neighbours share switches.
+            step = 1 if most is None else -(-len(pairs) // most)
+            self._add([pair for pair in pairs[::step] if pair not in self._pairs])
+        suspects = self._suspects()
+        slow = slow_pairs(self._medians(), level=self._level(), cut=self._cut)
+        self._praise(part for pair in self._pairs if pair not in slow for part in pair if part not in suspects.parts)
+        return self._confirmed()
+
+    # --- halving ---
+
+    def _halved(self) -> list[Group] | None:
+        """Return the small groups that hold the faults; None where no group is better than another."""
+        slow: list[tuple[Group, float]] = [(self._parts, self._share)]
+        for level in range(len(self._parts).bit_length()):
+            large = [group for group, _ in slow if len(group) > _FEW]
+            if not large:
+                break
+            halves = [half for group in large for half in (group[: len(group) // 2], group[len(group) // 2 :])]
+            shares = self._measure(halves)
+            self._halves = self._halves or tuple(shares)
+            measured = list(zip(halves, shares, strict=True))
+            slow = [each for each in slow if len(each[0]) <= _FEW]
+            for first, second in zip(measured[::2], measured[1::2], strict=True):
+                slow += self._slow_halves(first, second, max(shares))
+            suspected = {group for group, _ in slow}
+            self._praise(part for half in halves if half not in suspected for part in half)
+            if level == 1 and not self._good:
+                return None
+        return [group for group, _ in slow] if self._good else None
+
+    def _slow_halves(
+        self, first: tuple[Group, float], second: tuple[Group, float], best: float
+    ) -> list[tuple[Group, float]]:
+        """Return which halves of a slow group are slow themselves.
+
+        Only groups of the same level are compared: what is expected of smaller ones errs by other amounts. Where both
+        are alike, either both hold a fault or it lies between them, at the seams of the ring over both.
+        """
+        slow = [(half, share) for half, share in (first, second) if share < (1 - self._cut) * best]
+        if slow:
+            return slow
+        left, right = first[0], second[0]
+        seams = [self._pair(left[-1], right[0]), self._pair(right[-1], left[0])]
+        # Each end of a seam also with its neighbour inside: a slow end is no slow seam.
+        inside = [self._pair(*ends) for half in (left, right) for ends in (half[:2], half[-2:])]
+        for pair in dict.fromkeys((*inside, *seams)):
+            if pair not in self._pairs:
+                self._add([pair])
+        fine = min(statistics.median(self._pairs[pair]) for pair in inside)
+        if any(statistics.median(self._pairs[pair]) < (1 - self._cut) * fine for pair in seams):
+            return []
+        return [first, second]
+
+    # --- pairs ---
+
+    def _pair_with_good(self, groups: Sequence[Group]) -> None:
+        """Pair every part of the slow groups with a good one; where none is slow, the links inside may be."""
+        good = list(self._good)
+        # Pairs of good parts in the same round: the yardstick.
+        yardstick = [self._pair(a, b) for a, b in zip(good[:4:2], good[1:4:2], strict=False)]
+        spare = good[4:] or good
+        parts = [part for group in groups for part in group]
+        tests = [self._pair(part, spare[index % len(spare)]) for index, part in enumerate(parts)]
+        self._add([pair for pair in (*yardstick, *tests) if pair not in self._pairs])
+        slow = slow_pairs(self._medians(), level=self._level(), cut=self._cut)
+        suspected = {part for part, pair in zip(parts, tests, strict=True) if pair in slow}
+        for group in groups:
+            if not set(group) & suspected and len(group) > 1:
+                inside = [pair for each in rounds(group) for pair in each]
+                self._add([pair for pair in inside if pair not in self._pairs])
+        self._praise(part for part in parts if part not in suspected)
+
+    def _confirmed(self) -> Localised:
+        """Launch what is suspected again, with other partners where there are any, and name what stays slow."""
+        named: dict[Group, Named] = {}
+        acquitted: list[Group] = []
+        while fresh := [part for part in self._suspects(named, acquitted).parts if (part,) not in named]:
+            for part in fresh:
+                found = self._judged_part(part, excluded=fresh)
+                if found is not None:
+                    named[(part,)] = found
+                    self._good.pop(part, None)
+                else:
+                    acquitted.append((part,))
+                    self._praise([part])
+        for pair in self._suspects(named, acquitted).links:
+            found = self._judged_link(pair)
+            if found is not None:
+                named[pair] = found
+            else:
+                acquitted.append(pair)
+        return Localised(
+            named=tuple(sorted(named.values(), key=lambda one: one.share)),
+            level=self._level(),
+            even=not named and not acquitted,
+            good=tuple(self._good),
+            halves=self._halves,
+            acquitted=tuple(acquitted),
+        )
+
+    def _suspects(self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()) -> Suspects:
+        blamed = [group[0] for group in named if len(group) == 1]
+        innocent = [group[0] for group in acquitted if len(group) == 1]
+        return eliminate(
+            self._medians(),
+            level=self._level(),
+            cut=self._cut,
+            blamed=blamed,
+            innocent=innocent,
+            trusted=self._good,
+        )
+
+    def _judged_part(self, part: str, *, excluded: Sequence[str]) -> Named | None:
+        """Launch a part with good partners until it has three launches; None = it is not slow."""
+        others = [one for one in self._parts if one != part]
+        partners = (
+            [one for one in self._good if one not in (part, *excluded)]
+            or [one for one in others if one not in excluded]
+            or others
+        )
+        known = [one for one in partners if self._pair(part, one) in self._pairs]
+        # Those not met yet first, in an order that begins elsewhere for every part, so that no one meets all of them.
+        turn = self._order[part] % len(partners)
+        fresh = [one for one in (*partners[turn:], *partners[:turn]) if one not in known]
+        for number in range(max(0, LAUNCHES - len(known))):
+            self._add([self._pair(part, fresh[number] if number < len(fresh) else partners[number % len(partners)])])
+        met = {one: self._pairs[self._pair(part, one)] for one in partners if self._pair(part, one) in self._pairs}
+        share = statistics.median(value for values in met.values() for value in values)
+        if share >= (1 - self._cut) * self._level():
+            return None
+        return Named(parts=(part,), share=share, partners=tuple(met), launches=sum(map(len, met.values())))
+
+    def _judged_link(self, pair: Pair) -> Named | None:
+        while len(self._pairs[pair]) < LAUNCHES:
+            self._add([pair])
+        share = statistics.median(self._pairs[pair])
+        if share >= (1 - self._cut) * self._level():
+            return None
+        return Named(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
+
+    # --- the book ---
+
+    def _pair(self, first: str, second: str) -> Pair:
+        return (first, second) if self._order[first] < self._order[second] else (second, first)
+
+    def _add(self, pairs: Sequence[Pair]) -> None:
+        for pair, share in zip(pairs, self._measure(pairs) if pairs else (), strict=True):
+            self._pairs.setdefault(pair, []).append(share)
+
+    def _medians(self) -> dict[Pair, float]:
+        return {pair: statistics.median(values) for pair, values in self._pairs.items()}
+
+    def _level(self) -> float:
+        return usual_level(self._medians(), self._good)
+
+    def _praise(self, parts: Iterable[str]) -> None:
+        self._good.update(dict.fromkeys(parts))

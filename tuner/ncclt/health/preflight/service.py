@@ -1,0 +1,148 @@
+"""What to examine, what it will cost, and the record of what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.preflight import SEVERITY, Preflight
+from ncclt.errors import UsageError
+from ncclt.health.preflight.elimination import pair_rounds
+from ncclt.health.preflight.examination import Examination
+from ncclt.health.preflight.expectation import Expectation
+from ncclt.health.preflight.soundings import Soundings
+
+SIZES = (1 << 6, 1 << 12, 1 << 18, 1 << 24, 1 << 30)
+"""From latency to bandwidth, bytes: powers of 64, so that nccl-tests measures all of them in one command."""
+
+TOLERANCE = 0.15
+"""Share by which all nodes may fall short of what their links promise; link figures are no better than that."""
+
+_LAUNCH_S = 15.0
+"""A launch on real nodes before one was timed: loading CUDA, connecting ranks (an estimate, not tried on a GPU)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightRequest:
+    """What to examine, and how thoroughly.
+
+    Attributes:
+        cluster: sized to the job.
+        hosts: names of its nodes, in the order of the ranks.
+        expectation: what is expected of them.
+        sizes: bytes to measure on all nodes, ascending; the largest one is judged.
+        tolerance: share by which they may fall short of the links, and parts by half of it of their peers.
+        launcher, benchmark: words of where and what runs.
+        quick: measure all nodes together and no more.
+        full: look into pairs and single nodes even if all nodes together are fine.
+        plan: which pairs: `adaptive`, `ring`, `all` or `rotate:K`.
+        notes: what the reader must know beforehand.
+    """
+
+    cluster: Cluster
+    hosts: tuple[str, ...]
+    expectation: Expectation
+    sizes: tuple[int, ...] = SIZES
+    tolerance: float = TOLERANCE
+    launcher: str
+    benchmark: str
+    quick: bool = False
+    full: bool = False
+    plan: str = "adaptive"
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quick and self.full:
+            raise UsageError("--quick and --full exclude each other")
+        if len(set(self.hosts)) != len(self.hosts) or len(self.hosts) != self.cluster.nodes:
+            raise UsageError(
+                f"{len(self.hosts)} hosts were named for {self.cluster.nodes} nodes",
+                hint="each node once, as many as --nodes says",
+            )
+        if self.cluster.world < 2:
+            raise UsageError("one GPU alone has no fabric to examine", hint="use more nodes or --gpus-per-node")
+        pair_rounds(self.plan, self.hosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightCost:
+    """How many launches a preflight takes.
+
+    Attributes:
+        healthy: where all is well.
+        one_fault: about as many where one node is slow.
+        launch_s: estimate of one, s.
+        rounds: pairs of nodes that are launched whatever is found, disjoint ones together; only without `adaptive`.
+    """
+
+    healthy: int
+    one_fault: int
+    launch_s: float
+    rounds: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+
+def cost(request: PreflightRequest, *, simulated: bool) -> PreflightCost:
+    """Estimate what a preflight will cost; nothing is launched."""
+    nodes = len(request.hosts)
+    played = pair_rounds(request.plan, request.hosts) if nodes > 1 else None
+    pairs = sum(map(len, played)) if played is not None else None
+    # Three launches of all nodes, halving to groups of four, their partners, a repeat, and a look inside.
+    adaptive = 3 * nodes // 2 if nodes <= 8 else 2 * math.ceil(math.log2(nodes / 4)) + 6
+    inside = 2 if request.cluster.gpus_per_node > 1 else 0
+    narrowing = 0 if request.quick else (adaptive if pairs is None else pairs) + 4 + inside
+    alone = nodes if nodes > 1 and request.cluster.gpus_per_node > 1 else 0
+    return PreflightCost(
+        healthy=1 + (narrowing + alone if request.full else 0),
+        one_fault=3 + narrowing + (alone if request.full else 0),
+        launch_s=0.0 if simulated else _LAUNCH_S,
+        rounds=tuple(tuple(pairs) for pairs in played or ()) if not request.quick else (),
+    )
+
+
+def preflight(
+    request: PreflightRequest, soundings: Soundings, *, now: Callable[[], str], clock: Callable[[], float]
+) -> Preflight:
+    """Examine a fabric; whatever a launch does is a reading and never raised.
+
+    Args:
+        request: what to examine.
+        soundings: makes the launches and keeps their readings.
+        now: ISO time.
+        clock: seconds.
+    """
+    began, created = clock(), now()
+    examination = Examination(
+        request.cluster,
+        request.hosts,
+        request.expectation,
+        soundings,
+        sizes=request.sizes,
+        tolerance=request.tolerance,
+        plan=request.plan,
+        quick=request.quick,
+        full=request.full,
+    )
+    state = examination.run()
+    identity = f"{created}|{request.hosts}|{[reading.times_us for reading in soundings.readings]}"
+    return Preflight(
+        id=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        created=created,
+        cluster=request.cluster.name,
+        fingerprint=request.cluster.fingerprint().digest(),
+        launcher=request.launcher,
+        benchmark=request.benchmark,
+        simulated=soundings.simulated,
+        hosts=request.hosts,
+        gpus_per_node=request.cluster.gpus_per_node,
+        source=request.expectation.source,
+        expected=request.expectation.sizes,
+        tolerance=request.expectation.tolerance,
+        state=state,
+        findings=tuple(sorted(examination.findings, key=lambda one: (SEVERITY.index(one.outcome), one.share))),
+        readings=tuple(soundings.readings),
+        notes=(*request.notes, *examination.notes),
+        wall_s=clock() - began,
+    )

@@ -1,0 +1,191 @@
+"""Weak nodes, links and GPUs of a simulated cluster, for drills of `ncclt preflight` and for its bench.
+
+A collective that lays its rings over nodes in the order of the hosts is as fast as the weakest of what it passes: nodes
+of the group, the links between one host and the next (and from the last to the first), GPUs on the way. Channels share
+the data evenly, so one slow GPU or port slows the whole group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.errors import UsageError
+from ncclt.measure.simulated.faults import Faults
+from ncclt.measure.simulated.runner import SimulatedRunner
+
+_SHAPES = ((1, 0), (2, 0), (1, 1), (1, 2))
+"""How many hosts and GPUs name a node, a link, a GPU, a link of GPUs."""
+
+_WORDS = {"crash": Outcome.CRASHED, "hang": Outcome.TIMEOUT, "wrong": Outcome.WRONG_RESULT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weakness:
+    """One thing that is wrong with a simulated fabric.
+
+    Attributes:
+        hosts: a node (its network), the two ends of a link between nodes, or the node of the GPUs.
+        gpus: one GPU, or the two ends of a link between GPUs; empty = the weakness is between nodes.
+        share: of the bandwidth that is left, above 0 to 1.
+        outcome: `ok`, or how every launch over it fails.
+    """
+
+    hosts: tuple[str, ...]
+    gpus: tuple[int, ...] = ()
+    share: float = 1.0
+    outcome: Outcome = Outcome.OK
+
+    def strikes(self, hosts: Sequence[str], gpus: Sequence[int]) -> bool:
+        """Tell whether a launch passes over it.
+
+        Args:
+            hosts: of the launch, in order.
+            gpus: that take part on every node.
+        """
+        if len(self.hosts) == 2:
+            return _adjacent(self.hosts, hosts)
+        if self.hosts[0] not in hosts:
+            return False
+        if not self.gpus:
+            return len(hosts) > 1
+        return self.gpus[0] in gpus if len(self.gpus) == 1 else _adjacent(self.gpus, gpus)
+
+
+def _adjacent(ends: Sequence[object], ring: Sequence[object]) -> bool:
+    """Tell whether two ends are neighbours in a ring."""
+    behind = [*ring[1:], *ring[:1]]
+    return any({a, b} == set(ends) for a, b in zip(ring, behind, strict=True))
+
+
+def parse_weakness(text: str) -> Weakness:
+    """Read `n03=0.6` (node), `n03+n07=0.5` (link), `n03:2=0.7` (GPU), `n03:2+5=0.7` (link of GPUs), or `=hang`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    place, _, value = text.partition("=")
+    host, _, gpus = place.partition(":")
+    try:
+        outcome = _WORDS.get(value.strip(), Outcome.OK)
+        share = float(value) if outcome is Outcome.OK else 1.0
+        found = Weakness(
+            hosts=tuple(host.split("+")),
+            gpus=tuple(int(gpu) for gpu in gpus.split("+")) if gpus else (),
+            share=share,
+            outcome=outcome,
+        )
+    except ValueError:
+        found = None
+    sound = found is not None and all(found.hosts) and 0 < found.share <= 1
+    if found is None or not sound or (len(found.hosts), len(found.gpus)) not in _SHAPES:
+        raise UsageError(
+            f"{text!r} is no weakness of a simulated fabric",
+            hint=f"NODE=SHARE, NODE+NODE=SHARE, NODE:GPU=SHARE or NODE:GPU+GPU=SHARE, with a share above 0 to 1 or "
+            f"{', '.join(_WORDS)}",
+        )
+    return found
+
+
+class SimulatedFabric:
+    """A simulated cluster whose nodes have names and weaknesses.
+
+    Args:
+        cluster: sized to the job.
+        hosts: names of its nodes.
+        weaknesses: what is wrong with it.
+        seed: of everything random; each place has noise of its own.
+        sigma: of the noise, None = what is usual there.
+
+    Raises:
+        UsageError: a weakness names a node or GPU that there is not.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        hosts: Sequence[str],
+        *,
+        weaknesses: Sequence[Weakness] = (),
+        seed: int = 0,
+        sigma: float | None = None,
+    ) -> None:
+        for weakness in weaknesses:
+            unknown = [host for host in weakness.hosts if host not in hosts]
+            beyond = [gpu for gpu in weakness.gpus if not 0 <= gpu < cluster.gpus_per_node]
+            if unknown or beyond:
+                raise UsageError(
+                    f"there is no {f'node {unknown[0]}' if unknown else f'GPU {beyond[0]}'} to be weak",
+                    hint=f"nodes are {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}, "
+                    f"GPUs 0 to {cluster.gpus_per_node - 1}",
+                )
+        self._cluster = cluster
+        self._weaknesses = tuple(weaknesses)
+        self._seed = seed
+        self._sigma = sigma
+
+    def runner(self, hosts: tuple[str, ...], gpus: tuple[int, ...] = ()) -> FabricRunner:
+        """Return the runner of some nodes, or of some GPUs of one node."""
+        used = gpus or tuple(range(self._cluster.gpus_per_node))
+        struck = [weakness for weakness in self._weaknesses if weakness.strikes(hosts, used)]
+        failing = {weakness.outcome for weakness in struck}
+        faults = Faults(
+            crash=float(Outcome.CRASHED in failing),
+            hang=float(Outcome.TIMEOUT in failing),
+            wrong=float(Outcome.WRONG_RESULT in failing),
+        )
+        key = f"{self._seed}|{','.join(hosts)}|{gpus}".encode()
+        runner = SimulatedRunner(
+            self._cluster.sized(nodes=len(hosts)),
+            seed=int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big"),
+            sigma=self._sigma,
+            faults=faults,
+        )
+        return FabricRunner(runner, share=min((weakness.share for weakness in struck), default=1.0))
+
+
+class FabricRunner:
+    """A simulated runner some of whose bandwidth is missing (see ncclt.core.trial.Runner).
+
+    Args:
+        runner: of the same place in good health.
+        share: of the bandwidth that is left.
+    """
+
+    def __init__(self, runner: SimulatedRunner, *, share: float) -> None:
+        self._runner = runner
+        self._share = share
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        return self._runner.name
+
+    @property
+    def simulated(self) -> bool:
+        """Tell that the times are invented by a model."""
+        return True
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the part of the cluster that takes part."""
+        return self._runner.cluster
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Launch once, in no time; latency is untouched by a weakness."""
+        result = self._runner.measure(setting, messages, repeat=repeat)
+        if self._share == 1:
+            return result
+        return replace(result, measurements=tuple(self._weakened(one, setting) for one in result.measurements))
+
+    def _weakened(self, measured: Measurement, setting: Setting) -> Measurement:
+        message = measured.message
+        whole = self._runner.expected_us(setting, message)
+        latency = min(whole, self._runner.expected_us(setting, replace(message, size_bytes=8)))
+        factor = (latency + (whole - latency) / self._share) / whole
+        return replace(measured, samples_us=tuple(sample * factor for sample in measured.samples_us))

@@ -1,0 +1,173 @@
+"""Runs one launch on Kubernetes from beginning to end with kubectl; started as a program by `KubernetesLauncher`.
+
+It applies the manifests, waits, prints the log of the first pod, and deletes what it made, whatever happens. Its exit
+code is that of the command; what is to be said about the launch itself goes to standard error as `ncclt: kubernetes:`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from ncclt.launch.kubernetes.pods import Progress, Stage, progress
+
+NOT_STARTED = "not started"
+TIMED_OUT = "timed out"
+_EXIT_NOT_STARTED = 125  # as docker run has it for a container that could not be made
+_EXIT_TIMED_OUT = 124  # as timeout(1) has it
+_EXIT_LEFT = 1
+
+_CALL_S = 60.0
+_DELETE_S = 60
+"""How long pods may take to end: they get 30 s between SIGTERM and SIGKILL by default."""
+
+_SILENT_CALLS = 10
+"""Failed questions in a row after which a launch is given up: the cluster is out of reach, or the job is gone."""
+
+_TAIL_LINES = 20
+_MOST_FAILED = 3
+"""Pods whose last lines are shown; the others mostly tell of the same."""
+
+
+class Driver:
+    """One launch.
+
+    Args:
+        kubectl: the program and the options that every call gets.
+        arguments: of this program.
+    """
+
+    def __init__(self, kubectl: Sequence[str], arguments: argparse.Namespace) -> None:
+        self._kubectl = tuple(kubectl)
+        self._arguments = arguments
+        self._complaint = ""
+
+    def run(self) -> int:
+        """Run the launch and return the exit code of this program."""
+        try:
+            exit_code = self._launch()
+        finally:
+            deleted = self._delete()
+        return exit_code if deleted else exit_code or _EXIT_LEFT
+
+    def _launch(self) -> int:
+        applied = self._call("apply", "--filename", self._arguments.manifest)
+        if applied.returncode != 0:
+            return _tell(NOT_STARTED, _last_line(applied), _EXIT_NOT_STARTED)
+        seen = self._wait({Stage.RUNNING, Stage.UNSTARTABLE, Stage.ENDED}, within_s=self._arguments.pending_s)
+        if seen.stage is Stage.PENDING:
+            return _tell(NOT_STARTED, f"after {self._arguments.pending_s:.0f} s {seen.reason}", _EXIT_NOT_STARTED)
+        if seen.stage is Stage.RUNNING:
+            seen = self._wait({Stage.ENDED}, within_s=self._arguments.timeout_s)
+        if seen.stage is Stage.UNSTARTABLE:
+            return _tell(NOT_STARTED, seen.reason, _EXIT_NOT_STARTED)
+        self._show_logs(seen)
+        if seen.stage is not Stage.ENDED:
+            return _tell(TIMED_OUT, seen.reason or "the command did not end", _EXIT_TIMED_OUT)
+        if seen.reason:
+            sys.stderr.write(f"ncclt: kubernetes: {seen.reason}\n")
+        return 1 if seen.exit_code is None else seen.exit_code
+
+    def _wait(self, stages: set[Stage], *, within_s: float) -> Progress:
+        """Wait until the launch has come to one of some stages or the time is over."""
+        deadline = time.monotonic() + within_s
+        silent = 0
+        while True:
+            seen = self._look()
+            silent = 0 if seen else silent + 1
+            if silent >= _SILENT_CALLS:
+                return Progress(stage=Stage.ENDED, reason=f"the job is out of sight: {self._complaint}")
+            if seen and (seen.stage in stages or time.monotonic() >= deadline):
+                return seen
+            time.sleep(self._arguments.poll_s)
+
+    def _look(self) -> Progress | None:
+        pods = self._get("pods", "--selector", self._arguments.selector)
+        job = self._get(self._arguments.kind, self._arguments.name)
+        if pods is None or job is None:
+            return None
+        return progress(pods.get("items") or [], job, container=self._arguments.container, count=self._arguments.pods)
+
+    def _show_logs(self, seen: Progress) -> None:
+        if seen.leader:
+            # Straight through: a log may be of any length.
+            argv = (*self._kubectl, "logs", seen.leader, "--container", self._arguments.container)
+            try:
+                subprocess.run(argv, stdin=subprocess.DEVNULL, check=False, timeout=_CALL_S)
+            except subprocess.TimeoutExpired:
+                sys.stderr.write(f"ncclt: kubernetes: the log of {seen.leader} was cut off after {_CALL_S:.0f} s\n")
+        for pod in [name for name in seen.failed if name != seen.leader][:_MOST_FAILED]:
+            said = self._call("logs", pod, "--tail", str(_TAIL_LINES))
+            sys.stderr.write("".join(f"{pod}: {line}\n" for line in said.stdout.splitlines()))
+
+    def _delete(self) -> bool:
+        """Delete everything and tell whether it is gone; foreground deletion waits for the pods as well."""
+        deleted = self._call(
+            "delete", "--filename", self._arguments.manifest, "--ignore-not-found", "--cascade=foreground",
+            f"--timeout={_DELETE_S}s", limit_s=_DELETE_S + _CALL_S,
+        )  # fmt: skip
+        if deleted.returncode != 0:
+            sys.stderr.write(f"ncclt: kubernetes: cannot delete {self._arguments.name}: {_last_line(deleted)}\n")
+        return deleted.returncode == 0
+
+    def _get(self, *what: str) -> dict[str, Any] | None:
+        said = self._call("get", *what, "--output", "json")
+        if said.returncode != 0:
+            self._complaint = _last_line(said)
+            return None
+        known: dict[str, Any] = json.loads(said.stdout)
+        return known
+
+    def _call(self, *words: str, limit_s: float = _CALL_S) -> subprocess.CompletedProcess[str]:
+        argv = (*self._kubectl, *words)
+        try:
+            return subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=limit_s
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(list(argv), 1, "", f"kubectl did not answer within {limit_s:.0f} s")
+
+
+def _tell(what: str, reason: str, exit_code: int) -> int:
+    sys.stderr.write(f"ncclt: kubernetes: {what}: {' '.join(reason.split())}\n")
+    return exit_code
+
+
+def _last_line(said: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in said.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {said.returncode}"
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    # Once is enough: what follows is the deletion, which must not be interrupted by the next one.
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    """Read the arguments and run the launch."""
+    parser = argparse.ArgumentParser(prog="ncclt.launch.kubernetes.driver", description=__doc__)
+    parser.add_argument("--manifest", required=True)
+    parser.add_argument("--kind", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--selector", required=True)
+    parser.add_argument("--container", required=True)
+    parser.add_argument("--pods", type=int, required=True)
+    parser.add_argument("--timeout-s", type=float, required=True)
+    parser.add_argument("--pending-s", type=float, required=True)
+    parser.add_argument("--poll-s", type=float, required=True)
+    parser.add_argument("kubectl", nargs="+")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    return Driver(arguments.kubectl, arguments).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Starts commands on a Kubernetes cluster: each launch is a job of its own, made and deleted with kubectl.
+
+Not tried on a cluster; proven with a stand-in for kubectl that runs the containers' commands as processes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ncclt.errors import UsageError
+from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, Job, Site, label_value, manifests
+from ncclt.launch.kubernetes.yaml import to_yaml
+from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.mpi.ending import ending_of_mpi
+from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
+from ncclt.launch.process.starter import Starter
+from ncclt.launch.rank_check import checked
+from ncclt.launch.torchrun.ending import ending_of_ranks
+
+PENDING_S = 600.0
+"""For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""
+
+_POLL_S = 2.0
+_NAME = f"ncclt-{MARK}"
+_MANIFEST = "job.yaml"
+_DELETE_S = 20
+"""For the last attempt to delete a job; a clean-up command gets 30 s."""
+
+_MARGIN_S = 300.0
+"""On top of the times that the driver watches by itself: applying, logs, deleting."""
+
+_SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
+
+
+class KubernetesLauncher:
+    """Starts each command as one job of a cluster.
+
+    Args:
+        shape: pods, and processes in each; named hosts are not supported, use a node selector.
+        kind: `mpijob` for programs that were built with MPI, `trainjob` for those that torchrun starts.
+        site: image, namespace and what else the cluster wants; None = not said, so nothing can be planned.
+        environment: where inherited NCCL_* variables and kubectl's own come from; None = this program's own.
+        keep_env: let inherited NCCL_* variables reach the command.
+        kubectl: the program.
+        extra: options for every call of kubectl, for example `--context=lab`.
+        pending_s: how long a job may wait for nodes and images.
+        poll_s: seconds between two looks at the cluster.
+        grace_s: time between SIGTERM and SIGKILL for the driver.
+        keep_bytes: how much of each output is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: JobShape,
+        kind: str,
+        site: Site | None,
+        environment: Mapping[str, str] | None = None,
+        keep_env: bool = False,
+        kubectl: str = "kubectl",
+        extra: Sequence[str] = (),
+        pending_s: float = PENDING_S,
+        poll_s: float = _POLL_S,
+        grace_s: float = GRACE_S,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> None:
+        if shape.hosts:
+            raise UsageError("Kubernetes chooses the nodes itself", hint="use a node selector instead of --hosts")
+        self._shape = shape
+        self._kind = kind
+        self._site = site
+        self._kubectl = kubectl
+        self._extra = tuple(extra)
+        self._pending_s = pending_s
+        self._poll_s = poll_s
+        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s, keep_bytes=keep_bytes)
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        return "kubernetes"
+
+    @property
+    def inherited(self) -> tuple[str, ...]:
+        """Return the names of the NCCL_* variables of this environment; only kept ones go into the containers."""
+        return self._starter.inherited
+
+    def plan(
+        self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
+    ) -> LaunchPlan:
+        """Decide how a command would be started as a job.
+
+        Raises:
+            UsageError: no image was said.
+        """
+        if self._site is None:
+            raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
+        places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
+        for_ranks = {**self._starter.kept(variables), **variables}
+        job = Job(
+            name=_NAME,
+            argv=tuple(places.get(word, word) for word in checked(argv, for_ranks)),
+            variables=tuple(sorted(for_ranks.items())),
+            files=tuple((path.name, path.read_text(encoding="utf-8")) for path in files),
+            shape=self._shape,
+            timeout_s=timeout_s,
+            pending_s=self._pending_s,
+        )
+        kubectl = (self._kubectl, f"--namespace={self._site.namespace}", *self._extra)
+        mpi = self._kind == "mpijob"
+        return LaunchPlan(
+            argv=(
+                sys.executable, "-m", "ncclt.launch.kubernetes.driver",
+                f"--manifest={FILES}/{_MANIFEST}", f"--kind={self._kind}", f"--name={_NAME}",
+                f"--selector={LAUNCH_LABEL}={_NAME}", f"--container={'launcher' if mpi else 'node'}",
+                f"--pods={self._shape.nodes + (1 if mpi else 0)}", f"--timeout-s={timeout_s:g}",
+                f"--pending-s={self._pending_s:g}", f"--poll-s={self._poll_s:g}", "--", *kubectl,
+            ),
+            files=((_MANIFEST, to_yaml(manifests(self._kind, job, self._site))),),
+            clean_up=(
+                (
+                    *kubectl, "delete", f"{self._kind},configmap", f"--selector={LAUNCH_LABEL}={_NAME}",
+                    "--ignore-not-found", "--cascade=foreground", f"--timeout={_DELETE_S}s",
+                ),
+            ),
+            timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def run(self, plan: LaunchPlan) -> LaunchResult:
+        """Make the job, wait for its end and delete it.
+
+        Raises:
+            UsageError: there is no kubectl here; the message holds the manifests.
+        """
+        if shutil.which(self._kubectl, path=self._starter.environment.get("PATH")) is None:
+            raise UsageError(
+                f"{self._kubectl} is not here, so this cannot be applied:\n{dict(plan.files)[_MANIFEST]}",
+                hint="apply it yourself where kubectl is, or begin ncclt there",
+            )
+        # The driver counts the time of the command from its start in the containers; this is for the driver itself.
+        patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
+        result = _told_by_driver(self._starter.run(patient))
+        # A container's log holds both outputs; what mpirun or torchrun says of its ranks is in it.
+        ending = ending_of_mpi if self._kind == "mpijob" else ending_of_ranks
+        return replace(result, exit_code=ending(replace(result, stderr=result.stdout)).exit_code)
+
+    def kill(self) -> None:
+        """End what `run` is waiting for, at once."""
+        self._starter.kill()
+
+
+def _told_by_driver(result: LaunchResult) -> LaunchResult:
+    """Read what the driver says about the launch itself."""
+    said = _SAID.search(result.stderr)
+    if said is None or result.killed:
+        return result
+    if said["what"] == TIMED_OUT:
+        return replace(result, timed_out=True)
+    return replace(result, exit_code=None, failure=f"it did not start on Kubernetes: {said['reason']}")
+
+
+def create(
+    *,
+    shape: JobShape | None = None,
+    keep_env: bool = False,
+    extra: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    kind: str = "mpijob",
+    image: str | None = None,
+    namespace: str = "default",
+    gpus_per_node: int | None = None,
+    resources: Mapping[str, str] | None = None,
+    service_account: str = "",
+    node_selector: Mapping[str, str] | None = None,
+    runtime: str = "torch-distributed",
+    ssh_port: int = 22,
+    study: str = "",
+    pending_s: float = PENDING_S,
+) -> KubernetesLauncher:
+    """Return the launcher for the cluster that kubectl talks to.
+
+    Args:
+        shape: pods, and processes in each.
+        keep_env: put inherited NCCL_* variables into the containers.
+        extra: options for every call of kubectl.
+        environment: None = this program's own.
+        kind: `mpijob` or `trainjob`.
+        image: of all containers; without one nothing can be planned.
+        namespace: where the jobs are made.
+        gpus_per_node: of each worker pod; None = one for each process.
+        resources: further ones of each worker pod, for example {"rdma/hca": "8"}.
+        service_account: of the pods.
+        node_selector: labels that nodes must have.
+        runtime: the training runtime of a TrainJob.
+        ssh_port: where the image's sshd listens, for an MPIJob.
+        study: its name, for a label.
+        pending_s: how long a job may wait for nodes and images.
+    """
+    shape = shape or JobShape()
+    site = image and Site(
+        image=image,
+        namespace=namespace,
+        gpus_per_node=shape.processes_per_node if gpus_per_node is None else gpus_per_node,
+        resources=tuple(sorted((resources or {}).items())),
+        service_account=service_account,
+        node_selector=tuple(sorted((node_selector or {}).items())),
+        runtime=runtime,
+        ssh_port=ssh_port,
+        labels=(("ncclt-study", label_value(study)),) if study else (),
+    )
+    return KubernetesLauncher(
+        shape=shape,
+        kind=kind,
+        site=site or None,
+        environment=environment,
+        keep_env=keep_env,
+        extra=extra,
+        pending_s=pending_s,
+    )

@@ -1,0 +1,250 @@
+"""The objects of one launch on Kubernetes: an MPIJob or a TrainJob, and the files it reads as a ConfigMap; pure.
+
+MPIJob is kubeflow.org/v2beta1 (mpi-operator 0.4 or newer: `launcherCreationPolicy`), TrainJob is
+trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 2.2 or newer: `runtimePatches`). Not tried on a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclt.errors import UsageError
+from ncclt.launch.kubernetes.yaml import Node
+from ncclt.launch.launcher import MARK, JobShape
+
+FILES_PATH = "/ncclt"
+"""Where the files of a launch are in every container."""
+
+LAUNCH_LABEL = "ncclt-launch"
+"""On everything that belongs to one launch; its value is the launch's name."""
+
+KINDS = ("mpijob", "trainjob")
+"""What can be made: MPIJob for programs that were built with MPI, TrainJob for programs that torchrun starts."""
+
+_ENDING_S = 120
+"""On top of all other times, after which the cluster itself ends a job, whatever has become of ncclt."""
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, as TrainJob demands; narrower than RFC 1123
+_NAME_CHARACTERS = 40
+"""Of the 63 that a name may have: the operators append words and numbers for each pod."""
+
+_MARK_CHARACTERS = 19
+_GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What one cluster and one user want of every job.
+
+    Attributes:
+        image: of all containers; for an MPIJob it holds an OpenSSH server, Open MPI and the benchmark.
+        namespace: where the objects are made.
+        gpus_per_node: limit of `nvidia.com/gpu` for each worker; 0 = none.
+        resources: (name, amount) of further resources of each worker, for example ("rdma/hca", "8"); their pods may
+            lock memory, which RDMA needs.
+        service_account: of the pods; empty = the namespace's default.
+        node_selector: (label, value) that nodes must have.
+        runtime: the (Cluster)TrainingRuntime of a TrainJob.
+        ssh_port: where the image's sshd listens, for an MPIJob.
+        labels: (name, value) put on every object, for example the study's.
+    """
+
+    image: str
+    namespace: str = "default"
+    gpus_per_node: int = 0
+    resources: tuple[tuple[str, str], ...] = ()
+    service_account: str = ""
+    node_selector: tuple[tuple[str, str], ...] = ()
+    runtime: str = "torch-distributed"
+    ssh_port: int = 22
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one launch is to run.
+
+    Attributes:
+        name: of all its objects, RFC 1035.
+        argv: the command of one process, its files already under `FILES_PATH`.
+        variables: for every process.
+        files: (name, text).
+        shape: pods, and processes in each.
+        timeout_s: for the command itself.
+        pending_s: for nodes, images and containers before it.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, str], ...]
+    shape: JobShape
+    timeout_s: float
+    pending_s: float
+
+    @property
+    def deadline_s(self) -> int:
+        """Return the seconds after which the cluster ends it by itself."""
+        return math.ceil(self.timeout_s + self.pending_s) + _ENDING_S
+
+
+def label_value(text: str) -> str:
+    """Return a text as the value of a label: 63 characters of [A-Za-z0-9._-], letters or digits at its ends."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
+
+
+def manifests(kind: str, job: Job, site: Site) -> list[Mapping[str, Node]]:
+    """Return the objects of a launch.
+
+    Raises:
+        UsageError: an unknown kind, or a name that Kubernetes refuses.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"no kind of job {kind!r}", hint=f"one of {', '.join(KINDS)}")
+    name = job.name.replace(MARK, "0" * _MARK_CHARACTERS)
+    if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
+        raise UsageError(f"{job.name!r} is no name for an object of Kubernetes")
+    body = mpi_job(job, site) if kind == "mpijob" else train_job(job, site)
+    return [*([_config_map(job, site)] if job.files else []), body]
+
+
+def mpi_job(job: Job, site: Site) -> Mapping[str, Node]:
+    """Return an MPIJob: one pod that runs mpirun, and a pod for each node."""
+    names = [name for name, _value in job.variables]
+    # An ssh session to a worker has nothing of the container's environment, so mpirun brings it: the image's paths too.
+    exported = [word for name in ("PATH", "LD_LIBRARY_PATH", *names) for word in ("-x", name)]
+    command = [
+        "mpirun", "--allow-run-as-root", "-np", str(job.shape.world),
+        "--map-by", f"ppr:{job.shape.processes_per_node}:node", "--bind-to", "none", *exported, *job.argv,
+    ]  # fmt: skip
+    launcher = _container("launcher", job, site) | {"command": command}
+    worker = _container("worker", job, site) | {
+        "resources": {"limits": _limits(site)},
+        # The launcher is made when all workers are ready, that is when they can be reached.
+        "readinessProbe": {"tcpSocket": {"port": site.ssh_port}, "periodSeconds": 2},
+    }
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": _metadata(job, site),
+        "spec": {
+            "slotsPerWorker": job.shape.processes_per_node,
+            "mpiImplementation": "OpenMPI",
+            "sshAuthMountPath": "/root/.ssh",
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": {
+                "cleanPodPolicy": "Running",
+                # A failure is a result; it is never tried again in silence.
+                "backoffLimit": 0,
+                "activeDeadlineSeconds": job.deadline_s,
+                "ttlSecondsAfterFinished": 600,
+            },
+            "mpiReplicaSpecs": {
+                "Launcher": _replicas(1, job, site, _pod(job, site) | {"containers": [launcher]}),
+                "Worker": _replicas(
+                    job.shape.nodes, job, site, _pod(job, site) | _placement(site) | {"containers": [worker]}
+                ),
+            },
+        },
+    }
+
+
+def train_job(job: Job, site: Site) -> Mapping[str, Node]:
+    """Return a TrainJob whose every pod runs torchrun, which learns from the runtime where the others are."""
+    container = {
+        key: value for key, value in _container("node", job, site).items() if key not in ("image", "env")
+    }  # these have fields of their own in a TrainJob
+    patch: dict[str, Node] = {
+        "metadata": {"labels": _labels(job, site)},
+        "spec": _pod(job, site) | _placement(site) | {"containers": [container]},
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(job, site),
+        "spec": {
+            "activeDeadlineSeconds": job.deadline_s,
+            "runtimeRef": {"name": site.runtime},
+            "trainer": {
+                "image": site.image,
+                "numNodes": job.shape.nodes,
+                "numProcPerNode": job.shape.processes_per_node,
+                "command": ["torchrun", "--no-python", *job.argv],
+                "env": _environment(job),
+                "resourcesPerNode": {"limits": _limits(site)},
+            },
+            "runtimePatches": [
+                {
+                    "manager": "ncclt",
+                    "trainingRuntimeSpec": {
+                        "template": {
+                            "spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": patch}}}]}
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _config_map(job: Job, site: Site) -> Mapping[str, Node]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)}
+
+
+def _metadata(job: Job, site: Site) -> Mapping[str, Node]:
+    return {"name": job.name, "namespace": site.namespace, "labels": _labels(job, site)}
+
+
+def _labels(job: Job, site: Site) -> dict[str, Node]:
+    return {"app.kubernetes.io/managed-by": "ncclt", LAUNCH_LABEL: job.name, **dict(site.labels)}
+
+
+def _replicas(count: int, job: Job, site: Site, pod: Mapping[str, Node]) -> Mapping[str, Node]:
+    return {
+        "replicas": count,
+        "restartPolicy": "Never",
+        "template": {"metadata": {"labels": _labels(job, site)}, "spec": pod},
+    }
+
+
+def _pod(job: Job, site: Site) -> dict[str, Node]:
+    # NCCL's ranks of one pod share memory; a container's own /dev/shm has 64 MiB.
+    volumes: list[Node] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    if job.files:
+        volumes.append({"name": "ncclt-files", "configMap": {"name": job.name}})
+    account: dict[str, Node] = {"serviceAccountName": site.service_account} if site.service_account else {}
+    return {**account, "volumes": volumes}
+
+
+def _placement(site: Site) -> dict[str, Node]:
+    selector: dict[str, Node] = {"nodeSelector": dict(site.node_selector)} if site.node_selector else {}
+    if not site.gpus_per_node:
+        return selector
+    return {**selector, "tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}]}
+
+
+def _container(name: str, job: Job, site: Site) -> dict[str, Node]:
+    mounts: list[Node] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108  of the container
+    if job.files:
+        mounts.append({"name": "ncclt-files", "mountPath": FILES_PATH, "readOnly": True})
+    container: dict[str, Node] = {
+        "name": name,
+        "image": site.image,
+        "env": _environment(job),
+        "volumeMounts": mounts,
+    }
+    if site.resources:
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    return container
+
+
+def _environment(job: Job) -> Sequence[Node]:
+    return [{"name": name, "value": value} for name, value in job.variables]
+
+
+def _limits(site: Site) -> dict[str, Node]:
+    gpus: dict[str, Node] = {_GPU: site.gpus_per_node} if site.gpus_per_node else {}
+    return {**gpus, **dict(site.resources)}

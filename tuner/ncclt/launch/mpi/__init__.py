@@ -1,0 +1,1 @@
+"""Launch through mpirun of Open MPI, MPICH or Intel MPI."""

@@ -1,0 +1,193 @@
+"""Starts one process for each rank through the mpirun of Open MPI, MPICH or Intel MPI.
+
+Tried with Open MPI 4.1 and MPICH's Hydra on one machine; not tried on a GPU, nor with Intel MPI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ncclt.errors import UsageError
+from ncclt.launch.granted import granted_hosts
+from ncclt.launch.hostfile import parse_host
+from ncclt.launch.launcher import MARK, PORT, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.mpi.ending import ending_of_mpi
+from ncclt.launch.mpi.flavour import MpiFlavour, ask_mpi_flavour
+from ncclt.launch.process.members import MARK_VARIABLE
+from ncclt.launch.process.session import GRACE_S
+from ncclt.launch.process.starter import FORWARDED, Starter, thread_variables
+from ncclt.launch.rank_check import checked
+
+_LIST_VARIABLE = "OMPI_MCA_mca_base_env_list"
+"""Names what Open MPI hands on; it refuses to start where this is set and `-x` is given as well (seen with 4.1.4)."""
+
+_AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+"""Root has started ncclt, mostly in a container; Open MPI wants to be told twice."""
+
+
+class MpirunLauncher:
+    """Starts ranks through mpirun.
+
+    Args:
+        flavour: whose mpirun it is.
+        shape: ranks and nodes. Without hosts a resource manager (PBS, LSF) must tell mpirun its nodes.
+        granted: the nodes of that manager's job, the first one first; empty = not known.
+        keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG.
+        extra: further options of mpirun.
+        program: the mpirun.
+        environment: what the command inherits; None = this program's own.
+        as_root: this program belongs to root.
+        grace_s: time between SIGTERM and SIGKILL.
+
+    Raises:
+        UsageError: a host is given with a user or a port, which mpirun would take for something else.
+    """
+
+    def __init__(
+        self,
+        *,
+        flavour: MpiFlavour,
+        shape: JobShape,
+        keep_env: bool = False,
+        extra: Sequence[str] = (),
+        program: str = "mpirun",
+        environment: Mapping[str, str] | None = None,
+        as_root: bool = False,
+        grace_s: float = GRACE_S,
+        granted: Sequence[str] = (),
+    ) -> None:
+        for host in map(parse_host, shape.hosts):
+            if host.user or host.port:
+                raise UsageError(
+                    f"mpirun takes the bare names of hosts, not {host.label!r}",
+                    hint="put user and port into ~/.ssh/config, which mpirun's ssh reads",
+                )
+        self._flavour = flavour
+        self._shape = shape
+        self._extra = tuple(extra)
+        self._program = program
+        self._as_root = as_root
+        self._granted = tuple(granted)
+        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s)
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        return "mpirun"
+
+    @property
+    def inherited(self) -> tuple[str, ...]:
+        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
+        return self._starter.inherited
+
+    def plan(
+        self,
+        argv: Sequence[str],
+        *,
+        variables: Mapping[str, str],
+        timeout_s: float,
+        files: Sequence[Path] = (),  # noqa: ARG002  MPI needs a shared file system for the program itself
+    ) -> LaunchPlan:
+        """Decide how a command would be started; workers of torch are told where to meet."""
+        environment = self._starter.environment
+        for_ranks = {
+            **self._meeting_point(),
+            **thread_variables(environment, variables),
+            **self._starter.kept(variables),
+            **variables,
+        }
+        options = self._open_mpi(for_ranks) if self._flavour is MpiFlavour.OPEN_MPI else self._hydra(for_ranks)
+        is_root_of_open_mpi = self._as_root and self._flavour is MpiFlavour.OPEN_MPI
+        removed = set(self._starter.removed(variables))
+        if _LIST_VARIABLE in environment:
+            removed.add(_LIST_VARIABLE)
+        return LaunchPlan(
+            argv=(self._program, *options, *self._extra, *checked(argv, for_ranks)),
+            set_env=tuple((name, "1") for name in _AS_ROOT) if is_root_of_open_mpi else (),
+            unset_env=tuple(sorted(removed)),
+            timeout_s=timeout_s,
+        )
+
+    def run(self, plan: LaunchPlan) -> LaunchResult:
+        """Start it and wait for its end; the exit code is that of the rank that failed first."""
+        return ending_of_mpi(self._starter.run(plan))
+
+    def kill(self) -> None:
+        """End what every `run` is waiting for, at once."""
+        self._starter.kill()
+
+    def _meeting_point(self) -> dict[str, str]:
+        """Return where ranks of torch meet; nothing where nobody tells which node is the first."""
+        hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
+        if not hosts:
+            return {}
+        return {"MASTER_ADDR": hosts[0], "MASTER_PORT": PORT}
+
+    def _open_mpi(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
+        """Return the options of Open MPI.
+
+        Its own count of slots is that of a machine's cores, which says nothing about GPUs, so more ranks than those are
+        allowed. Ranks are not bound to cores: NCCL binds its threads to what is near their GPU.
+        """
+        ppn = self._shape.processes_per_node
+        yield from ("-np", str(self._shape.world))
+        yield from ("--map-by", f"ppr:{ppn}:node:oversubscribe")
+        yield from ("--bind-to", "none")
+        if self._shape.hosts:
+            yield from ("--host", ",".join(f"{host}:{ppn}" for host in self._shape.hosts))
+        # Open MPI hands nothing of the environment on to other machines unless told to.
+        for name in (MARK_VARIABLE, *self._by_name(for_ranks)):
+            yield from ("-x", name)
+        for name, value in sorted(for_ranks.items()):
+            yield from ("-x", f"{name}={value}")
+
+    def _by_name(self, for_ranks: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names of variables that are handed on as they are."""
+        environment = self._starter.environment
+        listed = [entry.strip() for entry in environment.get(_LIST_VARIABLE, "").split(";")]
+        wished = [entry for entry in listed if entry and not entry.startswith("NCCL_")]
+        loading = [name for name in FORWARDED if name in environment]
+        return tuple(entry for entry in dict.fromkeys(loading + wished) if entry.partition("=")[0] not in for_ranks)
+
+    def _hydra(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
+        """Return the options of Hydra, which hands on the whole environment anyway."""
+        yield from ("-n", str(self._shape.world))
+        yield from ("-ppn", str(self._shape.processes_per_node))
+        if self._shape.hosts:
+            yield from ("-hosts", ",".join(self._shape.hosts))
+        if self._flavour is MpiFlavour.INTEL_MPI:
+            yield from ("-genv", "I_MPI_PIN", "0")
+        else:
+            yield from ("-bind-to", "none")
+        yield from ("-genv", MARK_VARIABLE, MARK)
+        for name, value in sorted(for_ranks.items()):
+            yield from ("-genv", name, value)
+
+
+def create(
+    *,
+    shape: JobShape | None = None,
+    keep_env: bool = False,
+    extra: Sequence[str] = (),
+    program: str = "mpirun",
+    environment: Mapping[str, str] | None = None,
+) -> MpirunLauncher:
+    """Return the launcher for the mpirun that is here, after asking it whose it is.
+
+    Raises:
+        UsageError: there is none, or one that is not known.
+    """
+    environ = os.environ if environment is None else environment
+    shape = shape or JobShape()
+    return MpirunLauncher(
+        flavour=ask_mpi_flavour(program, environ=environ),
+        shape=shape,
+        keep_env=keep_env,
+        extra=extra,
+        program=program,
+        environment=environ,
+        as_root=os.geteuid() == 0,
+        granted=granted_hosts(environ) if shape.nodes > 1 and not shape.hosts else (),
+    )

@@ -1,0 +1,1 @@
+"""Run one launch on this machine: start it, bound its memory, end all of it."""

@@ -1,0 +1,67 @@
+"""The guardian itself, a process of its own: see `guard`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from ncclt.launch.process.clean_up import clean_up
+from ncclt.launch.process.members import end_members
+
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What ends the process that is guarded must not end its guardian before."""
+
+_QUIET_S = 1.0
+"""Nothing of a launch may appear for so long: the last thing its owner did may have been to start something."""
+
+
+def main() -> None:
+    """Wait for the end of standard input, then end every launch that has begun and not ended, and exit."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    for number in _DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    left = open_launches(sys.stdin.buffer)
+    enders = [threading.Thread(target=end_launch, args=(launch,)) for launch in left if "results" not in launch]
+    for ender in enders:
+        ender.start()
+    for ender in enders:
+        ender.join()
+    # Last: launches write into them to their end.
+    for launch in left:
+        shutil.rmtree(launch.get("results", ""), ignore_errors=True)
+
+
+def open_launches(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Read what `Guard` says until it says no more, and return the launches that have not ended."""
+    launches: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if not line.endswith(b"\n"):
+            break  # cut by the end of its writer, who begins a launch only after he has said so
+        said = json.loads(line)
+        if "ended" in said:
+            launches.pop(said["ended"], None)
+        else:
+            launches[said["begun"]] = said
+    return list(launches.values())
+
+
+def end_launch(launch: dict[str, Any]) -> None:
+    """End a launch here, then elsewhere, and remove its files."""
+    quiet_since_s = time.monotonic()
+    end_members(launch["begun"], grace_s=launch["grace_s"])
+    while time.monotonic() - quiet_since_s < _QUIET_S:
+        time.sleep(_QUIET_S / 10)
+        end_members(launch["begun"])
+    clean_up(launch["clean_up"], environment=launch["environment"])
+    if launch["folder"]:
+        shutil.rmtree(launch["folder"], ignore_errors=True)

@@ -1,0 +1,221 @@
+"""The one way to start a launch: a command in a session of its own, ended as a whole, with bounded memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import IO
+
+from ncclt.errors import reason
+from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.launch.process.capture import Capture, Tail
+from ncclt.launch.process.clean_up import clean_up
+from ncclt.launch.process.filled import FilledPlan, filled
+from ncclt.launch.process.guard import guard
+from ncclt.launch.process.members import MARK_VARIABLE, end_members, new_mark
+
+KEEP_BYTES = 8 * 1024 * 1024
+"""Kept of each output: thousands of result rows, while a log gone wild costs no more memory than this."""
+
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL: time for mpirun to end its ranks on other hosts."""
+
+_TICK_S = 0.02
+"""How often the end of the process and the wish to stop are looked at; far below any launch of NCCL."""
+
+_DRAIN_S = 0.5
+"""For what the pipes still hold when all their writers have ended: 64 KiB each."""
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ProcessSession:
+    """One command, from its start until nothing of it is left.
+
+    The command leads its own session, so Ctrl-C in the terminal does not reach it: the caller decides. The leader is
+    not reaped before all of the launch has ended: as long as its zombie is there, no other process can be given its id.
+
+    Args:
+        plan: what to run.
+        environment: of the command, complete; the mark is added to it.
+        grace_s: between SIGTERM and SIGKILL.
+        kill_grace_s: the same after `kill`; more than 0 for commands that have ranks on other machines to end.
+        keep_bytes: how much of each output is kept.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        environment: Mapping[str, str],
+        grace_s: float = GRACE_S,
+        kill_grace_s: float = 0.0,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> None:
+        self.mark = new_mark()
+        self._plan = plan
+        outer = environment.get(MARK_VARIABLE)
+        self._environment = {**environment, MARK_VARIABLE: f"{outer}/{self.mark}" if outer else self.mark}
+        self._grace_s = grace_s
+        self._kill_grace_s = kill_grace_s
+        self._stdout = Tail(keep_bytes=keep_bytes)
+        self._stderr = Tail(keep_bytes=keep_bytes)
+        self._killed_at_s: float | None = None
+        self._left_elsewhere: tuple[str, ...] = ()
+        self._is_over = False
+
+    def kill(self) -> None:
+        """End everything at once; may be called from a signal handler or another thread, and before `run`."""
+        if self._killed_at_s is None:
+            self._killed_at_s = time.monotonic()
+
+    def run(self) -> LaunchResult:
+        """Start the command and wait until it and everything it started has ended.
+
+        SIGINT, SIGTERM and SIGHUP, where they would end this program, end the command first and then take effect.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(_stop_signals_deferred(self.kill))
+            try:
+                plan = stack.enter_context(filled(self._plan, self.mark))
+                self._begin(plan)
+            except OSError as error:
+                return LaunchResult(exit_code=None, failure=f"cannot prepare the launch: {reason(error)}")
+            try:
+                return self._start_and_watch(plan)
+            finally:
+                # Where an exception of a handler has broken off the end of the launch, its guardian keeps it in mind.
+                if self._is_over:
+                    guard().end(self.mark)
+
+    def _begin(self, plan: FilledPlan) -> None:
+        guard().begin(
+            self.mark,
+            grace_s=self._grace_s,
+            environment=self._environment,
+            clean_up=plan.clean_up,
+            folder=plan.folder,
+        )
+
+    def _start_and_watch(self, plan: FilledPlan) -> LaunchResult:
+        started_s = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                plan.argv,
+                env=self._environment,
+                cwd=self._plan.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._is_over = True
+            # The reason may name the working folder instead of the program: both are said.
+            place = f" in {self._plan.cwd}" if self._plan.cwd else ""
+            return LaunchResult(
+                exit_code=None, failure=f"cannot start {plan.argv[0]}{place}: {error.strerror or error}"
+            )
+        return self._watch(process, plan, started_s=started_s)
+
+    def _watch(self, process: subprocess.Popen[bytes], plan: FilledPlan, *, started_s: float) -> LaunchResult:
+        deadline_s = started_s + self._plan.timeout_s
+        capture = Capture({_pipe(process.stdout): self._stdout, _pipe(process.stderr): self._stderr})
+        timed_out = killed = False
+        grace_s = self._kill_grace_s  # an exception on the way out leaves no more time than a kill
+        succeeded = False
+        try:
+            while not _has_ended(process):
+                killed = self._killed_at_s is not None
+                timed_out = not killed and time.monotonic() >= deadline_s
+                if killed or timed_out:
+                    break
+                capture.read_for(_TICK_S)
+            else:
+                succeeded = _exit_code(process) == 0
+            grace_s = self._kill_grace_s if killed else self._grace_s
+        finally:
+            survivors = end_members(
+                self.mark,
+                session_id=process.pid,
+                grace_s=grace_s,
+                hurried=self._is_hurried,
+                pause=capture.read_for,
+            )
+            _drain(capture)
+            capture.close()
+            exit_code = None if process.pid in survivors else process.wait()
+            if not succeeded:
+                self._left_elsewhere = clean_up(plan.clean_up, environment=self._environment)
+            self._is_over = True
+        return LaunchResult(
+            exit_code=exit_code,
+            timed_out=timed_out,
+            killed=killed,
+            stdout=self._stdout.text(),
+            stderr=self._stderr.text(),
+            dropped_bytes=self._stdout.dropped_bytes + self._stderr.dropped_bytes,
+            wall_s=time.monotonic() - started_s,
+            survivors=survivors,
+            left_elsewhere=self._left_elsewhere,
+        )
+
+    def _is_hurried(self) -> bool:
+        return self._killed_at_s is not None and time.monotonic() - self._killed_at_s >= self._kill_grace_s
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None, "Popen was asked for a pipe"
+    return stream
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Tell whether the leader has ended, without reaping it."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Return how the leader has ended, without reaping it; None = by a signal."""
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return ended.si_status if ended is not None and ended.si_code == os.CLD_EXITED else None
+
+
+def _drain(capture: Capture) -> None:
+    """Read what the pipes still hold. A process that could not be ended may keep them open: no waiting for that."""
+    deadline_s = time.monotonic() + _DRAIN_S
+    while capture.is_open and time.monotonic() < deadline_s:
+        capture.read_for(_TICK_S)
+
+
+@contextmanager
+def _stop_signals_deferred(stop: Callable[[], None]) -> Iterator[None]:
+    """Let signals that would end this program end the command first; they take effect on leaving.
+
+    A handler that the caller has set himself stays: he wants to decide. Only the main thread may set handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        stop()
+
+    ending = (signal.SIG_DFL, signal.default_int_handler)
+    replaced = {number: signal.getsignal(number) for number in _STOP_SIGNALS if signal.getsignal(number) in ending}
+    for number in replaced:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])

@@ -1,0 +1,143 @@
+"""What launchers share that start a program on this machine: the environment it inherits, its start and its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ncclt.launch.launcher import PORT, LaunchPlan, LaunchResult
+from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
+from ncclt.launch.rank_check import is_deciding
+from ncclt.launch.slurm.job import job_loss
+
+KILL_GRACE_S = 1.0
+"""After `kill`, for programs that have ranks elsewhere to end: mpirun, torchrun, srun and ssh need some time for it."""
+
+_DEBUG = "NCCL_DEBUG"
+"""Log lines of NCCL go to standard output and break the rows of nccl-tests (nccl.md 7.3); they also cost time."""
+
+FORWARDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
+"""Decide which NCCL and which Python a rank loads, so they are the same on every node."""
+
+_PORTS = range(20000, 30000)
+"""Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768)."""
+
+_PORT_TRIES = 5
+
+_PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDRINUSE|[Aa]ddress already in use)")
+"""torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where somebody else has the port."""
+
+
+class Starter:
+    """Starts programs with the environment that was there when it was made; plans must not change later.
+
+    Args:
+        environment: what programs inherit; None = this program's own.
+        keep_env: let inherited NCCL_* variables reach the command. Left out, every trial starts from NCCL's own
+            choice, whatever the shell has exported; NCCL_DEBUG is removed in any case.
+        grace_s: time between SIGTERM and SIGKILL.
+        kill_grace_s: the same after `kill`.
+        keep_bytes: how much of each output is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str] | None = None,
+        keep_env: bool = False,
+        grace_s: float = GRACE_S,
+        kill_grace_s: float = KILL_GRACE_S,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> None:
+        self.environment: Mapping[str, str] = dict(os.environ if environment is None else environment)
+        self._keep_env = keep_env
+        self._grace_s = grace_s
+        self._kill_grace_s = kill_grace_s
+        self._keep_bytes = keep_bytes
+        self._lock = threading.RLock()  # kill may come by a signal while this very thread holds it
+        self._running: list[ProcessSession] = []
+
+    @property
+    def inherited(self) -> tuple[str, ...]:
+        """Return the names of the variables for NCCL and our plugin that the environment brings.
+
+        Plans say which of them are removed.
+        """
+        return tuple(sorted(name for name in self.environment if name.startswith("NCCL_") or is_deciding(name)))
+
+    def removed(self, variables: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names of inherited variables that must not reach a command with some variables of its own."""
+        return tuple(
+            name for name in self.inherited if name not in variables and (not self._keep_env or name == _DEBUG)
+        )
+
+    def kept(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the inherited ones that must reach every process of a command."""
+        names = set(self.inherited) - {*variables, *self.removed(variables)}
+        return {name: self.environment[name] for name in sorted(names)}
+
+    def run(self, plan: LaunchPlan) -> LaunchResult:
+        """Start the plan's command and wait for its end; with another port where somebody else has the first one."""
+        result = self._run(plan)
+        for _ in range(_PORT_TRIES - 1):
+            if result.exit_code == 0 or result.killed or not _PORT_TAKEN.search(result.stderr + result.stdout):
+                break
+            result = self._run(plan)
+        if result.exit_code == 0 or result.killed:
+            return result
+        return replace(result, lost=job_loss(self.environment))
+
+    def _run(self, plan: LaunchPlan) -> LaunchResult:
+        plan = _with_port(plan, secrets.choice(_PORTS))
+        kept = {name: value for name, value in self.environment.items() if name not in plan.unset_env}
+        session = ProcessSession(
+            plan,
+            environment=kept | dict(plan.set_env),
+            grace_s=self._grace_s,
+            kill_grace_s=self._kill_grace_s,
+            keep_bytes=self._keep_bytes,
+        )
+        with self._lock:
+            self._running.append(session)
+        try:
+            return session.run()
+        finally:
+            with self._lock:
+                self._running.remove(session)
+
+    def kill(self) -> None:
+        """End what every `run` is waiting for, at once."""
+        with self._lock:
+            for session in self._running:
+                session.kill()
+
+
+def thread_variables(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return OMP_NUM_THREADS where nobody has set it.
+
+    torchrun sets it to 1, with a warning and only where a node has several ranks; said here, it is the same under every
+    launcher and for every number of ranks.
+    """
+    return {} if "OMP_NUM_THREADS" in environment or "OMP_NUM_THREADS" in variables else {"OMP_NUM_THREADS": "1"}
+
+
+def _with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
+    """Put a port into a plan.
+
+    No port of another machine can be asked for, and one that is free now may be taken a moment later. So it is chosen
+    blindly, and another one where it was taken: launches that are alike, even at the same time, do not meet each other.
+    """
+
+    def fill(text: str) -> str:
+        return text.replace(PORT, str(port))
+
+    return replace(
+        plan,
+        argv=tuple(map(fill, plan.argv)),
+        set_env=tuple((name, fill(value)) for name, value in plan.set_env),
+        files=tuple((name, fill(text)) for name, text in plan.files),
+    )

@@ -1,0 +1,1 @@
+"""Launch in a Slurm allocation, and submit a study as a batch job."""

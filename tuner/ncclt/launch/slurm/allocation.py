@@ -1,0 +1,183 @@
+"""The Slurm allocation that this program runs in: its nodes, in the order of the ranks, and how to reach them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclt.errors import UsageError
+from ncclt.launch.slurm.commands import ask
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MAX_HOSTS = 1_000_000
+"""More than any cluster has; a mistyped range must not fill the memory."""
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """Expand Slurm's short form of node names, as in `gpu[01-03,07],login2`, in its order.
+
+    Several brackets in one name are combined, the last one counting fastest. Leading zeros are kept, as Slurm does.
+
+    Raises:
+        UsageError: the text is no such list.
+    """
+    hosts: list[str] = []
+    for word in _split_outside_brackets(text):
+        names = [""]
+        for literal, inside in re.findall(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", word):
+            endings = _numbers(inside, text) if inside else [""]
+            if len(names) * len(endings) + len(hosts) > _MAX_HOSTS:
+                raise _no_hostlist(text)
+            names = [name + literal + ending for name in names for ending in endings]
+        hosts += names
+    return tuple(hosts)
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]]+\])+", text)
+    if ",".join(words) != text or not words:
+        raise _no_hostlist(text)
+    return words
+
+
+def _numbers(inside: str, text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise _no_hostlist(text)
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first) or int(last) - int(first) >= _MAX_HOSTS:
+            raise _no_hostlist(text)
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _no_hostlist(text: str) -> UsageError:
+    return UsageError(f"{text[:200]!r} is no list of Slurm nodes", hint="for example gpu[01-04,07]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """The nodes of one job; a heterogeneous job has several, each with a job id of its own."""
+
+    job_id: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What Slurm has given to this program.
+
+    Attributes:
+        groups: one, or the components of a heterogeneous job in their order.
+        cpus_per_task: as the job asked for, to be asked for again by each step (srun forgets it since Slurm 22.05);
+            None = not said.
+        cpus: of each node, in their order; empty = not said.
+        addresses: (host, where Slurm itself reaches it), for those that are reached under another name than their own.
+    """
+
+    groups: tuple[NodeGroup, ...]
+    cpus_per_task: int | None = None
+    cpus: tuple[int, ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names of all nodes, in the order in which Slurm numbers ranks."""
+        return tuple(host for group in self.groups for host in group.hosts)
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Return the ids of the job's components."""
+        return tuple(group.job_id for group in self.groups)
+
+    def address(self, host: str) -> str:
+        """Return where the other nodes reach a node."""
+        return dict(self.addresses).get(host, host)
+
+    def require_cpus(self, hosts: Sequence[str], *, tasks_per_node: int) -> None:
+        """Refuse an allocation that was made without a word on how many tasks will run: Slurm gives it one CPU a node.
+
+        Raises:
+            UsageError: a node has fewer CPUs than its tasks need.
+        """
+        granted = dict(zip(self.hosts, self.cpus, strict=False))
+        few = min((granted[host], host) for host in hosts) if all(host in granted for host in hosts) else None
+        if few is not None and few[0] < tasks_per_node * (self.cpus_per_task or 1):
+            each = f" of {self.cpus_per_task} CPUs each" if self.cpus_per_task else ""
+            raise UsageError(
+                f"Slurm allocation {self.job_ids[0]} has {few[0]} CPUs on {few[1]}, too few for {tasks_per_node} tasks"
+                f"{each}, one for each GPU",
+                hint=f"allocate with --exclusive, or with --ntasks-per-node={tasks_per_node}",
+            )
+
+    def choose(self, *, nodes: int, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes of a launch in the order of the ranks: the named ones, or the first ones.
+
+        Raises:
+            UsageError: the allocation has too few nodes, or not these.
+        """
+        if unknown := [host for host in hosts if host not in self.hosts]:
+            raise UsageError(
+                f"{', '.join(unknown)} is not in Slurm allocation {self.job_ids[0]}",
+                hint=f"its nodes are {', '.join(self.hosts)}",
+            )
+        if nodes > len(self.hosts):
+            raise UsageError(
+                f"{nodes} nodes were asked for, Slurm allocation {self.job_ids[0]} has {len(self.hosts)}",
+                hint=f"use --nodes {len(self.hosts)}, or allocate more",
+            )
+        # Slurm numbers ranks in the order of its own list, whatever the order in which nodes are named to srun.
+        return tuple(host for host in self.hosts if host in hosts) if hosts else self.hosts[:nodes]
+
+
+def allocation_of(
+    environment: Mapping[str, str], *, addresses_of: Callable[[Mapping[str, str], str], dict[str, str]] | None = None
+) -> Allocation | None:
+    """Return the allocation that an environment tells of; None = there is none, as on a login node.
+
+    Args:
+        environment: of this program; salloc, sbatch and srun set SLURM_* in it.
+        addresses_of: asks Slurm where nodes are reached; None = they are reached by their names.
+
+    Raises:
+        UsageError: the environment contradicts itself.
+    """
+    job_id = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOB_ID_HET_GROUP_0")
+    if not job_id:
+        return None
+    groups = tuple(
+        NodeGroup(
+            job_id=environment.get(f"SLURM_JOB_ID_HET_GROUP_{number}", job_id),
+            hosts=expand_hostlist(environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", "")),
+        )
+        for number in range(int(environment.get("SLURM_HET_SIZE") or 0))
+    ) or (NodeGroup(job_id=job_id, hosts=expand_hostlist(environment.get("SLURM_JOB_NODELIST", ""))),)
+    hosts = ",".join(host for group in groups for host in group.hosts)
+    known = addresses_of(environment, hosts) if addresses_of is not None else {}
+    return Allocation(
+        groups=groups,
+        cpus_per_task=int(environment["SLURM_CPUS_PER_TASK"]) if environment.get("SLURM_CPUS_PER_TASK") else None,
+        cpus=_cpus(environment.get("SLURM_JOB_CPUS_PER_NODE", "")),
+        addresses=tuple(sorted((host, address) for host, address in known.items() if host != address)),
+    )
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    """Expand Slurm's short form of numbers, `8(x2),4` (sbatch(1), SLURM_JOB_CPUS_PER_NODE)."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text)
+    return tuple(int(cpus) for cpus, times in found for _ in range(int(times or 1)))
+
+
+def addresses_by_scontrol(environment: Mapping[str, str], hosts: str) -> dict[str, str]:
+    """Ask Slurm under which address it reaches each node; a node without an answer is reached by its name.
+
+    Names of nodes need not be names of the network: cloud nodes and test clusters are reached by `NodeAddr` alone.
+    """
+    try:
+        said = ask(("scontrol", "show", "nodes", hosts, "--oneliner"), environment).stdout
+    except OSError:
+        return {}
+    return dict(re.findall(r"(?m)^NodeName=(\S+).*?\sNodeAddr=(\S+)", said))

@@ -1,0 +1,157 @@
+"""A whole study as one batch job of Slurm: planned, submitted from a login node, and followed until it ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclt.errors import UsageError
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.slurm.commands import ask
+from ncclt.launch.slurm.follow import POLL_S, Logs, follow
+
+SHARING = ("--exclusive", "--oversubscribe", "--share", "-s")
+"""Options of sbatch that say whether other jobs may run on the same nodes, where they would be measured too."""
+
+NOTICE_S = 60
+"""How long before its time is over a job is told so; Slurm is up to a minute early by itself (sbatch, --signal)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """What one batch job is to do.
+
+    Attributes:
+        command: the command line of ncclt, which finds itself in an allocation when the job runs it.
+        shape: nodes, and processes on each.
+        gpus_per_node: to ask Slurm for; None = not at all, for sites that give whole nodes.
+        time_limit: of the job, in Slurm's form (`30`, `2:00:00`); None = the partition's default.
+        job_name: for squeue.
+        folder: of the job's two logs; the compute nodes must see it.
+        extra: further options for sbatch, verbatim; they win. Without one of `SHARING` whole nodes are asked for.
+        notice_s: how long before the end of its time the job is told so, seconds.
+    """
+
+    command: tuple[str, ...]
+    shape: JobShape
+    gpus_per_node: int | None = None
+    time_limit: str | None = None
+    job_name: str = "ncclt"
+    folder: Path
+    extra: tuple[str, ...] = ()
+    notice_s: int = NOTICE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """A batch job, decided but not submitted.
+
+    Attributes:
+        argv: the sbatch command, which reads the script from its standard input.
+        script: what the first node runs.
+        log_stem: the job's logs without `.out` and `.err`; `%j` stands for its id.
+    """
+
+    argv: tuple[str, ...]
+    script: str
+    log_stem: str
+
+    def logs(self, job_id: str) -> Logs:
+        """Return where a job of this plan writes."""
+        stem = self.log_stem.replace("%j", job_id)
+        return Logs(stdout=f"{stem}.out", stderr=f"{stem}.err")
+
+
+def plan_batch(request: BatchRequest) -> BatchPlan:
+    """Return the batch job of a request; pure.
+
+    The job is told of its end, and of preemption, by SIGTERM to ncclt itself, which has taken the place of the batch
+    shell: it finishes the running trial and saves. A job that Slurm begins anew goes on with the same study.
+    """
+    stem = str(request.folder / f"{request.job_name}-%j")
+    lines = [
+        f"--job-name={request.job_name}",
+        f"--nodes={request.shape.nodes}",
+        f"--ntasks-per-node={request.shape.processes_per_node}",
+        *([f"--gpus-per-node={request.gpus_per_node}"] if request.gpus_per_node else []),
+        *([f"--time={request.time_limit}"] if request.time_limit else []),
+        *([f"--nodelist={','.join(request.shape.hosts)}"] if request.shape.hosts else []),
+        *([] if any(word.partition("=")[0] in SHARING for word in request.extra) else ["--exclusive"]),
+        f"--output={stem}.out",
+        f"--error={stem}.err",
+        "--open-mode=append",
+        f"--signal=B:TERM@{request.notice_s}",
+        "--requeue",
+        "--export=ALL",
+    ]
+    script = "\n".join(
+        (
+            "#!/bin/bash",
+            *(f"#SBATCH {_quoted(line)}" for line in lines),
+            "# Lines appear in the log when they are written, not when the study ends.",
+            "export PYTHONUNBUFFERED=1",
+            f"exec {shlex.join(request.command)}",
+            "",
+        )
+    )
+    return BatchPlan(argv=("sbatch", "--parsable", *request.extra), script=script, log_stem=stem)
+
+
+def _quoted(option: str) -> str:
+    """Quote an option for a line of #SBATCH, where blanks and # end it as in a shell."""
+    name, equals, value = option.partition("=")
+    return f"{name}={shlex.quote(value)}" if equals else option
+
+
+def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> str:
+    """Submit a job and return its id.
+
+    Raises:
+        UsageError: there is no sbatch here, or it refuses the job.
+    """
+    try:
+        done = ask(plan.argv, environment, text=plan.script)
+    except FileNotFoundError:
+        raise UsageError(
+            "this is no Slurm allocation, and there is no sbatch here to ask for one",
+            hint="run it on a login node of the cluster, or choose another --launcher",
+        ) from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["it did not say why"]
+        raise UsageError(f"sbatch refused the job: {said[-1]}", hint="sites want --sbatch-arg=--partition=NAME or such")
+    return done.stdout.strip().partition(";")[0]  # `7;cluster` where there are several
+
+
+def submit_and_follow(
+    request: BatchRequest,
+    *,
+    wait: bool,
+    show: Callable[[str], object],
+    say: Callable[[str], object],
+    environment: Mapping[str, str] | None = None,
+    poll_s: float = POLL_S,
+) -> int:
+    """Submit a study as one job; follow it, or return 0 at once.
+
+    Args:
+        request: what to submit.
+        wait: follow the job until it ends.
+        show: takes pieces of the job's standard output.
+        say: takes its standard error and what is to be told about the job.
+        environment: for Slurm's commands; None = this program's own, with `os.environ` as the job's.
+        poll_s: seconds between two looks.
+
+    Raises:
+        UsageError: sbatch is not here or refuses.
+        StudyStoppedError: Slurm does not answer any more.
+    """
+    plan = plan_batch(request)
+    known = dict(os.environ if environment is None else environment)
+    job_id = submit(plan, environment=known)
+    say(f"ncclt: submitted job {job_id}; its output: {plan.logs(job_id).stdout}\n")
+    if not wait:
+        return 0
+    return follow(job_id, plan.logs(job_id), show=show, say=say, environment=known, poll_s=poll_s)

@@ -1,0 +1,1 @@
+"""Launch by ssh, on clusters without a scheduler."""

@@ -1,0 +1,232 @@
+"""Starts a torchrun on each of several hosts by ssh, for clusters without a scheduler.
+
+Not tried on a GPU; proven with a private sshd on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ncclt.errors import InputError, UsageError, reason
+from ncclt.launch.hostfile import Host, parse_host, read_hostfile
+from ncclt.launch.launcher import FILES, PORT, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.process.session import GRACE_S
+from ncclt.launch.process.starter import FORWARDED, Starter, thread_variables
+from ncclt.launch.ssh.driver import NODES_FILE
+from ncclt.launch.ssh.script import RANK, end_script, node_script
+from ncclt.launch.torchrun.ending import ending_of_ranks
+from ncclt.launch.torchrun.launcher import MODULE, VERBATIM
+
+_NODE_SCRIPT, _END_SCRIPT = "node.sh", "end.sh"
+_DRIVER = (sys.executable, "-P", "-m", "ncclt.launch.ssh.driver", FILES)
+
+_OPTIONS = (
+    "-T",
+    *("-o", "BatchMode=yes"),  # nobody is there to type a password
+    *("-o", "ConnectTimeout=20"),
+    *("-o", "ServerAliveInterval=15"),
+    *("-o", "ServerAliveCountMax=4"),
+    *("-o", "ClearAllForwardings=yes"),  # a forwarded port of the user's configuration can be had only once
+    *("-o", "ControlPath=none"),  # the end of a launch must not end a connection that others share
+)
+"""ssh takes the first value it is given, so the user's own options go before these. Host keys are left to ssh."""
+
+_LATE_S = 60
+"""How much longer than the launch a node waits before it ends things by itself."""
+
+
+class SshLauncher:
+    """Starts the ranks of several hosts: one ssh and one torchrun on each.
+
+    Args:
+        hosts: in the order of the ranks.
+        processes_per_node: ranks on each.
+        keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG. Those that a host has of its own
+            never do: all ranks see the same.
+        extra: further options of torchrun.
+        options: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
+        python: the Python that has torch, on every host.
+        environment: what is forwarded of PATH and the like; None = this program's own.
+        address: where the other hosts reach the first one; empty = its name.
+        cwd: folder of the command on every host that has it; None = the present one.
+        grace_s: time between SIGTERM and SIGKILL, here and there.
+    """
+
+    def __init__(
+        self,
+        *,
+        hosts: Sequence[Host],
+        processes_per_node: int = 1,
+        keep_env: bool = False,
+        extra: Sequence[str] = (),
+        options: Sequence[str] = (),
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        address: str = "",
+        cwd: Path | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._processes_per_node = processes_per_node
+        self._extra = tuple(extra)
+        self._options = tuple(options)
+        self._python = python
+        self._address = address or self._hosts[0].name
+        self._cwd = cwd or Path.cwd()
+        self._grace_s = grace_s
+        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s)
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        return "ssh"
+
+    @property
+    def inherited(self) -> tuple[str, ...]:
+        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
+        return self._starter.inherited
+
+    def plan(
+        self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
+    ) -> LaunchPlan:
+        """Decide how a command would be started; the script that every host gets is one of the plan's files.
+
+        Raises:
+            InputError: a file that the hosts shall get cannot be read.
+        """
+        environment = self._starter.environment
+        for_ranks = {
+            **{name: environment[name] for name in FORWARDED if name in environment},
+            **thread_variables(environment, variables),
+            **self._starter.kept(variables),
+            **variables,
+        }
+        meeting_host = variables.get("MASTER_ADDR", self._address)
+        script = node_script(
+            self._torchrun(argv, meeting_host, variables.get("MASTER_PORT", PORT)),
+            python=self._python,
+            meeting_host=meeting_host,
+            variables=for_ranks,
+            files=_read(files),
+            cwd=str(self._cwd),
+            limit_s=math.ceil(timeout_s) + _LATE_S,
+            grace_s=self._grace_s,
+        )
+        nodes = json.dumps([self._ssh(host) for host in self._hosts], indent=1)
+        return LaunchPlan(
+            argv=(*_DRIVER, _NODE_SCRIPT),
+            unset_env=self._starter.removed(variables),
+            files=(
+                (NODES_FILE, nodes),
+                (_NODE_SCRIPT, script),
+                (_END_SCRIPT, end_script(grace_s=self._grace_s)),
+            ),
+            clean_up=((*_DRIVER, _END_SCRIPT),),
+            timeout_s=timeout_s,
+        )
+
+    def run(self, plan: LaunchPlan) -> LaunchResult:
+        """Start it and wait for its end; the exit code is that of the rank or host that failed first."""
+        return ending_of_ranks(self._starter.run(plan))
+
+    def kill(self) -> None:
+        """End what every `run` is waiting for, at once."""
+        self._starter.kill()
+
+    def _ssh(self, host: Host) -> list[str]:
+        port = ["-p", str(host.port)] if host.port else []
+        user = ["-l", host.user] if host.user else []
+        return ["ssh", *self._options, *_OPTIONS, *port, *user, host.name]
+
+    def _torchrun(self, argv: Sequence[str], meeting_host: str, meeting_port: str) -> tuple[str, ...]:
+        return (
+            *(self._python, "-m", MODULE),
+            *("--nnodes", str(len(self._hosts))),
+            *("--nproc-per-node", str(self._processes_per_node)),
+            *("--node-rank", RANK),
+            *("--master-addr", meeting_host),
+            *("--master-port", meeting_port),
+            *("--max-restarts", "0"),
+            *self._extra,
+            *VERBATIM,
+            *argv,
+        )
+
+
+def _read(files: Sequence[Path]) -> list[tuple[str, str, str]]:
+    """Return (path, name there, text) of files; those of equal name get a number."""
+    names = Counter(path.name for path in files)
+    try:
+        return [
+            (str(path), path.name if names[path.name] == 1 else f"{index}-{path.name}", path.read_text("utf-8"))
+            for index, path in enumerate(files)
+        ]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"the hosts cannot get the files of the benchmark ({', '.join(names)}): {reason(error)}"
+        ) from error
+
+
+def create(
+    *,
+    shape: JobShape | None = None,
+    keep_env: bool = False,
+    extra: Sequence[str] = (),
+    hostfile: Path | None = None,
+    options: Sequence[str] = (),
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> SshLauncher:
+    """Return the launcher for the hosts of a shape, or else for the first ones of a host file.
+
+    Raises:
+        UsageError: too few hosts, or too few slots on one of them.
+        InputError: the host file cannot be read.
+    """
+    shape = shape or JobShape()
+    hosts = tuple(map(parse_host, shape.hosts)) or (read_hostfile(hostfile) if hostfile else ())
+    if len(hosts) < shape.nodes:
+        raise UsageError(
+            f"--launcher ssh needs {shape.nodes} hosts, {len(hosts) or 'none'} are named",
+            hint="name them in a --hostfile",
+        )
+    hosts = hosts[: shape.nodes]
+    for host in hosts:
+        if host.slots is not None and host.slots < shape.processes_per_node:
+            raise UsageError(
+                f"{host.name} has slots={host.slots}, {shape.processes_per_node} processes are wanted there"
+            )
+    return SshLauncher(
+        hosts=hosts,
+        processes_per_node=shape.processes_per_node,
+        keep_env=keep_env,
+        extra=extra,
+        options=options,
+        python=python,
+        environment=environment,
+        address=_address(hosts[0], options, environment),
+    )
+
+
+def _address(host: Host, options: Sequence[str], environment: Mapping[str, str] | None) -> str:
+    """Return the name behind which ssh finds a host: its own may be an alias that this machine's ssh alone knows."""
+    try:
+        said = subprocess.run(
+            ("ssh", *options, "-G", host.name),
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    except OSError:
+        return host.name
+    found = re.search(r"(?m)^hostname (\S+)$", said)
+    return found[1] if found else host.name

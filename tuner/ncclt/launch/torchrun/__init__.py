@@ -1,0 +1,1 @@
+"""Launch through torchrun on this machine."""

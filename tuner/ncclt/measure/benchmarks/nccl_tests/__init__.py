@@ -1,0 +1,1 @@
+"""Measure with NVIDIA's nccl-tests."""

@@ -1,0 +1,216 @@
+"""nccl-tests as a benchmark: NVIDIA's own programs, one per collective.
+
+Not tried on a GPU: the commands follow nccl-tests 2.19.6 (src/common.cu), the formats are proven on recorded outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.errors import BenchmarkError, UsageError
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Reading
+from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
+from ncclt.measure.benchmarks.nccl_tests.groups import group_variables
+from ncclt.measure.benchmarks.nccl_tests.rows import measurement
+from ncclt.measure.benchmarks.nccl_tests.sizes import Sizes, plan_runs
+from ncclt.measure.benchmarks.nccl_tests.sweep import Sweep, alignment_bytes, requested_size, sweep_of
+from ncclt.nccl.nccl_tests.json import parse_json
+from ncclt.nccl.nccl_tests.result import NcclTest
+from ncclt.nccl.nccl_tests.text import parse_text
+
+WRONG_DATA_EXIT_CODE = 7
+"""testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW (nccl.md 7.4)."""
+
+CYCLES = 2
+"""How often a run goes through its sizes where it can: so the first, cold row has a warm one to replace it."""
+
+# Our dtype -> the word for -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
+_DTYPE_WORDS = {
+    "float64": "double", "float32": "float", "float16": "half", "bfloat16": "bfloat16", "float8_e4m3": "f8e4m3",
+    "float8_e5m2": "f8e5m2", "int64": "int64", "int32": "int32", "int8": "int8", "uint64": "uint64",
+    "uint32": "uint32", "uint8": "uint8", "bool": "uint8",
+}  # fmt: skip
+
+_BYTES = "uint8"
+"""What messages of several dtypes are sent as together, where NCCL itself sends only bytes (enqueue.cc)."""
+
+_BYTE_MOVERS = (Collective.ALL_GATHER, Collective.BROADCAST, Collective.ALL_TO_ALL, Collective.SEND_RECV)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclTests:
+    """Builds commands of nccl-tests and reads both of its formats.
+
+    Attributes:
+        folder: where the programs lie; None = they are on the PATH.
+        suffix: put behind each program's name (NAME_SUFFIX of the build, for example `_mpi`).
+        features: what the build can do, see `nccl_tests_features.detect`.
+        processes: how many the launcher starts. More than 1 need a build with MPI, and all ranks of the job take part:
+            smaller groups run at the same time. 1 drives all GPUs of a group by itself, and one group alone.
+        gpus_per_process: of each of several processes.
+        iterations: timed calls per size.
+        warmup: calls before the first size; at least 5, for they connect the ranks.
+        max_commands: commands in a launch at most, as far as the messages allow; sizes that this leaves no command
+            for are interpolated between measured neighbours, the last messages first. None = all sizes are measured.
+    """
+
+    folder: Path | None = None
+    suffix: str = ""
+    features: NcclTestsFeatures = LEAST
+    processes: int = 1
+    gpus_per_process: int = 1
+    iterations: int = 20
+    warmup: int = 5
+    max_commands: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.warmup < 5:
+            raise UsageError(f"nccl-tests needs at least 5 warm-up iterations, not {self.warmup}")
+        if min(self.iterations, self.processes, self.gpus_per_process) < 1:
+            raise UsageError("nccl-tests needs at least 1 iteration, 1 process and 1 GPU for it")
+        if self.max_commands is not None and self.max_commands < 1:
+            raise UsageError(f"a launch needs at least 1 command, not {self.max_commands}")
+        if self.processes > 1 and self.features.mpi is False:
+            raise UsageError(
+                f"this nccl-tests was built without MPI, so {self.processes} processes of it would not know each other",
+                hint="build it with MPI=1 (and give --nccl-tests that folder), or use --benchmark torch_collectives",
+            )
+
+    @property
+    def name(self) -> str:
+        """Return the word by which people ask for this benchmark."""
+        return "nccl_tests"
+
+    def commands(self, messages: Sequence[Message], *, folder: Path | None) -> tuple[BenchmarkCommand, ...]:
+        """Plan one command per sequence of sizes of the same collective, dtype and group."""
+        groups: dict[tuple[object, ...], list[Message]] = {}
+        for message in messages:
+            kind = _BYTES if message.collective in _BYTE_MOVERS else message.dtype
+            groups.setdefault((message.collective, kind, message.group_size, message.spans_nodes), []).append(message)
+        plans = plan_runs([_sizes(group) for group in groups.values()], max_runs=self.max_commands)
+        planned: list[BenchmarkCommand] = []
+        for group, runs in zip(groups.values(), plans, strict=True):
+            dtype = _common_dtype(group)
+            for run in runs:
+                covered = tuple(message for message in group if _requested(message, dtype) in run.covers)
+                planned.append(self._command(run.sweep, covered, dtype=dtype, folder=folder, number=len(planned)))
+        return tuple(planned)
+
+    def _command(
+        self, sweep: Sweep, messages: tuple[Message, ...], *, dtype: str, folder: Path | None, number: int
+    ) -> BenchmarkCommand:
+        message = messages[0]
+        program = PROGRAMS[message.collective] + self.suffix
+        output_file = folder / f"{number:03d}-{program}.json" if folder is not None and self.features.json else None
+        cycles = CYCLES if self.features.cycles else 1
+        argv = (
+            str(self.folder / program) if self.folder else program,
+            *sweep.arguments,
+            *("-d", dtype, "-t", "1", "-g", str(self._gpus(message))),
+            *("-w", str(self.warmup), "-n", str(-(-self.iterations // cycles)), "-c", "1"),
+            *(("-N", str(cycles)) if cycles > 1 else ()),
+            *(("-I", "1") if output_file and self.features.per_iteration else ()),
+            *(("-J", str(output_file)) if output_file else ()),
+        )
+        variables: tuple[tuple[str, str], ...] = ()
+        if self.processes > 1:
+            world = self.processes * self.gpus_per_process
+            variables = group_variables(message, world=world, features=self.features)
+        return BenchmarkCommand(argv=argv, messages=messages, output_file=output_file, variables=variables)
+
+    def _gpus(self, message: Message) -> int:
+        if message.group_size < 1:
+            raise UsageError(
+                f"it is not known how many ranks send {message.label}", hint="place the workload on the cluster first"
+            )
+        if self.processes == 1:
+            return message.group_size
+        if message.group_size % self.gpus_per_process:
+            raise UsageError(
+                f"{message.label} in a group of {message.group_size} ranks cannot be sent by processes with "
+                f"{self.gpus_per_process} GPUs each",
+                hint="start one process per GPU",
+            )
+        return self.gpus_per_process
+
+    def read(self, command: BenchmarkCommand, output: CommandOutput) -> Reading:
+        """Read the result file where there is one, else the table on standard output."""
+        says_wrong = output.exit_code == WRONG_DATA_EXIT_CODE
+        try:
+            test = self._test(command, output)
+            sweep, dtype = sweep_of(command.argv), command.argv[command.argv.index("-d") + 1]
+            measurements = tuple(
+                measurement(m, test, requested=_requested(m, dtype), sweep=sweep, dtype=dtype) for m in command.messages
+            )
+        except BenchmarkError:
+            if says_wrong:
+                return Reading(measurements=(), failed_check=_WRONG_DATA_MEANING)
+            raise
+        if test.out_of_bounds:
+            return Reading(measurements=measurements, failed_check=f"{test.out_of_bounds} values out of bounds")
+        return Reading(measurements=measurements, failed_check=_WRONG_DATA_MEANING if says_wrong else "")
+
+    def _test(self, command: BenchmarkCommand, output: CommandOutput) -> NcclTest:
+        # With a launcher that runs elsewhere the file may be out of reach: the table says the same, less precisely.
+        if command.output_file is not None and command.output_file.is_file():
+            return parse_json(command.output_file.read_text(encoding="utf-8", errors="replace"))
+        tests = [test for test in parse_text(output.stdout, errors=output.stderr) if test.rows]
+        if len(tests) > 1:
+            raise BenchmarkError(
+                f"{len(tests)} runs of nccl-tests answered where one was started",
+                hint="a build without MPI runs once per process: give one process, or a build with MPI=1",
+            )
+        return tests[0]
+
+
+_WRONG_DATA_MEANING = f"exit code {WRONG_DATA_EXIT_CODE}: nccl-tests found wrong data"
+
+
+def _sizes(group: Sequence[Message]) -> Sizes:
+    dtype = _common_dtype(group)
+    return Sizes(wanted=tuple(_requested(message, dtype) for message in group), alignment=_alignment(group[0], dtype))
+
+
+def _common_dtype(group: Sequence[Message]) -> str:
+    words = {_dtype_word(message) for message in group}
+    return words.pop() if len(words) == 1 else _BYTES
+
+
+def _requested(message: Message, dtype: str) -> int:
+    return requested_size(message.size_bytes, _alignment(message, dtype))
+
+
+def _alignment(message: Message, dtype: str) -> int:
+    element = 1 if dtype == _BYTES else DTYPE_SIZES[message.dtype]
+    return alignment_bytes(message.collective, message.group_size, element)
+
+
+def _dtype_word(message: Message) -> str:
+    if message.dtype not in _DTYPE_WORDS:
+        raise UsageError(f"NCCL cannot send {message.label}", hint=f"it knows {', '.join(_DTYPE_WORDS)}")
+    return _DTYPE_WORDS[message.dtype]
+
+
+def create(
+    *,
+    folder: Path | None = None,
+    suffix: str = "",
+    features: NcclTestsFeatures = LEAST,
+    processes: int = 1,
+    gpus_per_process: int = 1,
+    iterations: int = 20,
+    max_commands: int | None = None,
+) -> Benchmark:
+    """Return nccl-tests as a benchmark; see `NcclTests` for the arguments."""
+    return NcclTests(
+        folder=folder,
+        suffix=suffix,
+        features=features,
+        processes=processes,
+        gpus_per_process=gpus_per_process,
+        iterations=iterations,
+        max_commands=max_commands,
+    )

@@ -1,0 +1,65 @@
+"""Which NVIDIA driver the nodes have on which something is measured: asked where it runs, not where it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclt.core.cluster import Cluster
+from ncclt.errors import UsageError
+from ncclt.measure.launched_testbed import launcher_of
+from ncclt.measure.runner import asking
+from ncclt.measure.target import SHARES_FILES, Place
+from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
+
+_NOT_ASKED = ("kubernetes",)
+"""Where a question costs pods, and perhaps an image, of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drivers:
+    """What the nodes said.
+
+    Attributes:
+        versions: each once, sorted; several = nodes differ; empty = not known.
+        why_unknown: one sentence, empty where there are versions.
+    """
+
+    versions: tuple[str, ...] = ()
+    why_unknown: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return them as they are kept: `570.86.15`, or with commas where nodes differ."""
+        return ", ".join(self.versions)
+
+
+def drivers_of_nodes(cluster: Cluster, place: Place, *, environ: Mapping[str, str], root: Path = Path("/")) -> Drivers:
+    """Ask every node for its driver; never fails because one of them does not tell.
+
+    Args:
+        cluster: sized to the job.
+        place: how commands are launched.
+        environ: the process environment.
+        root: of the file system of this machine, another one in tests.
+    """
+    if place.launcher in SHARES_FILES:
+        path = root / DRIVER_FILE.lstrip("/")
+        try:
+            return _drivers(path.read_text(encoding="utf-8", errors="replace"), f"{path} is of an unknown form")
+        except OSError as error:
+            return Drivers(why_unknown=f"{path} cannot be read: {error.strerror}")
+    if place.launcher in _NOT_ASKED:
+        return Drivers(why_unknown=f"nodes are not asked under --launcher {place.launcher}")
+    try:
+        launcher = launcher_of(cluster, place, place.hosts[: cluster.nodes], environ=environ)
+    except UsageError as error:
+        return Drivers(why_unknown=error.message)
+    answer = asking(launcher)(["cat", DRIVER_FILE])
+    return _drivers(answer.stdout, f"no node showed {DRIVER_FILE}")
+
+
+def _drivers(text: str, why_not: str) -> Drivers:
+    found = drivers_in(text)
+    return Drivers(versions=found, why_unknown="" if found else why_not)

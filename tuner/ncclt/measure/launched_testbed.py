@@ -1,0 +1,300 @@
+"""Real places to measure: joins a launcher, a benchmark and a cluster."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Runner
+from ncclt.errors import SettingError, UsageError
+from ncclt.launch import launcher_module
+from ncclt.launch.granted import granted_hosts
+from ncclt.launch.kubernetes.options import site_options
+from ncclt.launch.launcher import JobShape, Launcher
+from ncclt.measure import LaunchedRunner, Pace, PersistentRunner
+from ncclt.measure.benchmarks import benchmark_module
+from ncclt.measure.benchmarks.benchmark import Benchmark
+from ncclt.measure.runner import asking
+from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, TORCH_ALONE, Place, check_place
+from ncclt.measure.testbed import Ground, notes_on_parallel
+from ncclt.measure.timeouts import Timeouts
+from ncclt.nccl.compile import Compiled, variables_for_setting
+from ncclt.nccl.switching import split
+
+CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
+"""Name or address of this machine as the ranks reach it; empty = its own name."""
+
+_GLOO_IS_INERT = "backend gloo: NCCL takes no part, so none of its variables can change anything here"
+
+_BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
+"""Time that torch_collectives spends on one message at most; what gloo measures decides nothing."""
+
+
+def launched_ground(
+    cluster: Cluster,
+    collectives: frozenset[Collective],
+    place: Place,
+    *,
+    environ: Mapping[str, str],
+    ask: bool = True,
+) -> Ground:
+    """Return real nodes as a place to measure.
+
+    Args:
+        cluster: sized to the job.
+        collectives: of the workload.
+        place: how commands are launched there.
+        environ: the process environment.
+        ask: whether programs may be started there to ask what they can do.
+
+    Raises:
+        UsageError: launcher, benchmark, cluster and nodes do not fit together.
+    """
+    check_place(cluster, place)
+    if place.is_gloo:
+        cluster = on_cpus(cluster)
+
+    def compiled(setting: Setting) -> Compiled:
+        return variables_for_setting(setting, version=cluster.version, collectives=collectives)
+
+    plugin = place.plugin(environ)
+    host_sets = _host_sets(cluster, place, environ)
+    launchers = [launcher_of(cluster, place, hosts, environ=environ) for hosts in host_sets]
+    benchmark, said = benchmark_of(cluster, place, launchers[0], collectives, ask=ask)
+    timeouts, pace = Timeouts(), Pace()
+
+    def relaunching(launcher: Launcher, hosts: tuple[str, ...]) -> Runner:
+        # What the plugin alone can say has to be said by it to fresh ranks as well.
+        if plugin is not None:
+            return staying(hosts, stay=False)
+        return LaunchedRunner(
+            benchmark=benchmark,
+            launcher=launcher,
+            cluster=cluster,
+            variables=lambda setting: dict(compiled(setting).variables),
+            timeouts=timeouts,
+            pace=pace,
+            scratch=place.scratch,
+            scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
+            place=",".join(hosts),
+        )
+
+    def staying(hosts: tuple[str, ...], *, stay: bool = True, plugin: Path | None = plugin) -> PersistentRunner:
+        return PersistentRunner(
+            benchmark=benchmark,
+            launcher=launcher_of(cluster, place, hosts, environ=environ),
+            cluster=cluster,
+            variables=lambda setting: dict(compiled(setting).variables),
+            timeouts=timeouts,
+            pace=pace,
+            plugin=plugin,
+            place=",".join(hosts),
+            host=environ.get(CONTROLLER_VARIABLE, ""),
+            scratch=place.scratch,
+            stay=stay,
+        )
+
+    def expressible(setting: Setting) -> bool:
+        try:
+            parts = split(setting, version=cluster.version, collectives=collectives, plugin=plugin is not None)
+        except SettingError:
+            return False
+        return compiled(parts.by_variables).complete
+
+    runners = [relaunching(launcher, hosts) for launcher, hosts in zip(launchers, host_sets, strict=True)]
+    return Ground(
+        runner=runners[0],
+        by_variables=staying(host_sets[0], stay=False, plugin=None) if plugin is not None else None,
+        others=tuple(runners[1:]),
+        persistent=tuple(map(staying, host_sets)) if place.persistent else (),
+        reason=place.reason,
+        covers=lambda _message: True,
+        expressible=expressible,
+        beside_compute=place.beside is not None,
+        notes=(*said, *_notes(place, environ), *_notes_on_forcing(place, plugin)),
+        inert=_GLOO_IS_INERT if place.is_gloo else "",
+    )
+
+
+def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, environ: Mapping[str, str]) -> Launcher:
+    """Return the launcher of one set of nodes; empty = whichever it is given.
+
+    Raises:
+        UsageError: it cannot start such a job.
+    """
+    per_node = 1 if place.launcher == "local" else cluster.gpus_per_node
+    shape = JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts)
+    options: dict[str, Any] = {"shape": shape, "keep_env": place.keep_env, "extra": place.extra, "environment": environ}
+    if place.launcher in TORCH_ALONE:
+        options["python"] = place.python
+    if place.launcher == "ssh":
+        options["options"] = place.ssh_options
+    if place.launcher == "slurm":
+        options["container"] = place.container
+    if place.launcher == "kubernetes":
+        options |= {
+            "kind": "trainjob" if place.benchmark_name == "torch_collectives" else "mpijob",
+            "image": place.container,
+            "namespace": place.namespace or "default",
+            **site_options(place.kubernetes),
+        }
+    launcher: Launcher = launcher_module(place.launcher).create(**options)
+    return launcher
+
+
+def check_benchmark(cluster: Cluster, place: Place) -> None:
+    """Refuse what cannot run, and a benchmark that is not there; nothing is asked of the nodes.
+
+    Raises:
+        UsageError: launcher, benchmark and cluster do not fit together.
+        NotFoundError: no benchmark has that name.
+    """
+    check_place(cluster, place)
+    benchmark_module(place.benchmark_name)
+
+
+def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the nodes of each of the launches that run at once, disjoint.
+
+    Raises:
+        UsageError: there are fewer nodes than that takes.
+    """
+    hosts = place.hosts
+    if not hosts and place.parallel > 1 and place.launcher in TAKES_GRANTED:
+        hosts = granted_hosts(environ)
+    wanted = cluster.nodes * place.parallel
+    if not hosts and place.parallel == 1:
+        return [()]
+    if len(hosts) < wanted:
+        raise UsageError(
+            f"{place.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
+            f"{len(hosts) or 'none'} are named",
+            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
+        )
+    return [hosts[first : first + cluster.nodes] for first in range(0, wanted, cluster.nodes)]
+
+
+def benchmark_of(
+    cluster: Cluster, place: Place, launcher: Launcher, collectives: frozenset[Collective], *, ask: bool = True
+) -> tuple[Benchmark, tuple[str, ...]]:
+    """Return what runs, and what is to be said of it.
+
+    Args:
+        cluster: sized to the job.
+        place: how commands are launched.
+        launcher: where the programs are asked what they can do.
+        collectives: that will be measured.
+        ask: whether programs may be started there to ask what they can do.
+
+    Raises:
+        UsageError: its programs are not there, or cannot measure such a job.
+    """
+    name = place.benchmark_name
+    if name == "torch_collectives":
+        torch: Benchmark = benchmark_module(name).create(
+            backend=place.backend,
+            python=place.python,
+            beside=place.beside,
+            budget_s=_GLOO_BUDGET_S if place.is_gloo else _BUDGET_S,
+        )
+        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if place.is_gloo else ()
+    if name != "nccl_tests":
+        # One of a third party: it knows by itself what it needs.
+        other: Benchmark = benchmark_module(name).create()
+        return other, ()
+    from ncclt.measure.benchmarks.nccl_tests.features import LEAST, detect
+
+    try:
+        features = detect(place.nccl_tests, collectives=collectives, run=asking(launcher) if ask else None)
+    except UsageError:
+        if ask:
+            raise
+        features = LEAST
+    if place.launcher != "local" and features.mpi is False:
+        raise UsageError(
+            f"these nccl-tests were built without MPI: under --launcher {place.launcher} each process would run alone",
+            hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
+        )
+    local = place.launcher == "local"
+    tests: Benchmark = benchmark_module(name).create(
+        folder=place.nccl_tests,
+        features=features,
+        processes=1 if local else cluster.world,
+        gpus_per_process=cluster.gpus_per_node if local else 1,
+        max_commands=place.max_commands,
+    )
+    return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
+
+
+def _notes(place: Place, environ: Mapping[str, str]) -> tuple[str, ...]:
+    inherited = sorted(name for name in environ if name.startswith("NCCL_"))
+    notes = []
+    if inherited and place.keep_env:
+        notes.append(f"kept in every trial, the default's too: {', '.join(inherited)}")
+    elif inherited:
+        notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
+    return (*notes, *notes_on_parallel(place.parallel))
+
+
+def _notes_on_forcing(place: Place, plugin: Path | None) -> tuple[str, ...]:
+    notes = []
+    if place.persistent:
+        notes.append(
+            "the ranks of the search stayed from trial to trial; finalists and proof were measured by fresh ones"
+        )
+    if plugin is not None:
+        notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
+        notes.append("what plain variables deliver was proven without it, by these variables")
+    elif place.persistent:
+        how = "" if place.is_gloo else "; `ncclt plugin build` makes most of them cheaper and LL128 possible"
+        notes.append(f"every other algorithm and protocol took a new communicator{how}")
+    return tuple(notes)
+
+
+def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | None, backend: str) -> Cluster:
+    """Return what is measured where nobody named a cluster: processes of gloo on the CPUs of this machine.
+
+    Raises:
+        UsageError: GPUs are to be measured: what they are linked by must be known to judge and to serve the result.
+    """
+    if backend != "gloo":
+        raise UsageError(
+            "--cluster is needed to say what is measured",
+            hint="`ncclt cluster list` shows those that are known; `ncclt doctor --as-cluster NAME` makes one of this "
+            "machine",
+        )
+    if nodes > 1:
+        raise UsageError("several nodes need a --cluster, which names their network", hint="see `ncclt cluster add`")
+    host = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-") or "machine"
+    return Cluster(
+        name=f"cpus-of-{host}",
+        nodes=1,
+        gpus_per_node=gpus_per_node or 2,
+        gpu=_NO_GPU,
+        compute_capability=80,
+        link_class="shm",
+        link_gbps=10.0,
+        nccl_version=nccl_version or _ANY_NCCL,
+        description="processes of gloo on the CPUs of one machine; no GPU and no NCCL takes part",
+        sources=("made by ncclt because no --cluster was named",),
+    )
+
+
+def on_cpus(cluster: Cluster) -> Cluster:
+    """Return a cluster under a name and fingerprint of its own: what gloo measures must never stand for its GPUs."""
+    if cluster.gpu == _NO_GPU:
+        return cluster
+    return replace(cluster, name=f"{cluster.name}-cpus", gpu=_NO_GPU)
+
+
+_NO_GPU = "none (CPU, gloo)"
+
+_ANY_NCCL = "2.28.9"
+"""Only says which variables are tried; gloo reads none of them."""

@@ -1,0 +1,1 @@
+"""Measure with ranks that are kept alive from trial to trial."""

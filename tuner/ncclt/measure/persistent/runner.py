@@ -1,0 +1,371 @@
+"""The runner whose ranks stay: a setting comes into force in them without a relaunch, as cheaply as NCCL allows.
+
+What a launch cannot see differs: communicators, buffers and page tables are warm from earlier trials, and NCCL's memory
+is less orderly than in a fresh process. Every setting of a study is measured so, the default among them; finalists and
+the proof are launched anew (`LaunchedRunner`), for that is how a training starts.
+
+Not tried on a GPU: proven with processes of gloo, to which no variable of NCCL means anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import secrets
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Outcome, TrialResult
+from ncclt.errors import BenchmarkError, SettingError, UsageError
+from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
+from ncclt.launch.process.guard import results_folder
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.outcome import judge
+from ncclt.measure.persistent.applied import Attested
+from ncclt.measure.persistent.commands import nccl_version, session_command, trial_arguments
+from ncclt.measure.persistent.controller import Controller
+from ncclt.measure.persistent.session import Session
+from ncclt.measure.sampling import Pace
+from ncclt.measure.timeouts import Timeouts
+from ncclt.nccl.switching import Force, Level, Switch, split, start_variables, started, switch
+from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
+
+LONGEST_S = 7 * 24 * 3600.0
+"""A launch of ranks that stay is ended after this, whatever happens."""
+
+RENEWED_S = LONGEST_S / 2
+"""Ranks older than this are started anew before a trial, so that none is cut off by that end."""
+
+TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
+
+
+class PersistentRunner:
+    """Measures settings in ranks that were started once: the `Runner` of a search with many trials.
+
+    The `wall_s` of a result is how long its trial held the GPUs: what the ranks had waited for it (for the search to
+    decide, for the store), and their start and end as far as these fell into it.
+    Every result is `warm`, also where ranks had to be started: it is no launch of the setting as a training makes one,
+    unless `stay` is false.
+    A trial whose ranks crash, hang or send wrong data ends them; the next one starts new ones. Ranks that are found
+    dead before a trial has begun are replaced, and the trial is not blamed. Whenever `measure` raises, nothing is left.
+
+    Args:
+        benchmark: what runs; `torch_collectives` alone can stay.
+        launcher: where it runs, for this runner alone: all that it runs is ended with the ranks.
+        cluster: what is measured, sized to the job.
+        variables: the variables that force a setting upon NCCL there; may raise SettingError.
+        timeouts: how long starting the ranks, and then a trial, may take; shared as in `LaunchedRunner`.
+        pace: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
+        plugin: NCCL's tuner plugin of ncclt as the ranks see it; None = nothing is switched per call.
+        place: the nodes that it uses, for people; empty where the launcher chooses them.
+        host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback where ranks are
+            on this machine.
+        scratch: where the file with the token is made; None = the system's place. mpirun over several nodes needs a
+            folder that they share.
+        stay: False = the ranks end with each trial, so every trial is a launch of its own, and only what the plugin
+            alone can say makes this the runner for it.
+
+    Raises:
+        UsageError: benchmark or launcher cannot be used so.
+    """
+
+    def __init__(
+        self,
+        *,
+        benchmark: Benchmark,
+        launcher: Launcher,
+        cluster: Cluster,
+        variables: Callable[[Setting], Mapping[str, str]],
+        timeouts: Timeouts | None = None,
+        pace: Pace | None = None,
+        plugin: Path | None = None,
+        place: str = "",
+        host: str = "",
+        scratch: Path | None = None,
+        stay: bool = True,
+    ) -> None:
+        if not isinstance(benchmark, TorchCollectives):
+            raise UsageError(
+                f"the ranks of {benchmark.name} end with every launch: they cannot stay",
+                hint="use --benchmark torch_collectives, or leave --persistent out",
+            )
+        if launcher.name == "kubernetes":
+            raise UsageError(
+                "ranks cannot stay under --launcher kubernetes: a pod may have no way to this machine",
+                hint="leave --persistent out, or run ncclt in an allocation of Slurm or beside an ssh",
+            )
+        self._benchmark, self._launcher, self._cluster = benchmark, launcher, cluster
+        self._variables, self._timeouts, self._pace = variables, timeouts or Timeouts(), pace
+        self._plugin, self._place, self._host, self._scratch = plugin, place, host, scratch
+        self._version, self._stay = cluster.version, stay
+        self._session: Session | None = None
+        self._now = Force()
+        self._generations = itertools.count(1)
+        self._start_s = 0.0
+        self._idle_since_s = 0.0
+        self._killed = False
+        self._attested = Attested()
+        self.switches: Counter[Level] = Counter()
+        """How many trials came into force at which level; those that had to start ranks count as PROCESS."""
+
+    @property
+    def name(self) -> str:
+        """Return the launcher's word."""
+        return self._launcher.name
+
+    @property
+    def simulated(self) -> bool:
+        """Tell that these times are real."""
+        return False
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster that is measured."""
+        return self._cluster
+
+    def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
+        """Take over what the stored default of a resumed study took: for the whole launch, s, and per call, µs."""
+        self._timeouts.calibrate(wall_s)
+        if self._pace is not None:
+            self._pace.learn(times_us)
+
+    def kill(self) -> None:
+        """End trial and ranks at once: `measure` raises KeyboardInterrupt, now and from now on."""
+        self._killed = True
+        self._launcher.kill()
+
+    def close(self) -> None:
+        """End the ranks, if there are any; a later `measure` starts new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.end()
+
+    def plans(self, setting: Setting, messages: Sequence[Message]) -> tuple[LaunchPlan, ...]:
+        """Return the launch of ranks that would begin with this setting, without its token and port; make none.
+
+        Raises:
+            UsageError: the benchmark cannot measure one of the messages.
+            SettingError: the setting cannot be forced here.
+        """
+        self._benchmark.commands(messages, folder=None)
+        command = session_command(self._benchmark, controller="HOST:PORT", token=None)
+        return (self._plan(command, self._force(setting, messages)),)
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
+        """Measure all messages under `setting`, in the ranks that are there or in new ones.
+
+        Raises:
+            UsageError: the benchmark cannot measure one of the messages, or this machine cannot be reached.
+            StudyStoppedError: the nodes are gone, or unfit to measure anything on.
+            KeyboardInterrupt: `kill` was called.
+        """
+        if self._killed:
+            raise KeyboardInterrupt
+        began_s, before = time.monotonic(), self._session
+        idle_s = self._idle_s(began_s)
+        try:
+            wanted = self._force(setting, messages)
+        except SettingError as error:
+            return self._labelled(TrialResult(outcome=Outcome.INVALID, detail=error.message), wall_s=0.0)
+        commands = self._paced(messages).commands(messages, folder=None)
+        if not commands:
+            return self._labelled(TrialResult(outcome=Outcome.OK), wall_s=0.0)
+        (command,) = commands
+        try:
+            result = self._trial(wanted, command)
+            stayed = before is not None and before is self._session
+            if not self._stay:
+                self.close()
+        except BaseException:
+            session, self._session = self._session, None
+            if session is not None:
+                session.kill()
+            raise
+        self._idle_since_s = time.monotonic()
+        wall_s = self._idle_since_s - began_s
+        if setting.is_default and result.outcome is Outcome.OK:
+            # As if it had been launched: whoever launches the same messages waits by what is learnt here.
+            whole_s = wall_s + (self._start_s if stayed else 0.0)
+            self._timeouts.learn(command.messages, whole_s)
+            self._timeouts.calibrate(whole_s, messages)
+            if self._pace is not None:
+                self._pace.learn({m.message: m.time_us for m in result.measurements})
+        # The GPUs are held between trials too, and whatever comes of this one, nobody else pays for that.
+        return self._labelled(result, wall_s=idle_s + wall_s)
+
+    def _labelled(self, result: TrialResult, *, wall_s: float) -> TrialResult:
+        """Return a result that says how it was measured."""
+        by_plugin = self._plugin is not None
+        return replace(result, wall_s=wall_s, place=self._place, warm=self._stay, by_plugin=by_plugin)
+
+    def _idle_s(self, now_s: float) -> float:
+        """Return how long ranks have waited, since the last trial that was paid for."""
+        session = self._session
+        if session is None:
+            return 0.0
+        until_s = now_s if session.ended_s is None else min(session.ended_s, now_s)
+        return max(until_s - self._idle_since_s, 0.0)
+
+    def _paced(self, messages: Sequence[Message]) -> TorchCollectives:
+        if self._pace is None:
+            return self._benchmark
+        limits = zip(messages, self._pace.enough_us(messages), strict=True)
+        return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
+
+    def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
+        """Return what the setting asks of NCCL.
+
+        Raises:
+            SettingError: it cannot be forced here.
+        """
+        parts = split(
+            setting,
+            version=self._version,
+            collectives=[m.collective for m in messages],
+            plugin=self._plugin is not None,
+        )
+        return Force(rules=parts.rules, variables=tuple(sorted(self._variables(parts.by_variables).items())))
+
+    def _plan(self, command: BenchmarkCommand, wanted: Force) -> LaunchPlan:
+        plugin = {TUNER_PLUGIN: str(self._plugin)} if self._plugin is not None else {}
+        return self._launcher.plan(
+            command.argv,
+            variables={**dict(command.variables), **plugin, **start_variables(wanted, self._version)},
+            timeout_s=LONGEST_S,
+            files=command.files,
+        )
+
+    def _trial(self, wanted: Force, command: BenchmarkCommand) -> TrialResult:
+        limit_s = self._timeouts.limit_s(command.messages)
+        failed: LaunchResult | None = None
+        for _ in range(2):
+            before = self._session
+            failed = self._prepare(wanted, limit_s)
+            if failed is not None:
+                break
+            assert self._session is not None, "ranks that are prepared are there"
+            step = switch(self._now, wanted, self._version)
+            order = self._order(step, wanted, command)
+            if self._session.begin(order):
+                self.switches[step.level if self._session is before else Level.PROCESS] += 1
+                return self._finish(wanted, command, limit_s, attest=order["attest"])
+            # They were gone before any of this trial was done, so they say nothing about its setting.
+            failed = self._lost(self._session.kill)
+        assert failed is not None, "whatever did not begin has ended"
+        return judge(self._benchmark, command, failed, limit_s=limit_s)
+
+    def _prepare(self, wanted: Force, limit_s: float) -> LaunchResult | None:
+        """See to it that ranks are there in which `wanted` can come into force; return how they failed to start."""
+        session = self._session
+        if session is not None:
+            aged = time.monotonic() - session.began_s > RENEWED_S
+            if not session.lives:
+                self._lost(session.kill)
+            elif aged or switch(self._now, wanted, self._version).level is Level.PROCESS:
+                self.close()
+        while self._session is None:
+            if (failed := self._start(wanted, limit_s)) is not None:
+                return failed
+            # Ranks that turn out to have an older NCCL were started without what it keeps for life.
+            if switch(self._now, wanted, self._version).level is Level.PROCESS:
+                self.close()
+        return None
+
+    def _start(self, wanted: Force, limit_s: float) -> LaunchResult | None:
+        token = secrets.token_hex(32)
+        # If this process is killed, its guardian removes the folder.
+        with results_folder("ncclt-token-", parent=self._scratch) as folder:
+            file = folder / "token"
+            file.touch(mode=0o600)
+            file.write_text(token, encoding="ascii")
+            controller = Controller(launcher=self._launcher.name, host=self._host, token=token.encode())
+            command = session_command(self._benchmark, controller=controller.address, token=file)
+            try:
+                plan = self._plan(command, wanted)
+            except BaseException:
+                controller.close()
+                raise
+            session = self._session = Session(
+                launcher=self._launcher, plan=plan, controller=controller, stopped=lambda: self._killed
+            )
+            began_s = time.monotonic()
+            table = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES} if self._plugin else None
+            ready = session.wait_ready({"table": table}, limit_s)
+        if not ready:
+            late = time.monotonic() - began_s >= limit_s
+            return self._lost(session.kill if late else session.wait_end, timed_out=late)
+        self._start_s = time.monotonic() - began_s
+        self._now, self._generations = started(wanted, self._version), itertools.count(1)
+        if found := nccl_version(session.environment):
+            # An older NCCL than we were told of reads less again; of a newer one nothing more was asked at the start.
+            self._version = min(self._version, NcclVersion.parse(found))
+        return None
+
+    def _order(self, step: Switch, wanted: Force, command: BenchmarkCommand) -> dict[str, Any]:
+        assert step.level is not Level.PROCESS, "what ranks keep for life was there when they started"
+        table = None
+        if step.rules is not None:
+            generation = next(self._generations)
+            rows = [
+                SharedRow(
+                    collective=COLLECTIVE_WORDS[rule.collective],
+                    algorithm=rule.algorithm.value,
+                    protocol=rule.protocol.value,
+                    channels=rule.channels or 0,
+                )
+                for rule in step.rules
+                if rule.algorithm and rule.protocol
+            ]
+            at, image = slot_image(rows, generation)
+            counted = base64.b64encode(struct.pack("=Q", generation)).decode()
+            table = {"at": at, "image": base64.b64encode(image).decode(), "generation": counted}
+        return {
+            "level": step.level.name.lower(),
+            "variables": {**dict(step.set_variables), **dict.fromkeys(step.unset_variables)},
+            "table": table,
+            "attest": self._benchmark.backend == "nccl" and self._attested.lacks(wanted, command.messages),
+            "arguments": trial_arguments(command),
+        }
+
+    def _finish(self, wanted: Force, command: BenchmarkCommand, limit_s: float, *, attest: bool) -> TrialResult:
+        assert self._session is not None, "a trial that has begun has ranks"
+        session = self._session
+        deadline_s = time.monotonic() + limit_s
+        answer = session.answer(deadline_s)
+        if answer is None:
+            late = time.monotonic() >= deadline_s
+            failed = self._lost(session.kill if late else session.wait_end, timed_out=late)
+            return judge(self._benchmark, command, failed, limit_s=limit_s)
+        self._now = wanted
+        said = LaunchResult(
+            exit_code=1 if answer["said"] else 0, stdout="\n".join(answer["lines"]), stderr=answer["said"]
+        )
+        result = judge(self._benchmark, command, said, limit_s=limit_s)
+        if result.outcome is Outcome.WRONG_RESULT:
+            self._lost(session.kill)  # who knows what else is wrong there
+        if result.outcome is not Outcome.OK or not attest:
+            return result
+        try:
+            problem = self._attested.check(answer["decisions"] or (), wanted, command.messages)
+        except BenchmarkError as error:
+            problem = error.message
+        return replace(result, outcome=Outcome.INVALID, detail=problem, measurements=()) if problem else result
+
+    def _lost(self, end: Callable[[], LaunchResult], *, timed_out: bool = False) -> LaunchResult:
+        """Give the ranks up and return how their launch ended."""
+        self._session = None
+        ended = end()
+        if self._killed or ended.killed:  # not by the session: somebody wants everything to end
+            raise KeyboardInterrupt
+        return replace(ended, timed_out=timed_out)

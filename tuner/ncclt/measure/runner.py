@@ -1,0 +1,207 @@
+"""The runner that launches real commands: a benchmark says what runs, a launcher says where.
+
+Not tried on a GPU: the outcomes are proven with a stand-in for nccl-tests that fails in every way it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ncclt.core.algorithms import Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.errors import SettingError
+from ncclt.launch.launcher import Launcher, LaunchPlan
+from ncclt.launch.process.guard import results_folder
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
+from ncclt.measure.outcome import judge, require_place
+from ncclt.measure.sampling import Pace
+from ncclt.measure.timeouts import Timeouts
+
+ASKING_S = 120.0
+"""How long a program may take to say what it can do; a login node or a file system can be slow."""
+
+
+_SOME_FOLDER = Path("{results}")
+"""Stands in plans that are only shown for the folder that each trial makes for its results."""
+
+
+class LaunchedRunner:
+    """Measures settings by launching a benchmark: the `Runner` of every launcher.
+
+    A trial launches the commands of the benchmark one after another and ends at the first that fails.
+
+    Args:
+        benchmark: what runs.
+        launcher: where it runs.
+        cluster: what is measured, sized to the job.
+        variables: the variables that force a setting upon NCCL there; may raise SettingError.
+        timeouts: how long a command may take; runners of one study that measure at the same time share it.
+        pace: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
+        scratch: where each trial's folder for result files is made; None = the system's place for temporary files.
+        scratch_is_shared: whether what rank 0 writes there can be read here. False = results have to come over
+            standard output, for example where the ranks run in other containers or behind a login node.
+        place: the nodes that it uses, for people; empty where the launcher chooses them.
+    """
+
+    def __init__(
+        self,
+        *,
+        benchmark: Benchmark,
+        launcher: Launcher,
+        cluster: Cluster,
+        variables: Callable[[Setting], Mapping[str, str]],
+        timeouts: Timeouts | None = None,
+        pace: Pace | None = None,
+        scratch: Path | None = None,
+        scratch_is_shared: bool = True,
+        place: str = "",
+    ) -> None:
+        self._benchmark = benchmark
+        self._launcher = launcher
+        self._cluster = cluster
+        self._variables = variables
+        self._timeouts = timeouts or Timeouts()
+        self._pace = pace
+        self._scratch = scratch
+        self._scratch_is_shared = scratch_is_shared
+        self._place = place
+        self._killed = False
+
+    @property
+    def name(self) -> str:
+        """Return the launcher's word."""
+        return self._launcher.name
+
+    @property
+    def simulated(self) -> bool:
+        """Tell that these times are real."""
+        return False
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster that is measured."""
+        return self._cluster
+
+    def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
+        """Take over what the stored default of a resumed study took.
+
+        Args:
+            wall_s: for the whole launch, seconds.
+            times_us: for one call of each message, µs.
+        """
+        self._timeouts.calibrate(wall_s)
+        if self._pace is not None:
+            self._pace.learn(times_us)
+
+    def kill(self) -> None:
+        """End the trial at once: `measure` raises KeyboardInterrupt, now and from now on."""
+        self._killed = True
+        self._launcher.kill()
+
+    def plans(self, setting: Setting, messages: Sequence[Message]) -> tuple[LaunchPlan, ...]:
+        """Return the launches of one trial as they would be made, and make none.
+
+        Raises:
+            UsageError: the benchmark cannot measure one of the messages.
+            SettingError: the setting cannot be forced here.
+        """
+        variables = _safe_variables(setting, self._variables)
+        benchmark = self._paced(messages)
+        commands = benchmark.commands(messages, folder=_SOME_FOLDER if self._scratch_is_shared else None)
+        return tuple(self._plan(command, variables, self._timeouts.limit_s(command.messages)) for command in commands)
+
+    def _paced(self, messages: Sequence[Message]) -> Benchmark:
+        """Return the benchmark, told what is known about when to stop where it can."""
+        if self._pace is None or not isinstance(self._benchmark, Paced):
+            return self._benchmark
+        limits = zip(messages, self._pace.enough_us(messages), strict=True)
+        return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
+
+    def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
+        return self._launcher.plan(
+            command.argv,
+            variables={**dict(command.variables), **variables},
+            timeout_s=limit_s,
+            files=command.files,
+        )
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Launch once under `setting` and measure all messages.
+
+        Raises:
+            UsageError: the benchmark cannot measure one of the messages, whatever the setting.
+            StudyStoppedError: the nodes are gone, or unfit to measure anything on.
+            KeyboardInterrupt: `kill` was called.
+        """
+        try:
+            variables = _safe_variables(setting, self._variables)
+        except SettingError as error:
+            return TrialResult(outcome=Outcome.INVALID, detail=error.message)
+        if not self._scratch_is_shared:
+            return self._trial(setting, variables, messages, None)
+        # Readable by its owner alone and short-lived: nccl-tests writes the environment there.
+        with results_folder(f"ncclt-{setting.digest()}-{repeat}-", parent=self._scratch) as folder:
+            return self._trial(setting, variables, messages, folder)
+
+    def _trial(
+        self, setting: Setting, variables: Mapping[str, str], messages: Sequence[Message], folder: Path | None
+    ) -> TrialResult:
+        measured: dict[Message, Measurement] = {}
+        wall_s = 0.0
+        result = TrialResult(outcome=Outcome.OK)
+        benchmark = self._paced(messages)
+        for command in benchmark.commands(messages, folder=folder):
+            if self._killed:
+                raise KeyboardInterrupt
+            limit_s = self._timeouts.limit_s(command.messages)
+            launch = self._launcher.run(self._plan(command, variables, limit_s))
+            if launch.killed:
+                raise KeyboardInterrupt
+            wall_s += launch.wall_s
+            result = judge(benchmark, command, launch, limit_s=limit_s)
+            measured |= {m.message: m for m in result.measurements}
+            if result.outcome is not Outcome.OK:
+                break
+            if setting.is_default:
+                self._timeouts.learn(command.messages, launch.wall_s)
+        if setting.is_default and result.outcome is Outcome.OK:
+            self._timeouts.calibrate(wall_s, messages)
+            if self._pace is not None:
+                self._pace.learn({m.message: m.time_us for m in measured.values()})
+        return TrialResult(
+            outcome=result.outcome,
+            measurements=tuple(measured[m] for m in messages if m in measured),
+            detail=result.detail,
+            wall_s=wall_s,
+            place=self._place,
+        )
+
+
+def _safe_variables(setting: Setting, variables: Callable[[Setting], Mapping[str, str]]) -> Mapping[str, str]:
+    """Return the variables of a setting, but refuse those that would make NCCL send data in an unsafe way.
+
+    NCCL takes LL128 in NCCL_PROTO as an order, also where its own rule forbids it and stores of 128 bytes may be torn
+    (graph/tuning.cc); only the tuner plugin can ask for it without overruling NCCL.
+    """
+    if setting.protocol is Protocol.LL128:
+        raise SettingError("LL128 cannot be forced by variables safely, so this setting was not launched")
+    return variables(setting)
+
+
+def asking(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequence[str]], CommandOutput]:
+    """Return what runs a command where trials will run and gives its output, for benchmarks that ask beforehand."""
+
+    def run(argv: Sequence[str]) -> CommandOutput:
+        launch = launcher.run(launcher.plan(argv, variables={}, timeout_s=timeout_s))
+        if launch.killed:
+            raise KeyboardInterrupt
+        if launch.exit_code != 0:
+            require_place(launch)
+        said = f"{launch.failure}\n{launch.stderr}" if launch.failure else launch.stderr
+        return CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=said)
+
+    return run

@@ -1,0 +1,8 @@
+"""Runners that need no GPU: a cluster made of mechanisms, and the replay of recorded measurements."""
+
+from ncclt.measure.simulated.faults import NO_FAULTS, Faults
+from ncclt.measure.simulated.landscape import Landscape, load_landscape
+from ncclt.measure.simulated.replay import ReplayRunner
+from ncclt.measure.simulated.runner import SimulatedRunner
+
+__all__ = ["NO_FAULTS", "Faults", "Landscape", "ReplayRunner", "SimulatedRunner", "load_landscape"]

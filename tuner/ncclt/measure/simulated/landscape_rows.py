@@ -1,0 +1,247 @@
+"""Reads the rows of a table of recorded measurements (tidy CSV, one measurement per row)."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective, bus_factor
+from ncclt.core.setting import MAX_CHANNELS, Setting
+from ncclt.errors import LandscapeError, reason
+from ncclt.measure.simulated.conditions import condition_of, is_wrong
+
+REQUIRED = ("system", "gpus", "nodes", "collective", "size_bytes", "algo", "proto", "nchannels", "time_us")
+"""Columns without which a row means nothing."""
+
+OPTIONAL = (
+    "gpus_per_node", "interconnect", "nccl_version", "dtype", "buffsize", "nthreads", "other_env",
+    "algbw_gbps", "busbw_gbps", "in_place", "source", "licence",
+)  # fmt: skip
+"""Columns that may be left out; an absent one reads as blank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        number: line of the file, for error messages; the header is line 1.
+        system, interconnect, nccl_version, in_place: as written.
+        gpus, nodes, gpus_per_node: shape of the job.
+        collective, size_bytes: what was sent.
+        setting: what was forced; empty = NCCL's own choice.
+        condition: what of `other_env` changes the measurement; empty = nothing.
+        time_us: time of one call, µs.
+    """
+
+    number: int
+    system: str
+    interconnect: str
+    nccl_version: str
+    in_place: str
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    collective: Collective
+    size_bytes: int
+    setting: Setting
+    condition: str
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a file gave: its rows and what was left out of it."""
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+_Name = TypeVar("_Name")
+_COLLECTIVES = {c.value.replace("_", ""): c for c in Collective}
+_ALGORITHMS = {a.value.replace("_", ""): a for a in Algorithm}
+_PROTOCOLS = {p.value: p for p in Protocol}
+
+
+def read_rows(path: Path, where: Mapping[str, str]) -> Reading:
+    """Read the rows that `where` keeps.
+
+    Args:
+        path: the CSV file.
+        where: column -> value or glob pattern; `other_env` also matches the condition alone.
+
+    Raises:
+        LandscapeError: the file cannot be read, lacks a column, has a row that makes no sense, or keeps no row.
+    """
+    table = list(_lines(path))
+    if not table:
+        raise LandscapeError(f"{path.name} has no rows", hint="the first line names the columns, then one row each")
+    _check_where(where, path)
+    kept = [(number, line) for number, line in table if _matches(line, where)]
+    if not kept:
+        wanted = " ".join(f"{column}={value}" for column, value in where.items())
+        raise LandscapeError(f"no row of {path.name} has {wanted}", hint=_values_hint(table, where))
+    rows: list[Row] = []
+    dropped: Counter[str] = Counter()
+    for number, line in kept:
+        gap = _gap(line)
+        if gap:
+            dropped[gap] += 1
+        else:
+            rows.append(_row(number, line, path))
+    notes = tuple(f"{count} rows with {why} were left out" for why, count in dropped.items())
+    if not rows:
+        raise LandscapeError(f"no row of {path.name} can be used: {'; '.join(notes)}", hint="choose other rows")
+    return Reading(rows=tuple(rows), notes=notes)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield (line number, column -> stripped text)."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            missing = [column for column in REQUIRED if column not in (reader.fieldnames or ())]
+            if missing:
+                raise LandscapeError(
+                    f"{path.name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
+                    hint=f"needed are {', '.join(REQUIRED)}",
+                )
+            for raw in reader:
+                if None in raw:
+                    raise LandscapeError(
+                        f"{path.name}, line {reader.line_num}: more fields than columns",
+                        hint="quote fields that contain a comma",
+                    )
+                line = {column: (raw.get(column) or "").strip() for column in REQUIRED + OPTIONAL}
+                if any(line.values()):
+                    yield reader.line_num, line
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise LandscapeError(
+            f"{path} cannot be read as CSV: {reason(error)}", hint="give a readable table in UTF-8 with --landscape"
+        ) from error
+
+
+def _check_where(where: Mapping[str, str], path: Path) -> None:
+    unknown = [column for column in where if column not in REQUIRED + OPTIONAL]
+    if unknown:
+        raise LandscapeError(
+            f"{path.name} has no column {unknown[0]!r} to choose by", hint=f"one of {', '.join(REQUIRED + OPTIONAL)}"
+        )
+
+
+def _matches(line: Mapping[str, str], where: Mapping[str, str]) -> bool:
+    return all(
+        any(text == wanted or fnmatchcase(text, wanted) for text in _texts(line, column))
+        for column, wanted in where.items()
+    )
+
+
+def _texts(line: Mapping[str, str], column: str) -> tuple[str, ...]:
+    if column == "other_env":
+        return line[column], condition_of(line[column])
+    return (line[column],)
+
+
+def _values_hint(table: list[tuple[int, dict[str, str]]], where: Mapping[str, str]) -> str:
+    column = next((c for c, v in where.items() if not any(_matches(line, {c: v}) for _, line in table)), None)
+    if column is None:
+        return "each of these is there, but not together"
+    values = sorted({line[column] for _, line in table})
+    return f"{column} is one of: " + "; ".join(repr(v) for v in values[:8]) + ("; ..." if len(values) > 8 else "")
+
+
+def _gap(line: Mapping[str, str]) -> str:
+    """Return why a row says nothing, empty where it does: blanks are what the source did not tell."""
+    if is_wrong(line["other_env"]):
+        return "failed validation"
+    for column, words in (("size_bytes", "no size"), ("gpus", "no number of GPUs"), ("nodes", "no number of nodes")):
+        if not line[column]:
+            return words
+    # A bandwidth of 0.00 is one that was rounded away.
+    bandwidths = [text for text in (line["algbw_gbps"], line["busbw_gbps"]) if text and text.strip("0.")]
+    return "" if line["time_us"] or bandwidths else "neither a time nor a bandwidth"
+
+
+def _row(number: int, line: Mapping[str, str], path: Path) -> Row:
+    where = f"{path.name}, line {number}"
+    gpus = _whole(line, "gpus", where)
+    nodes = _whole(line, "nodes", where)
+    collective = _known(line, "collective", _COLLECTIVES, where)
+    size_bytes = _whole(line, "size_bytes", where)
+    return Row(
+        number=number,
+        system=line["system"],
+        interconnect=line["interconnect"],
+        nccl_version=line["nccl_version"],
+        in_place=line["in_place"],
+        gpus=gpus,
+        nodes=nodes,
+        gpus_per_node=_whole(line, "gpus_per_node", where) if line["gpus_per_node"] else max(1, gpus // nodes),
+        collective=collective,
+        size_bytes=size_bytes,
+        setting=_setting(line, where),
+        condition=condition_of(line["other_env"]),
+        time_us=_time_us(line, collective, size_bytes, gpus, where),
+    )
+
+
+def _setting(line: Mapping[str, str], where: str) -> Setting:
+    channels = _whole(line, "nchannels", where) if line["nchannels"] else None
+    if channels is not None and channels > MAX_CHANNELS:
+        raise LandscapeError(f"{where}: nchannels is {channels}", hint=f"NCCL has at most {MAX_CHANNELS}")
+    return Setting(
+        algorithm=_known(line, "algo", _ALGORITHMS, where) if line["algo"] else None,
+        protocol=_known(line, "proto", _PROTOCOLS, where) if line["proto"] else None,
+        channels=channels,
+        parameters=tuple(
+            (name, _whole(line, column, where))
+            for name, column in (("BUFFSIZE", "buffsize"), ("NTHREADS", "nthreads"))
+            if line[column]
+        ),
+    )
+
+
+def _known(line: Mapping[str, str], column: str, names: Mapping[str, _Name], where: str) -> _Name:
+    name = re.sub(r"[_\-\s]", "", line[column].lower())
+    if name not in names:
+        raise LandscapeError(f"{where}: unknown {column} {line[column]!r}", hint=f"one of {', '.join(names)}")
+    return names[name]
+
+
+def _number(line: Mapping[str, str], column: str, where: str) -> float:
+    try:
+        value = float(line[column])
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise LandscapeError(
+            f"{where}: {column} is {line[column]!r}, which is no number above 0", hint="correct or remove the row"
+        )
+    return value
+
+
+def _whole(line: Mapping[str, str], column: str, where: str) -> int:
+    value = _number(line, column, where)
+    if value != int(value):
+        raise LandscapeError(f"{where}: {column} is {line[column]!r}, which is no whole number", hint="correct the row")
+    return int(value)
+
+
+def _time_us(line: Mapping[str, str], collective: Collective, size_bytes: int, gpus: int, where: str) -> float:
+    """Return the time, or where it is blank what the bandwidth says: bytes / algbw, busbw = algbw x factor."""
+    if line["time_us"]:
+        return _number(line, "time_us", where)
+    if line["busbw_gbps"].strip("0."):
+        # A bandwidth column with few digits is coarse; busbw has more of them than algbw.
+        algbw = _number(line, "busbw_gbps", where) / bus_factor(collective, gpus)
+    else:
+        algbw = _number(line, "algbw_gbps", where)
+    return size_bytes / algbw / 1e3

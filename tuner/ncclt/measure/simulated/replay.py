@@ -1,0 +1,70 @@
+"""Replays a recorded landscape as if its cluster were here: the times are real, the launches are not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.measure.simulated.landscape import Landscape
+
+
+class ReplayRunner:
+    """Looks measurements up in a landscape (see ncclt.core.trial.Runner)."""
+
+    def __init__(self, landscape: Landscape, *, seed: int, sigma: float = 0.0) -> None:
+        """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples."""
+        self._landscape = landscape
+        self._seed = seed
+        self._sigma = sigma
+
+    @property
+    def name(self) -> str:
+        """Return the word used with `--launcher`."""
+        return "replay"
+
+    @property
+    def simulated(self) -> bool:
+        """Tell that the times were measured, if not now."""
+        return False
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster that was recorded."""
+        return self._landscape.cluster
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Return the recorded times; what was not recorded makes the trial invalid."""
+        measurements = []
+        for message in messages:
+            samples = self._landscape.time_samples(setting, message)
+            if not samples:
+                return TrialResult(outcome=Outcome.INVALID, detail=self._reason(setting, message))
+            measurements.append(
+                Measurement(
+                    message=message,
+                    samples_us=self._noisy(samples, setting, message, repeat),
+                    wrong=None,
+                    interpolated=not self._landscape.is_exact(setting, message),
+                )
+            )
+        return TrialResult(outcome=Outcome.OK, measurements=tuple(measurements))
+
+    def _reason(self, setting: Setting, message: Message) -> str:
+        if not self._landscape.covers(message):
+            group = f" in a group of {message.group_size}" if message.group_size else ""
+            return f"{message.label}{group} was not recorded on {self.cluster.name}"
+        if self._landscape.recorded(setting, message) is None:
+            return f"{setting.label} was not recorded for {message.collective} on {self.cluster.name}"
+        return f"{setting.label} was not recorded at {message.size_bytes} bytes on {self.cluster.name}"
+
+    def _noisy(self, samples: tuple[float, ...], setting: Setting, message: Message, repeat: int) -> tuple[float, ...]:
+        if not self._sigma:
+            return samples
+        draw = random.Random(
+            f"{self._seed}|{setting.digest()}|{repeat}|{message.collective}|{message.size_bytes}|{message.dtype}"
+        )
+        return tuple(sample * draw.lognormvariate(0.0, self._sigma) for sample in samples)

@@ -1,0 +1,248 @@
+"""How long a collective takes on the simulated hardware, without noise.
+
+Every algorithm is latency plus a pipeline of chunks: the chunk arithmetic is NCCL's own (`chunks`), the rates are
+`physics`. Bandwidth saturates over channels as ((b c)^-q + B^-q)^(-1/q), with q = 3 fitted to the MI355X grid and the
+RTX 4090 channel sweep; a port saturates more sharply, with q = 5 (estimate: two channels fill it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.measure.simulated.chunks import BUFFER_BYTES, chunk_bytes, loops
+from ncclt.measure.simulated.physics import Physics
+from ncclt.nccl.cost_model.model import ring_steps
+
+_CHANNEL_LAUNCH_US = 0.04
+"""Each further thread block; small, and what makes needless channels cost something (estimate)."""
+
+_CUT_THROUGH = {Protocol.LL: 0.6, Protocol.LL128: 0.2, Protocol.SIMPLE: 1.0}
+"""Share of a chunk that a tree waits for before it passes it on: Simple whole steps (L40S, tree of 2 ranks: one chunk
+per hop exactly), LL128 little (MI355X, one channel), LL in between (4-16 KiB on L40S and on two nodes of A100)."""
+
+_OVERLAP = {Protocol.LL: 1.7, Protocol.LL128: 1.1, Protocol.SIMPLE: 1.0}
+"""Exponent that joins latency and transfer of a step: 1 = one after the other (Simple fences), more = overlapped. LL on
+L40S lies between a sum and a maximum."""
+
+_TREE_CHANNEL = 1.2
+"""A tree channel against a ring channel: NCCL's ceilings for A100 are 24 and 20 GB/s (up and down run side by side)."""
+
+_NVLS_US = 25.0
+_NVLS_CHUNK_BYTES = 131072
+_NVLS_CHANNEL_GBPS = 34.0
+"""One NVLS channel (algorithm bandwidth): 16 of them saturate an H100 node."""
+
+_P2P_CHUNK_BYTES = {True: 524288, False: 131072}
+_P2P_LL_BYTES = 16384
+_P2P_CHANNELS = 8
+"""send/recv: P2P_NVL_CHUNKSIZE and P2P_PCI/NET_CHUNKSIZE, P2P_LL_THRESHOLD; channels per peer are an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What runs for one message: all that matters for its time besides the hardware."""
+
+    collective: Collective
+    size_bytes: int
+    algorithm: Algorithm = Algorithm.RING
+    protocol: Protocol = Protocol.SIMPLE
+    channels: int = 1
+    threads: int = 512
+    buffsize: int = BUFFER_BYTES[Protocol.SIMPLE]
+
+
+def kernel_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of one call, µs."""
+    if physics.graph.ranks == 1:
+        # A copy within one GPU, at an eighth of a microsecond per 200 KB (HBM at about 1.6e12 bytes/s).
+        return physics.base_us[Protocol.LL] / 2 + kernel.size_bytes / 1.6e6
+    if not kernel.collective.is_tunable:
+        return _peer_to_peer_us(kernel, physics)
+    launch = (kernel.channels - 1) * _CHANNEL_LAUNCH_US
+    match kernel.algorithm:
+        case Algorithm.NVLS | Algorithm.NVLS_TREE:
+            return launch + _nvls_us(kernel, physics)
+        case Algorithm.TREE:
+            return launch + _tree_us(kernel, physics)
+        case Algorithm.PAT:
+            return launch + _pat_us(kernel, physics)
+        case _ if kernel.collective in (Collective.BROADCAST, Collective.REDUCE):
+            return launch + _chain_us(kernel, physics)
+        case _:
+            return launch + _ring_us(kernel, physics)
+
+
+def _saturating(one: float, all_of_them: float, channels: int, *, sharpness: int = 3) -> float:
+    """Return the bandwidth of `channels` channels on a link."""
+    return float(((one * channels) ** -sharpness + all_of_them**-sharpness) ** (-1 / sharpness))
+
+
+def _slower(first: float, second: float) -> float:
+    """Return a smooth minimum of two rates that limit the same stream."""
+    return float((first**-6 + second**-6) ** (-1 / 6))
+
+
+def _intra_gbps(kernel: Kernel, physics: Physics) -> float:
+    """Return the rate of one channel within the node; a tree reaches less of the link, but its channels carry more."""
+    # Fewer threads keep fewer loads in flight; above 512 nothing is gained.
+    threads = min(1.0, kernel.threads / 512) ** 0.6
+    tree = kernel.algorithm is Algorithm.TREE
+    one = physics.channel_gbps[kernel.protocol] * threads * (_TREE_CHANNEL if tree else 1.0)
+    link = physics.link_gbps * physics.link_share[kernel.protocol] * (physics.tree_share if tree else 1.0)
+    crowd = 1 + physics.crowding * max(0, kernel.channels - 8)
+    return _saturating(one, link, kernel.channels) / kernel.channels / crowd
+
+
+def _net_gbps(kernel: Kernel, physics: Physics) -> float:
+    """Return the rate of one channel between nodes."""
+    share = physics.net_share[kernel.protocol]
+    crowd = 1 + physics.crowding * max(0, kernel.channels - 8)
+    one, ports = physics.net_channel_gbps[kernel.protocol], physics.net_gbps * share
+    total = _saturating(one, ports, kernel.channels, sharpness=5)
+    return total / kernel.channels / crowd
+
+
+def _hop_us(kernel: Kernel, physics: Physics) -> float:
+    """Return one hop between nodes: the progress thread of a GPU serves its channels one after the other."""
+    per_gpu = kernel.channels / physics.graph.per_node
+    return physics.inter_us[kernel.protocol] + physics.proxy_us * max(0.0, per_gpu - 1)
+
+
+def _chunk(kernel: Kernel, physics: Physics) -> float:
+    return chunk_bytes(
+        kernel.collective,
+        kernel.algorithm,
+        kernel.protocol,
+        kernel.size_bytes,
+        channels=kernel.channels,
+        nodes=physics.graph.nodes,
+        per_node=physics.graph.per_node,
+        buffsize=kernel.buffsize,
+    )
+
+
+def _ring_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of a ring: all ranks take their steps together, each as long as the slowest hop.
+
+    The first loop pays latency and transfer of every step; in later loops the second half of a chunk hides the
+    latency of the first, and only the hand-over remains.
+    """
+    graph, protocol, channels = physics.graph, kernel.protocol, kernel.channels
+    steps = ring_steps(kernel.collective, graph.ranks)
+    crossings = steps * (graph.nodes - 1) / max(1, graph.ranks - 1)
+    rate = _intra_gbps(kernel, physics) if graph.per_node > 1 else math.inf
+    hop, sync = physics.intra_us[protocol], physics.sync_us
+    if graph.nodes > 1:
+        net = _net_gbps(kernel, physics)
+        rate = _slower(rate, net) if graph.per_node > 1 else net
+        hop += (_hop_us(kernel, physics) - hop) * crossings / steps
+        sync += (physics.net_sync_us - sync) * crossings / steps
+    chunk = _chunk(kernel, physics)
+    count = loops(Algorithm.RING, kernel.size_bytes, chunk, channels=channels, ranks=graph.ranks)
+    per_rank = kernel.size_bytes / (graph.ranks * channels)
+    first_us = min(chunk, per_rank) / rate / 1e3
+    power = _OVERLAP[protocol]
+    first_step = float((first_us**power + hop**power) ** (1 / power))
+    rest = per_rank / rate / 1e3 - first_us
+    exposed = max(0.0, hop - first_us / 2) + sync
+    return physics.base_us[protocol] + steps * (first_step + rest + (count - 1) * exposed)
+
+
+def _chain_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of broadcast or reduce: chunks follow each other along the ring, from or to the root."""
+    graph = physics.graph
+    hops = graph.ranks - 1
+    crossings = graph.nodes - 1
+    intra = _intra_gbps(kernel, physics) if graph.per_node > 1 else math.inf
+    rate = _slower(intra, _net_gbps(kernel, physics)) if graph.nodes > 1 and graph.per_node > 1 else intra
+    if graph.per_node == 1:
+        rate = _net_gbps(kernel, physics)
+    latency = (hops - crossings) * physics.intra_us[kernel.protocol]
+    if crossings:
+        latency += crossings * _hop_us(kernel, physics)
+    chunk = min(_chunk(kernel, physics), kernel.size_bytes / kernel.channels)
+    count = math.ceil(kernel.size_bytes / kernel.channels / chunk)
+    fill = (hops - 1) * chunk * _CUT_THROUGH[kernel.protocol] / rate / 1e3
+    sync = physics.net_sync_us if crossings else physics.sync_us
+    stream = kernel.size_bytes / kernel.channels / rate / 1e3 + (count - 1) * sync
+    return physics.base_us[kernel.protocol] + latency + fill + stream
+
+
+def _tree_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of a tree for all_reduce: up and down a chain in each node and a double tree over nodes.
+
+    Within a node every GPU but the ends of the chain sends twice. Between nodes a node sends 2 (N - 1) / N times the
+    message: once for two nodes, where a tree therefore needs half of what a ring takes from the ports.
+    """
+    graph, channels = physics.graph, kernel.channels
+    levels = math.ceil(math.log2(graph.nodes))
+    steep = 2 * (graph.per_node - 1)
+    latency, fill_us_per_byte, slowest = 0.0, 0.0, math.inf
+    if graph.per_node > 1:
+        intra = _intra_gbps(kernel, physics)
+        sends = 2.0 if graph.nodes > 1 else 2 * (graph.ranks - 1) / graph.ranks
+        latency += steep * physics.intra_us[kernel.protocol]
+        fill_us_per_byte += steep / intra / 1e3
+        slowest = intra / sends
+    if graph.nodes > 1:
+        net = _net_gbps(kernel, physics)
+        latency += 2 * levels * _hop_us(kernel, physics)
+        fill_us_per_byte += 2 * levels / net / 1e3
+        through = net * graph.nodes / (2 * (graph.nodes - 1))
+        slowest = _slower(slowest, through) if graph.per_node > 1 else through
+    chunk = min(_chunk(kernel, physics), kernel.size_bytes / channels)
+    count = loops(Algorithm.TREE, kernel.size_bytes, chunk, channels=channels, ranks=graph.ranks)
+    # The last hop of the filling is the first chunk of the stream.
+    fill = fill_us_per_byte * chunk * _CUT_THROUGH[kernel.protocol]
+    sync = physics.net_sync_us if graph.nodes > 1 else physics.sync_us
+    per_chunk = sync if kernel.protocol is Protocol.SIMPLE else sync / 4
+    stream = (kernel.size_bytes / channels - chunk * _CUT_THROUGH[kernel.protocol]) / slowest / 1e3
+    return physics.base_us[kernel.protocol] + latency + fill + max(0.0, stream) + (count - 1) * per_chunk
+
+
+def _nvls_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of NVLS: the switch reduces and multicasts, over nodes as a tree of the node results."""
+    graph = physics.graph
+    rate = _saturating(_NVLS_CHANNEL_GBPS, physics.nvls_gbps, kernel.channels)
+    if graph.nodes == 1:
+        return _NVLS_US + kernel.size_bytes / rate / 1e3
+    levels = 2 * math.ceil(math.log2(graph.nodes))
+    net = _net_gbps(kernel, physics) * kernel.channels
+    chunk = min(_NVLS_CHUNK_BYTES * kernel.channels, kernel.size_bytes)
+    rate = _slower(rate, net * graph.nodes / (2 * (graph.nodes - 1)))
+    latency = _NVLS_US + levels * _hop_us(kernel, physics)
+    return latency + (kernel.size_bytes / rate + levels * chunk * 0.2 / net) / 1e3
+
+
+def _pat_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of PAT, one rank per node: a logarithmic number of hops, at three quarters of the ports."""
+    ranks = physics.graph.ranks
+    rate = 0.75 * _net_gbps(kernel, physics) * kernel.channels
+    hops = math.ceil(math.log2(ranks))
+    moved = kernel.size_bytes * (ranks - 1) / ranks
+    return physics.base_us[Protocol.SIMPLE] + hops * _hop_us(kernel, physics) + moved / rate / 1e3
+
+
+def _peer_to_peer_us(kernel: Kernel, physics: Physics) -> float:
+    """Return the time of send_recv or all_to_all: no algorithm, LL up to 16 KiB per peer, own channels and chunks."""
+    graph = physics.graph
+    peers = graph.ranks - 1 if kernel.collective is Collective.ALL_TO_ALL else 1
+    per_peer = kernel.size_bytes / graph.ranks if kernel.collective is Collective.ALL_TO_ALL else kernel.size_bytes
+    protocol = Protocol.LL if per_peer <= _P2P_LL_BYTES else Protocol.SIMPLE
+    away = graph.ranks - graph.per_node if kernel.collective is Collective.ALL_TO_ALL else int(graph.nodes > 1)
+    chunk = min(_P2P_CHUNK_BYTES[graph.nvlink and graph.nodes == 1], kernel.buffsize / 8)
+    one = physics.channel_gbps[protocol]
+    inside = _saturating(one, physics.link_gbps * physics.link_share[protocol], _P2P_CHANNELS * min(peers, 3))
+    transfer = (peers - away) * per_peer / inside / 1e3
+    latency = physics.intra_us[protocol] * math.ceil(math.log2(peers + 1))
+    if away:
+        # Each GPU has its share of the ports; within and between nodes overlap.
+        port = physics.net_gbps * physics.net_share[protocol] / graph.per_node
+        transfer = max(transfer, away * per_peer / port / 1e3)
+        latency += physics.inter_us[protocol] + physics.proxy_us * (away - 1)
+    sync = physics.net_sync_us if away else physics.sync_us
+    chunks = math.ceil(per_peer / (chunk * _P2P_CHANNELS))
+    return physics.base_us[protocol] + latency + transfer + (chunks - 1) * sync

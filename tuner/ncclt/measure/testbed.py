@@ -1,0 +1,316 @@
+"""Where trials run: chooses the launcher, and joins it with what can be tried and measured there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.setting import Setting
+from ncclt.core.study import Arm, Phase, Trial
+from ncclt.core.trial import Outcome, Runner
+from ncclt.core.workload import Workload
+from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
+from ncclt.launch import launcher_modules
+from ncclt.measure import LaunchedRunner, PersistentRunner
+from ncclt.nccl.parameters import CATALOGUE, COMPETES_WITH_COMPUTE, SET_BY_RULES, Parameter, searchable
+
+if TYPE_CHECKING:
+    from ncclt.search.space import SearchSpace
+
+NOT_LAUNCHED = ("simulate", "replay")
+"""Words of `--launcher` behind which nothing is launched; all others are launchers."""
+
+SEARCHED_UNASKED = ("BUFFSIZE",)
+"""Process-wide parameters that a study searches where `--process-wide` says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherChoice:
+    """Where trials run, and why there."""
+
+    name: str
+    reason: str
+
+
+def choose_launcher(
+    requested: str | None, *, landscape: bool, environ: Mapping[str, str], gpus_visible: Callable[[], bool]
+) -> LauncherChoice:
+    """Decide where trials run: as asked, else in the Slurm allocation, else on visible GPUs, else simulated.
+
+    Args:
+        requested: the `--launcher` word, None = not said.
+        landscape: whether a `--landscape` was given, which means replay.
+        environ: the process environment.
+        gpus_visible: asked only when needed.
+
+    Raises:
+        UsageError: an unknown word, or one that contradicts the landscape.
+    """
+    if requested is not None:
+        known = (*NOT_LAUNCHED, *launcher_modules())
+        if requested not in known:
+            raise UsageError(f"no launcher {requested!r}", hint=f"one of {', '.join(known)}")
+        if landscape and requested != "replay":
+            raise UsageError(f"--landscape is replayed, it cannot go with --launcher {requested}")
+        return LauncherChoice(name=requested, reason="as asked")
+    if landscape:
+        return LauncherChoice(name="replay", reason="a landscape was given")
+    if job := environ.get("SLURM_JOB_ID"):
+        return LauncherChoice(name="slurm", reason=f"this is Slurm allocation {job}")
+    if gpus_visible():
+        return LauncherChoice(name="local", reason="GPUs are visible here")
+    return LauncherChoice(name="simulate", reason="no Slurm allocation and no GPU here")
+
+
+def gpus_visible() -> bool:
+    """Tell whether this machine shows an NVIDIA GPU to this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """A place to measure: the runner, what it can measure, and which settings make sense there.
+
+    Attributes:
+        runner: measures settings; confirmation and proof run on it alone.
+        by_variables: measures the arm of plain variables in the proof, where `runner` forces settings through the tuner
+            plugin: a table and variables differ, in channels above all. None = `runner` does.
+        others: measure settings at the same time as `runner`, on nodes of their own; the search uses all of them.
+        persistent: keep their ranks from trial to trial; where there are any, the search uses these in place of the
+            others, and they end before `runner` measures finalists and proof with fresh ranks.
+        reason: why trials run there, for people.
+        covers: tells whether a message can be measured there.
+        recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
+        expressible: tells whether a setting can be forced there as a whole.
+        beside_compute: a matrix product runs beside the collectives.
+        notes: what the reader of the result must know.
+        inert: why no setting can change anything there, empty where one can; then nothing is proven and nothing but
+            the default published, whatever the noise looks like.
+    """
+
+    runner: Runner
+    by_variables: Runner | None = None
+    others: tuple[Runner, ...] = ()
+    persistent: tuple[PersistentRunner, ...] = ()
+    reason: str
+    covers: Callable[[Message], bool]
+    recorded: tuple[Setting, ...] | None = None
+    expressible: Callable[[Setting], bool] = lambda _setting: True
+    beside_compute: bool = False
+    notes: tuple[str, ...] = ()
+    inert: str = ""
+
+    @property
+    def searching(self) -> tuple[Runner, ...]:
+        """Return what the search measures with."""
+        return self.persistent or (self.runner, *self.others)
+
+    @property
+    def way(self) -> str:
+        """Return a word for each thing that sets the times measured here apart from those of plain launches."""
+        words = {
+            "+plugin": self.by_variables is not None,
+            "+persistent": self.persistent,
+            "+beside": self.beside_compute,
+            # Before, variables forced a minimum of channels as well.
+            "+most": self.is_launched,
+        }
+        return "".join(word for word, holds in words.items() if holds)
+
+    def require_alike(self, trials: Iterable[Trial]) -> None:
+        """Refuse to search on where the trials of a study could not be compared with those that would be made here.
+
+        Raises:
+            UsageError: ranks that stay measured them and would not now, or the plugin forced their settings and would
+                not now, or the other way round.
+        """
+        good = [t.result for t in trials if t.phase is Phase.SEARCH and t.result.outcome is Outcome.OK]
+        if any(result.warm != bool(self.persistent) for result in good):
+            other = "launches, not ranks that stay," if self.persistent else "ranks that stay"
+            option = f"with{'out' if self.persistent else ''} --persistent"
+            raise _not_alike(f"measured by {other}", option)
+        by_plugin = self.by_variables is not None
+        if any(result.by_plugin == (not by_plugin) for result in good):
+            other, option = ("variables", "variables") if by_plugin else ("the plugin", "plugin")
+            raise _not_alike(f"forced by {other}", f"with --through {option}")
+
+    def delivering(self, arm: Arm) -> Runner:
+        """Return what measures an arm as it is delivered."""
+        return self.by_variables if arm is Arm.VARIABLES and self.by_variables is not None else self.runner
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let ranks stay from trial to trial within; afterwards none waits any more, and the GPUs are free."""
+        try:
+            yield
+        finally:
+            for runner in self.persistent:
+                runner.close()
+
+    def kill(self) -> None:
+        """End at once what the runners are measuring; those that measure nothing real have nothing to end."""
+        for runner in self._real:
+            runner.kill()
+
+    @property
+    def is_launched(self) -> bool:
+        """Tell whether anything real is started here."""
+        return bool(self._real)
+
+    @property
+    def _real(self) -> tuple[LaunchedRunner | PersistentRunner, ...]:
+        known = (self.runner, self.by_variables, *self.others, *self.persistent)
+        return tuple(runner for runner in known if isinstance(runner, LaunchedRunner | PersistentRunner))
+
+    def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
+        """Tell the runners what the stored default of a resumed study took: timeouts and sampling follow from it.
+
+        Args:
+            wall_s: for the whole launch, s.
+            times_us: for one call of each message, µs.
+        """
+        for runner in self._real:
+            runner.calibrate(wall_s, times_us)
+
+    def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+        """Place a workload and leave out what cannot be measured here; return it with notes that say so.
+
+        Raises:
+            LandscapeError: nothing of it can be measured here.
+        """
+        cluster = self.runner.cluster
+        placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+        notes = [*self.notes, *_placing_notes(workload, cluster)]
+        kept = tuple(calls for calls in placed.messages if self.covers(calls.message))
+        if not kept:
+            raise LandscapeError(
+                f"none of the messages of {workload.name!r} is in the landscape",
+                hint="it records other collectives or sizes; see `ncclt profile show`",
+            )
+        if len(kept) < len(placed.messages):
+            cut = replace(placed, messages=kept)
+            share = 1 - cut.bytes_per_step / placed.bytes_per_step
+            missing = sorted({c.message.collective.value for c in placed.messages if c not in kept})
+            notes.append(
+                f"{len(placed.messages) - len(kept)} of {len(placed.messages)} messages ({', '.join(missing)}; "
+                f"{share * 100:.2g} % of the bytes) are outside the landscape and left to NCCL"
+            )
+            placed = cut
+        return placed, tuple(notes)
+
+    def space(self, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+        """Return what a study of a workload may try here."""
+        from ncclt.search.space import cluster_space, recorded_space
+
+        if self.recorded is not None:
+            return recorded_space(self.recorded)
+        ladders = process_wide_ladders(process_wide, self.runner.cluster, beside_compute=self.beside_compute)
+        return cluster_space(
+            workload.collectives, self.runner.cluster, parameters=ladders, expressible=self.expressible
+        )
+
+
+def _not_alike(how: str, option: str) -> UsageError:
+    return UsageError(
+        f"the search of this study was {how} and cannot be compared with what would be now",
+        hint=f"go on {option}, or name another --study",
+    )
+
+
+def process_wide_ladders(
+    names: tuple[str, ...], cluster: Cluster, *, beside_compute: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the values to try of each process-wide parameter, without its default.
+
+    Raises:
+        UsageError: a parameter that may not be searched with this NCCL; the hint names those that may.
+    """
+    version = cluster.version
+    allowed = {p.name: p for p in searchable(version, beside_compute=beside_compute)}
+    known = {p.name: p for p in CATALOGUE}
+    for name in names:
+        if name not in allowed:
+            reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
+            close = get_close_matches(name, allowed, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            others = [n for n in allowed if n not in SEARCHED_UNASKED]
+            raise UsageError(
+                f"{name} is not searched with NCCL {version}: {reason}",
+                hint=f"{meant}where --process-wide is left out, {', '.join(SEARCHED_UNASKED)} is searched; only where "
+                f"it names them are {', '.join(others)}; `none` leaves all of them alone",
+            )
+    return {name: allowed[name].ladder for name in names}
+
+
+def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
+    if not row.exists_in(version):
+        return f"it came with NCCL {row.since}"
+    if row.name == COMPETES_WITH_COMPUTE:
+        return "channels beyond NCCL's own take SMs from compute, which only trials beside compute show (--beside gemm)"
+    if row.name in SET_BY_RULES:
+        return "the search chooses algorithm, protocol and channels itself"
+    return f"ncclt never sets it{f' ({row.note})' if row.note else ''}"
+
+
+def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
+    recorded = workload.provenance.world_size
+    if recorded and recorded != cluster.world:
+        return [f"recorded with {recorded} ranks, tuned for {cluster.world}: messages of the whole job keep their size"]
+    return []
+
+
+def simulated_ground(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Ground:
+    """Return the simulated cluster as a place to measure, or several of them at once."""
+    from ncclt.measure.simulated import SimulatedRunner
+
+    return Ground(
+        runner=SimulatedRunner(cluster, seed=seed),
+        others=tuple(SimulatedRunner(cluster, seed=seed) for _ in range(parallel - 1)),
+        reason=reason,
+        covers=lambda _message: True,
+        notes=(
+            "SIMULATED: the times come from a model of the cluster, nothing was measured",
+            *notes_on_parallel(parallel),
+        ),
+    )
+
+
+def notes_on_parallel(parallel: int) -> tuple[str, ...]:
+    """Return what a reader must know when several trials of the search ran at once."""
+    if parallel == 1:
+        return ()
+    return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
+
+
+def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Ground:
+    """Return a recorded landscape as a place to measure; its search space is exactly what was recorded."""
+    from ncclt.measure.simulated import ReplayRunner, load_landscape
+
+    landscape = load_landscape(path, where)
+    return Ground(
+        runner=ReplayRunner(landscape, seed=seed),
+        reason=reason,
+        covers=landscape.covers,
+        recorded=landscape.settings(),
+        notes=(
+            f"replayed from {path.name}: recorded measurements, not this machine; repeated launches only vary as far "
+            "as the recording has repeats, so the interval says little about noise",
+            *landscape.notes,
+        ),
+    )
+
+
+def require_tune_extra() -> None:
+    """Refuse early, with the command to type, when the tuner's packages are not installed."""
+    for package in ("optuna", "numpy", "sqlalchemy"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"tuning needs {package}", hint="pip install 'ncclt[tune]'")

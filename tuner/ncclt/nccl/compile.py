@@ -1,0 +1,273 @@
+"""From a policy to the environment variables of one NCCL version.
+
+Variables can say less than a policy: one choice per collective for every size and group, one number of channels for
+everything. What they cannot say is never approximated: a rule that is left out takes with it all that was measured
+together with it, and the reason is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ncclt.core.algo_proto_text import (
+    BASE_ALGORITHMS,
+    BASE_NEEDED_SINCE,
+    BASE_PROTOCOLS,
+    COLLECTIVE_WORDS,
+    PER_COLLECTIVE_SINCE,
+    Pair,
+    legal_pairs,
+    remaining_pairs,
+    ring_stays,
+    write_algorithms,
+    write_protocols,
+)
+from ncclt.core.algorithms import Algorithm, Protocol, is_legal, serves_every_call
+from ncclt.core.message import Collective, format_bytes
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, Rule, uniform_policy
+from ncclt.core.setting import Setting, check_setting, max_channels
+from ncclt.errors import SettingError
+from ncclt.nccl.parameters import SET_BY_RULES, check_value, parameter
+
+CTAS_SINCE = NcclVersion(2, 17)
+"""From here MAX_CTAS; MAX_NCHANNELS is deprecated from the same version on."""
+
+TUNER_API_SINCE = NcclVersion(2, 21)
+"""From here NCCL speaks a tuner API that the plugin of ncclt has (v2); before, no table takes effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What plain variables say of a policy.
+
+    Attributes:
+        variables: (name with `NCCL_`, value), sorted by name.
+        lost: one sentence for everything that is not delivered, or that comes along unasked.
+        complete: every rule and parameter of the policy is in `variables`. False = launching with them does not
+            measure the policy.
+    """
+
+    variables: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+    complete: bool = True
+
+
+def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
+    """Return the variables that deliver a policy to jobs, for one NCCL version.
+
+    Whatever a job calls, it must not fail: every collective keeps an algorithm that serves each of its calls.
+
+    Args:
+        policy: what was measured.
+        version: NCCL of the job.
+        collectives: all that the workload sends.
+
+    Raises:
+        SettingError: a rule that this NCCL does not implement, a parameter that ncclt does not know or outside its
+            domain, or (a bug) a result that would leave some collective without an algorithm.
+    """
+    return _compile(policy, version, frozenset(collectives), delivered=True)
+
+
+def variables_for_setting(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
+    """Return the variables under which a trial of one setting is launched.
+
+    A trial forces exactly its setting, also an algorithm that some calls lack: a call that fails is a failed trial.
+
+    Raises:
+        SettingError: the setting forces nothing legal on any of the collectives, or as for `compile_policy`.
+    """
+    workload = frozenset(collectives)
+    check_setting(setting, workload, version=version)
+    return _compile(uniform_policy(setting, workload, version=version), version, workload, delivered=False)
+
+
+def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collective], *, delivered: bool) -> Compiled:
+    rules = tuple(r for r in policy.rules if r.algorithm or r.protocol or r.channels is not None)
+    for rule in rules:
+        check_rule(rule, version)
+    refused = _refused_parameters(policy, version)
+    reasons = _inexpressible(policy, rules, workload, version) | (_failing(rules) if delivered else {})
+    kept = tuple(rule for rule in rules if rule not in reasons)
+    if reasons and not _separable(policy, rules, version):
+        kept = ()
+        reasons = {rule: reasons.get(rule, "it was measured together with what is lost") for rule in rules}
+    lost = [f"{rule_label(rule)}: {reason}" for rule, reason in reasons.items()]
+    if reasons:
+        lost += [f"NCCL_{name}={value}: it was measured together with rules that are lost"
+                 for name, value in policy.parameters if name not in refused]  # fmt: skip
+        if version >= TUNER_API_SINCE:
+            lost.append("a tuner table delivers such rules: --format tuner-csv")
+    lost += refused.values()
+    variables = _variables(kept, version)
+    if not reasons:
+        variables |= {parameter(n).variable: str(v) for n, v in policy.parameters if n not in refused}
+    _verify(variables, kept, version, delivered=delivered)
+    lost += _side_effects(variables, kept, workload, version)
+    return Compiled(variables=tuple(sorted(variables.items())), lost=tuple(lost), complete=not reasons and not refused)
+
+
+def rule_label(rule: Rule) -> str:
+    """Name a rule for people: `all_reduce 0 B to 64 KiB: tree/ll c=8`."""
+    chosen = Setting(algorithm=rule.algorithm, protocol=rule.protocol, channels=rule.channels).label
+    where = rule.collective.value
+    if rule.min_bytes or rule.max_bytes is not None:
+        end = "any size" if rule.max_bytes is None else format_bytes(rule.max_bytes)
+        where += f" {format_bytes(rule.min_bytes)} to {end}"
+    if rule.group_size:
+        where += f" in groups of {rule.group_size}"
+    return f"{where}: {chosen}"
+
+
+def check_rule(rule: Rule, version: NcclVersion) -> None:
+    """Refuse a rule that this NCCL does not implement.
+
+    Raises:
+        SettingError: no such algorithm and protocol for the collective, or a number of channels it does not have.
+    """
+    if not is_legal(rule.collective, rule.algorithm, rule.protocol, version=version):
+        raise SettingError(
+            f"NCCL {version} does not implement {rule_label(rule)}", hint="tune again for this NCCL version"
+        )
+    if rule.channels is not None and not 1 <= rule.channels <= max_channels(version):
+        raise SettingError(f"NCCL {version} has 1 to {max_channels(version)} channels, not {rule.channels}")
+
+
+def _refused_parameters(policy: Policy, version: NcclVersion) -> dict[str, str]:
+    """Return name -> reason for each parameter that is never written; refuse what no catalogue knows."""
+    refused = {}
+    for name, value in policy.parameters:
+        row = parameter(name)
+        if row.name in SET_BY_RULES or row.name != name:
+            raise SettingError(f"{name!r} cannot be a parameter of a policy", hint="rules say algorithm and channels")
+        if not row.exists_in(version):
+            refused[name] = f"{row.variable}={value}: NCCL {version} does not know it (it came with {row.since})"
+        elif row.is_deprecated_in(version):
+            refused[name] = f"{row.variable}={value}: deprecated since NCCL {row.deprecated_since}"
+        elif not row.safe:
+            refused[name] = f"{row.variable}={value}: ncclt never sets it: {row.note or 'it has not been reviewed'}"
+        else:
+            check_value(name, value, version)
+    return refused
+
+
+def _inexpressible(
+    policy: Policy, rules: tuple[Rule, ...], workload: frozenset[Collective], version: NcclVersion
+) -> dict[Rule, str]:
+    """Return rule -> reason for the rules that variables cannot say."""
+    if not policy.is_uniform:
+        channels = {rule.channels for rule in rules}
+        return {
+            rule: "variables cannot depend on size or group"
+            if not rule.covers_all_sizes
+            else "variables set one number of channels for all collectives"
+            if len(channels) > 1
+            else "it was measured together with what is lost"
+            for rule in rules
+        }
+    unruled = frozenset(c for c in workload if c.is_tunable) - {rule.collective for rule in rules}
+    reasons: dict[Rule, str] = {}
+    for rule in rules:
+        if rule.protocol is Protocol.LL128:
+            reasons[rule] = "NCCL_PROTO must not name LL128, that would bypass the safety check of NCCL"
+        elif rule.channels is not None and unruled:
+            reasons[rule] = f"its channels would also bind {_names(unruled)}"
+        elif rule.algorithm not in (None, Algorithm.RING) and ring_stays(rule.collective, version):
+            reasons[rule] = f"NCCL {version} never takes ring away from {rule.collective}"
+    if version < PER_COLLECTIVE_SINCE and not reasons:
+        pairs = {(rule.algorithm, rule.protocol) for rule in rules}
+        forced = any(algorithm or protocol for algorithm, protocol in pairs)
+        if forced and (len(pairs) > 1 or unruled):
+            others = f"{_names(unruled)} would get it too" if unruled else "the rules differ"
+            reasons = dict.fromkeys(rules, f"NCCL {version} takes one choice for all collectives: {others}")
+    return reasons
+
+
+def _failing(rules: tuple[Rule, ...]) -> dict[Rule, str]:
+    """Return rule -> reason for the rules under which some call of their collective would fail.
+
+    Naming Ring beside the algorithm would save that call, and leave the choice for all others to NCCL: no longer what
+    was measured. A table does no such harm: what NCCL has not got for a call is not in its choice.
+    """
+    return {
+        rule: f"NCCL has no {rule.algorithm} for some data types, operations or communicators: such a call would fail"
+        for rule in rules
+        if rule.algorithm and not serves_every_call(rule.collective, rule.algorithm)
+    }
+
+
+def _separable(policy: Policy, rules: tuple[Rule, ...], version: NcclVersion) -> bool:
+    """Tell whether one rule can be left out and the others still act as they were measured.
+
+    Channels and parameters bind the whole process; so does a plain list before 2.24 and a base list from 2.31.
+    """
+    whole_process = bool(policy.parameters) or any(rule.channels is not None for rule in rules)
+    return not whole_process and PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE
+
+
+def _variables(rules: tuple[Rule, ...], version: NcclVersion) -> dict[str, str]:
+    variables = {}
+    algorithms = {rule.collective: rule.algorithm for rule in rules if rule.algorithm}
+    protocols = {rule.collective: rule.protocol for rule in rules if rule.protocol}
+    if algorithms:
+        variables["NCCL_ALGO"] = write_algorithms(algorithms, version)
+    if protocols:
+        variables["NCCL_PROTO"] = write_protocols(protocols, version)
+    unit = "CTAS" if version >= CTAS_SINCE else "NCHANNELS"
+    for rule in rules:
+        if rule.channels is not None:
+            # No minimum: above what NCCL opens by itself it would take SMs from the compute beside it.
+            variables[f"NCCL_MAX_{unit}"] = str(rule.channels)
+    return variables
+
+
+def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: NcclVersion, *, delivered: bool) -> None:
+    """Read the variables back: no call may be without an algorithm, no rule may have become another.
+
+    All collectives are looked at: a job may broadcast or gather although its workload does not show it.
+    """
+    wanted = {rule.collective: rule for rule in rules}
+    for collective in COLLECTIVE_WORDS:
+        left = remaining_pairs(variables, collective, version)
+        serving = [pair for pair in left if not delivered or serves_every_call(collective, pair.algorithm)]
+        if not serving:
+            raise SettingError(
+                f"NCCL {version} would have no algorithm left for calls of {collective}", hint="this is a bug in ncclt"
+            )
+        rule = wanted.get(collective)
+        if rule and not all(_fits(pair, rule) for pair in left):
+            raise SettingError(f"NCCL {version} would not do {rule_label(rule)}", hint="this is a bug in ncclt")
+
+
+def _fits(pair: Pair, rule: Rule) -> bool:
+    return rule.algorithm in (None, pair.algorithm) and rule.protocol in (None, pair.protocol)
+
+
+def _side_effects(
+    variables: Mapping[str, str], rules: tuple[Rule, ...], workload: frozenset[Collective], version: NcclVersion
+) -> list[str]:
+    """Return what the variables do beyond the policy, one sentence each."""
+    notes = []
+    ruled = {rule.collective: rule for rule in rules}
+    for collective in COLLECTIVE_WORDS if version >= BASE_NEEDED_SINCE else ():
+        rule = ruled.get(collective)
+        legal = [pair for pair in legal_pairs(collective, version) if rule is None or _fits(pair, rule)]
+        taken: list[str] = []
+        if "NCCL_ALGO" in variables and not (rule and rule.algorithm):
+            taken += sorted({pair.algorithm.value for pair in legal} - {a.value for a in BASE_ALGORITHMS})
+        if "NCCL_PROTO" in variables and not (rule and rule.protocol):
+            taken += sorted({pair.protocol.value for pair in legal} - {p.value for p in BASE_PROTOCOLS})
+        if taken and collective in workload:
+            notes.append(f"{collective} can no longer use {', '.join(taken)}: NCCL {version} needs a base list")
+    if version < PER_COLLECTIVE_SINCE and ("NCCL_ALGO" in variables or "NCCL_PROTO" in variables):
+        notes.append(f"NCCL {version} applies the choice to every collective, also to those outside the workload")
+    untunable = frozenset(c for c in workload if not c.is_tunable)
+    if untunable and any(rule.channels is not None for rule in rules):
+        notes.append(f"the number of channels also bounds {_names(untunable)}")
+    return notes
+
+
+def _names(collectives: Iterable[Collective]) -> str:
+    return ", ".join(sorted(c.value for c in collectives))

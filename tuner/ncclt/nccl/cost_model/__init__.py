@@ -1,0 +1,1 @@
+"""Port NCCL's cost model: what NCCL would choose by itself."""

@@ -1,0 +1,170 @@
+"""What NCCL's graph search would find on a cluster: the inputs of its cost model, estimated.
+
+The search itself needs the machine. Here each input is derived from the fields of a `Cluster`, by the rules that
+graph/search.cc and graph/connect.cc follow on regular machines; every rule is an estimate and is named where it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.setting import max_channels
+from ncclt.errors import UsageError
+from ncclt.nccl.cost_model import tables as tables
+
+_MOST_GRAPH_CHANNELS = 16
+"""The search looks for at most MAXCHANNELS / 2 = 16 channels, which are doubled afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Ranks of one communicator and the channels that NCCL would build for it.
+
+    Attributes:
+        cluster: the part of the cluster that the communicator occupies.
+        ranks: ranks of the communicator.
+        nodes: nodes it reaches over.
+        per_node: ranks on each of them.
+        generation: row of the per-generation tables: 0 Volta, 1 Ampere, 2 Hopper, 3 Blackwell.
+        nvlink: whether the GPUs of a node reach each other over NVLink alone.
+        graph_channels: channels of the ring and tree graphs, as the cost model counts them.
+        ring_gbps: bandwidth of one ring channel.
+        tree_gbps: bandwidth of one tree channel; over two nodes up to twice that of a ring.
+        nvls_heads: channels of the NVLS graph, one for each GPU of a node.
+        nvls_gbps: bandwidth of one NVLS channel in the node.
+        nvls_net_gbps: bandwidth of one NVLS channel between nodes.
+        channels: channels that ring and tree kernels run with at most (comm->nChannels).
+        nvls_channels: the same for NVLS kernels.
+        net_overhead_us: cost of the CPU per network step, 1 µs, 2 on AMD (getNetOverhead).
+    """
+
+    cluster: Cluster
+    ranks: int
+    nodes: int
+    per_node: int
+    generation: int
+    nvlink: bool
+    graph_channels: int
+    ring_gbps: float
+    tree_gbps: float
+    nvls_heads: int
+    nvls_gbps: float
+    nvls_net_gbps: float
+    channels: int
+    nvls_channels: int
+    net_overhead_us: float
+
+
+@lru_cache(maxsize=1024)
+def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> Graph:
+    """Estimate the graph of a communicator.
+
+    Args:
+        cluster: the whole job.
+        group_size: ranks of the communicator; 0 = the whole job.
+        spans_nodes: whether a smaller group reaches over nodes. Such a group is taken to lie evenly over as many
+            nodes as it can, one rank on each where it is no larger than the number of nodes (data parallelism
+            across nodes).
+
+    Raises:
+        UsageError: the group is larger than the cluster.
+    """
+    ranks = group_size or cluster.world
+    if ranks > cluster.world:
+        raise UsageError(
+            f"a group of {ranks} ranks does not fit on {cluster.name} with {cluster.world} GPUs",
+            hint="place the workload on the cluster first, or use more nodes",
+        )
+    nodes, per_node = _spread(cluster, ranks, spans_nodes)
+    part = replace(cluster, nodes=nodes, gpus_per_node=per_node)
+    link = _link_gbps(cluster, per_node)
+    channels, speed = _channels_and_speed(cluster, nodes, per_node, link)
+    tree_speed = min(2 * speed, max(speed, link / channels)) if nodes == 2 and per_node > 1 else speed
+    # ncclTopoDupChannels: fast channels are split in two, on Hopper only where there are few or they are very fast.
+    slow_hopper = cluster.compute_capability > 80 and speed < 50 and channels > 4
+    if speed >= 25 and not slow_hopper:
+        channels, speed, tree_speed = channels * 2, speed / 2, tree_speed / 2
+    nics = _nics(cluster, per_node)
+    return Graph(
+        cluster=part,
+        ranks=ranks,
+        nodes=nodes,
+        per_node=per_node,
+        generation=_generation(cluster.compute_capability),
+        nvlink=cluster.link_class in ("nvswitch", "nvlink"),
+        graph_channels=channels,
+        ring_gbps=speed,
+        tree_gbps=tree_speed,
+        # The NVLS graph has one channel per GPU; each gets an equal share of the link (this reproduces NCCL's choice
+        # of ring on 2 and 4 and of NVLS on 6 and 8 GPUs of an H100 node).
+        nvls_heads=per_node,
+        nvls_gbps=_quantised(link / per_node, _intra_speeds(cluster)),
+        nvls_net_gbps=_quantised(nics * cluster.nic_gbps / per_node, _inter_speeds(cluster)) if nodes > 1 else 0.0,
+        # ncclTopoPostset doubles the channels of the graph.
+        channels=min(channels * 2, max_channels(cluster.version)),
+        nvls_channels=16 if cluster.compute_capability < 100 else 24,
+        net_overhead_us=2.0 if cluster.cpu == "amd" else 1.0,
+    )
+
+
+def _spread(cluster: Cluster, ranks: int, spans_nodes: bool) -> tuple[int, int]:
+    """Return (nodes, ranks per node) of a group."""
+    if cluster.nodes == 1 or (ranks <= cluster.gpus_per_node and not spans_nodes and ranks != cluster.world):
+        return 1, ranks
+    nodes = min(cluster.nodes, ranks)
+    return nodes, -(-ranks // nodes)
+
+
+def _generation(compute_capability: int) -> int:
+    return sum(compute_capability >= floor for floor in (80, 90, 100))
+
+
+def _link_gbps(cluster: Cluster, per_node: int) -> float:
+    """Return what NCCL takes a GPU to send to its peers in the node; infinite where there are none."""
+    if per_node == 1:
+        return float("inf")
+    link = cluster.link_gbps * tables.LINK_SHARE[cluster.link_class]
+    if cluster.link_class == "nvlink":
+        # Direct links: what leads to GPUs outside of the group is idle.
+        return link * (per_node - 1) / max(1, cluster.gpus_per_node - 1)
+    if cluster.link_class == "shm":
+        return min(link, tables.HOST_PATH_GBPS.get(cluster.cpu, 10.0))
+    return link
+
+
+def _nics(cluster: Cluster, per_node: int) -> int:
+    """Return the ports near the ranks of a node: all for a full node, a share for a part of it."""
+    return max(1, round(cluster.nics_per_node * per_node / cluster.gpus_per_node))
+
+
+def _intra_speeds(cluster: Cluster) -> tuple[float, ...]:
+    return tables.SPEEDS_INTRA_SM90_GBPS if cluster.compute_capability >= 90 else tables.SPEEDS_INTRA_GBPS
+
+
+def _inter_speeds(cluster: Cluster) -> tuple[float, ...]:
+    return tables.SPEEDS_INTER_SM90_GBPS if cluster.compute_capability >= 90 else tables.SPEEDS_INTER_GBPS
+
+
+def _quantised(gbps: float, speeds: tuple[float, ...]) -> float:
+    return next((speed for speed in speeds if speed <= gbps), speeds[-1])
+
+
+def _channels_and_speed(cluster: Cluster, nodes: int, per_node: int, link: float) -> tuple[int, float]:
+    """Return channels and speed of the graph with the most bandwidth, the first of equals as the search does.
+
+    A channel enters and leaves a node through one port; a port carries as many channels as fit.
+    """
+    best = (0, 0.0)
+    for speed in _inter_speeds(cluster) if nodes > 1 else _intra_speeds(cluster):
+        fit = _MOST_GRAPH_CHANNELS if per_node == 1 else int(link / speed)
+        if nodes > 1:
+            fit = min(fit, _nics(cluster, per_node) * int(cluster.nic_gbps / speed))
+        count = min(_MOST_GRAPH_CHANNELS, fit)
+        if best[0] and speed <= 0.49 * best[1]:
+            break  # the search goes no lower than half of what it found
+        if count * speed > best[0] * best[1]:
+            best = (count, speed)
+    # Nothing fits: NCCL falls back to one channel in the order of the ranks, at 0.1 GB/s.
+    return best if best[0] else (1, 0.1)

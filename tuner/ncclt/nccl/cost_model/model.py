@@ -1,0 +1,286 @@
+"""What NCCL itself would choose: a port of its cost model.
+
+Source: NVIDIA/nccl 2.30.7 graph/tuning.cc (bandwidth :288-383, latency :384-436, time :630-655) and enqueue.cc
+(topoGetAlgoInfo, channels and threads; scheduleCollTasksToPlan, cells). Inputs that NCCL takes from its graph search
+are estimates, see `cost_graph`. CollNet is left out: it needs a SHARP plugin that ncclt cannot see. Not tried on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ncclt.core.algorithms import LEGAL, Algorithm, Protocol, available_algorithms, available_protocols
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective
+from ncclt.nccl.cost_model import tables as tables
+from ncclt.nccl.cost_model.graph import Graph, graph_of
+
+_NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What NCCL runs a message with.
+
+    Attributes:
+        algorithm, protocol: the cheapest pair of those allowed.
+        channels: channels (thread blocks) that carry the message.
+        threads: threads of each.
+        time_us: NCCL's own prediction, µs.
+    """
+
+    algorithm: Algorithm
+    protocol: Protocol
+    channels: int
+    threads: int
+    time_us: float
+
+
+def predicted_us(
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    cluster: Cluster,
+    group_size: int = 0,
+    spans_nodes: bool = False,
+) -> float | None:
+    """Return NCCL's prediction for one pair, µs; None where NCCL would not offer it.
+
+    Args:
+        collective, algorithm, protocol: what to predict.
+        size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
+        cluster: the whole job.
+        group_size: ranks of the communicator; 0 = the whole job.
+        spans_nodes: whether a smaller group reaches over nodes.
+    """
+    graph = graph_of(cluster, group_size, spans_nodes)
+    if algorithm not in available_algorithms(collective, graph.cluster):
+        return None
+    if protocol not in available_protocols(collective, algorithm, graph.cluster):
+        return None
+    return _time_us(collective, algorithm, protocol, size_bytes, graph)
+
+
+@lru_cache(maxsize=65536)
+def nccl_choice(
+    collective: Collective,
+    size_bytes: int,
+    cluster: Cluster,
+    group_size: int = 0,
+    spans_nodes: bool = False,
+    *,
+    algorithm: Algorithm | None = None,
+    protocol: Protocol | None = None,
+    max_threads: int | None = None,
+) -> Choice | None:
+    """Return what NCCL would run a message with, given what is forced.
+
+    Args:
+        collective, size_bytes, cluster, group_size, spans_nodes: as in `predicted_us`.
+        algorithm: the only one allowed, None = any.
+        protocol: the only one allowed, None = any that is automatic. A forced LL128 is taken even where NCCL would
+            not enable it by itself, as NCCL_PROTO=LL128 does.
+        max_threads: NCCL_NTHREADS, None = NCCL's own.
+
+    Returns:
+        The cheapest pair, or None where NCCL has none: it then refuses the call ("no algorithm/protocol available").
+        send_recv and all_to_all have no pair at all.
+    """
+    graph = graph_of(cluster, group_size, spans_nodes)
+    best: tuple[float, Algorithm, Protocol] | None = None
+    for candidate in available_algorithms(collective, graph.cluster):
+        if algorithm is not None and candidate is not algorithm:
+            continue
+        for offered in _protocols(collective, candidate, graph.cluster, protocol):
+            time_us = _time_us(collective, candidate, offered, size_bytes, graph)
+            if best is None or time_us < best[0]:
+                best = (time_us, candidate, offered)
+    if best is None:
+        return None
+    time_us, candidate, offered = best
+    channels, threads = _channels_and_threads(collective, candidate, offered, size_bytes, graph, max_threads)
+    return Choice(algorithm=candidate, protocol=offered, channels=channels, threads=threads, time_us=time_us)
+
+
+def channels_taken(
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph
+) -> int:
+    """Return how many channels NCCL takes by itself for a pair; arguments as in `call_us`."""
+    return _channels_and_threads(collective, algorithm, protocol, size_bytes, graph, None)[0]
+
+
+def cell_channels(collective: Collective, protocol: Protocol, size_bytes: int, ranks: int, channels: int) -> int:
+    """Return how many of the channels the scheduler fills: each gets at least 32 KiB of traffic.
+
+    Source: enqueue.cc, scheduleCollTasksToPlan: traffic per byte is 2 for all_reduce, the ranks for all_gather and
+    reduce_scatter, else 1; LL counts four times.
+    """
+    per_byte = {Collective.ALL_REDUCE: 2, Collective.BROADCAST: 1, Collective.REDUCE: 1}.get(collective, 1)
+    # all_gather and reduce_scatter: `ranks` per byte of one rank, so 1 per byte of the full buffer.
+    if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) and ranks <= 1:
+        return 1
+    traffic = size_bytes * per_byte * (4 if protocol is Protocol.LL else 1)
+    return max(1, min(channels, math.ceil(traffic / tables.CELL_BYTES)))
+
+
+def _protocols(
+    collective: Collective, algorithm: Algorithm, cluster: Cluster, forced: Protocol | None
+) -> tuple[Protocol, ...]:
+    if forced is None:
+        return available_protocols(collective, algorithm, cluster)
+    return (forced,) if forced in LEGAL[collective][algorithm] else ()
+
+
+def _time_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph) -> float:
+    costs = _latency_and_bandwidth(collective, algorithm, protocol, graph)
+    return call_us(collective, algorithm, protocol, size_bytes, graph, costs)
+
+
+def call_us(
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    graph: Graph,
+    costs: tuple[float, float],
+) -> float:
+    """Return what NCCL makes of the costs of a pair for one size, µs (tuning.cc, ncclTopoGetAlgoTime).
+
+    Args:
+        collective, algorithm, protocol, size_bytes: as in `predicted_us`.
+        graph: of the communicator; of it only ranks, nodes, channels and generation count.
+        costs: (latency µs, algorithm bandwidth 1e9 bytes/s) of the pair.
+    """
+    latency_us, gbps = costs
+    if algorithm is Algorithm.TREE:
+        step = min(23, max(0, (size_bytes >> 6).bit_length() - 1))
+        gbps *= tables.TREE_CORRECTION[protocol][step]
+    plateau = algorithm is Algorithm.RING and protocol is Protocol.SIMPLE and collective is Collective.ALL_REDUCE
+    if plateau and graph.nodes > 1 and size_bytes / (graph.channels * graph.ranks) >= 64:
+        latency_us *= 1.9 if graph.generation == 0 else 1.4
+    return latency_us + size_bytes / (1000 * gbps)
+
+
+@lru_cache(maxsize=4096)
+def _latency_and_bandwidth(
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph
+) -> tuple[float, float]:
+    """Return (latency µs, algorithm bandwidth 1e9 bytes/s) of a pair."""
+    ranks, steps = graph.ranks, ring_steps(collective, graph.ranks)
+    return (
+        _latency_us(collective, algorithm, protocol, graph, steps),
+        _bus_gbps(collective, algorithm, protocol, graph) * _bus_to_algorithm(collective, algorithm, ranks, steps),
+    )
+
+
+def ring_steps(collective: Collective, ranks: int) -> int:
+    """Return the steps of a ring (tuning.cc, nsteps); at least 1."""
+    if collective is Collective.ALL_REDUCE:
+        return max(1, 2 * (ranks - 1))
+    if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+        return max(1, ranks - 1)
+    return ranks
+
+
+def _bus_to_algorithm(collective: Collective, algorithm: Algorithm, ranks: int, steps: int) -> float:
+    if algorithm is Algorithm.RING or (algorithm in _NVLS and collective is Collective.ALL_REDUCE):
+        return ranks / steps
+    return 0.5 if collective is Collective.ALL_REDUCE else 1.0
+
+
+def _bus_gbps(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph) -> float:
+    row, column = graph.generation, min(graph.nodes, 3) - 1
+    ll_row = row if graph.nodes == 1 else int(graph.cluster.cpu == "amd")
+    ll_max = tables.LL_MAX_GBPS[ll_row][column]
+    count = graph.graph_channels
+    if algorithm in _NVLS:
+        return _nvls_bus_gbps(collective, algorithm, graph)
+    if algorithm is Algorithm.TREE:
+        bus = min(0.92 * count * graph.tree_gbps, count * tables.TREE_CHANNEL_GBPS[row][column])
+        if protocol is Protocol.LL:
+            return min(bus / 3.8, ll_max)
+        if protocol is Protocol.LL128:
+            share = 7 / 9 if graph.nodes == 1 else 120 / 128
+            return min(bus * share, count * tables.TREE_LL128_CHANNEL_GBPS[row][column])
+        return bus
+    bus = count * graph.ring_gbps
+    if algorithm is Algorithm.PAT:
+        return 0.75 * bus
+    if protocol is Protocol.LL:
+        return min(ll_max, 0.5 * bus)
+    if protocol is Protocol.LL128:
+        return min(0.92 * bus, count * tables.RING_LL128_CHANNEL_GBPS[row][column])
+    return bus
+
+
+def _nvls_bus_gbps(collective: Collective, algorithm: Algorithm, graph: Graph) -> float:
+    row, column, heads = graph.generation, min(graph.nodes, 3) - 1, graph.nvls_heads
+    directions = 2.0 if collective is Collective.ALL_REDUCE else (graph.per_node - 1) / graph.per_node
+    gbps = graph.nvls_gbps * tables.NVLS_EFFICIENCY[row] * (heads - 1) / heads * directions
+    if graph.nodes > 1:
+        gbps = min(gbps, graph.nvls_net_gbps * (2 if graph.nodes == 2 and algorithm is Algorithm.NVLS_TREE else 1))
+    if algorithm is Algorithm.NVLS_TREE:
+        gbps = min(gbps, tables.NVLS_TREE_CHANNEL_GBPS[row][column])
+    # A single GPU in the node leaves nothing to multicast to; any positive figure keeps the pair last.
+    return max(heads * gbps, 1e-3)
+
+
+def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph, steps: int) -> float:
+    p = tables.PROTOCOL_ORDER.index(protocol)
+    row = tables.NVLINK_US if graph.nvlink else tables.PCI_US
+    intra = row[algorithm][p]
+    inter = tables.NET_US[Algorithm.TREE if graph.per_node == 1 and algorithm is Algorithm.RING else algorithm][p]
+    base = tables.BASE_US[algorithm][p]
+    nodes, levels = graph.nodes, int(math.log2(graph.nodes))
+    if algorithm is Algorithm.TREE:
+        return base + 2 * ((graph.ranks / nodes - 1) * intra + levels * inter)
+    if algorithm is Algorithm.NVLS:
+        return base + intra + (inter if nodes > 1 else 0.0)
+    if algorithm is Algorithm.NVLS_TREE:
+        return base + intra + 2 * math.log2(nodes) * inter
+    if algorithm is Algorithm.PAT:
+        return base + math.log2(nodes) * inter / 3.5 + 2.8 * graph.ranks
+    if collective in (Collective.BROADCAST, Collective.REDUCE):
+        # sameChannels holds on the regular machines that we describe; NCCL then adds one hop only.
+        return base + (inter if nodes > 1 else intra)
+    crossings = 0 if nodes == 1 else (nodes - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
+    overhead = graph.net_overhead_us * (3 if protocol is Protocol.SIMPLE else 1) if nodes > 1 else 0.0
+    return base + (steps - crossings) * max(intra, overhead) + crossings * inter
+
+
+def _channels_and_threads(
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    size_bytes: int,
+    graph: Graph,
+    max_threads: int | None,
+) -> tuple[int, int]:
+    """Return (channels, threads): fewer of both where the message is small, then cells of 32 KiB of traffic."""
+    threads = _most_threads(algorithm, protocol, graph, max_threads)
+    if algorithm in _NVLS:
+        return cell_channels(collective, protocol, size_bytes, graph.ranks, graph.nvls_channels), threads
+    threshold = tables.THREAD_THRESHOLD_BYTES[protocol]
+    if algorithm is Algorithm.RING and protocol is Protocol.LL:
+        threshold *= graph.ranks
+    channels = max(1, min(graph.channels, size_bytes // (threads * threshold)))
+    while size_bytes < channels * threads * threshold and threads % 128 == 0:
+        threads //= 2
+    if protocol is Protocol.SIMPLE:
+        threads += 32 if algorithm is Algorithm.RING else 0
+    threads = 640 if algorithm in (Algorithm.TREE, Algorithm.PAT) else max(96, threads)
+    return cell_channels(collective, protocol, size_bytes, graph.ranks, channels), threads
+
+
+def _most_threads(algorithm: Algorithm, protocol: Protocol, graph: Graph, max_threads: int | None) -> int:
+    if algorithm in _NVLS or protocol is Protocol.LL128:
+        return 640
+    slow = protocol is Protocol.SIMPLE and algorithm is Algorithm.RING
+    own = 256 if slow and graph.graph_channels * graph.ring_gbps <= 12 else 512
+    if max_threads is None:
+        return own
+    # tuning.cc getNthreads: not a multiple of 32 or above 512 -> 512, below 64 -> 64.
+    return 512 if max_threads % 32 or max_threads > 512 else max(64, max_threads)

@@ -1,0 +1,128 @@
+"""The file that nccl-tests writes with `-J`, versions 1 to 3 and what later ones share with them.
+
+Source: nccl-tests src/util.cu (2.17.3 = version 1, 2.19.2 = 2, 2.19.6 = 3). It is written by hand-made code: booleans
+are words, `root` is padded text, nan is the text "nan", and an infinity is a bare `inf`, which is no JSON. The file
+also holds the whole environment of the run, which may contain secrets: that field is never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ncclt.errors import BenchmarkError
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming
+
+_BARE_NUMBER = re.compile(r"(?<=[:,\[])(\s*)-?(?:inf|nan)(?=\s*[,}\]])")
+
+
+def parse_json(text: str) -> NcclTest:
+    """Read one result file.
+
+    Raises:
+        BenchmarkError: the file is cut off, is something else, or holds no rows.
+    """
+    document = _load(text)
+    try:
+        # A version that is not known yet is read as well: fields have only ever been added.
+        int(document["version"])
+        test = _test(document)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BenchmarkError(
+            f"this is no result file of nccl-tests: {type(error).__name__}: {error}"[:300],
+            hint="give the file written with -J",
+        ) from error
+    if not test.rows:
+        errors = [str(e) for e in document.get("errors") or [] if e] if isinstance(document.get("errors"), list) else []
+        raise BenchmarkError(
+            f"nccl-tests measured nothing: {errors[0][:300] if errors else 'its result file has no rows'}",
+            hint="look at what it printed",
+        )
+    return test
+
+
+def _load(text: str) -> Mapping[str, Any]:
+    document = None
+    try:
+        document = _decode(text)
+    except ValueError:
+        try:
+            document = _decode(_BARE_NUMBER.sub(r"\1NaN", text))
+        except ValueError as error:
+            # A whole file ends with its outermost brace; nccl-tests writes it last.
+            if text.lstrip()[:1] in ("", "{") and not text.rstrip().endswith("}"):
+                raise BenchmarkError(
+                    f"the result file is cut off after {len(text)} characters",
+                    hint="nccl-tests was ended before it was through; give it more time or see why it died",
+                ) from error
+            raise BenchmarkError(
+                f"the result file is no JSON: {str(error)[:200]}", hint="give the file written with -J"
+            ) from error
+    if not isinstance(document, dict):
+        raise BenchmarkError("the result file is no JSON object", hint="give the file written with -J")
+    return document
+
+
+def _decode(text: str) -> Any:
+    try:
+        # strict=False: control characters inside strings do no harm here.
+        return json.loads(text, strict=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _test(document: Mapping[str, Any]) -> NcclTest:
+    config = document.get("config") or {}
+    # The list of devices names the first GPU of each process only, with the group of the process.
+    groups = [device.get("group") for device in config.get("devices") or []]
+    processes = groups.count(groups[0]) if groups else 0
+    ranks = processes * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    arguments = document.get("args") or [""]
+    program = str(arguments[0]).rpartition("/")[2]
+    average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
+    out_of_bounds = document.get("out_of_bounds") or {}
+    return NcclTest(
+        program=program if "_perf" in program else None,
+        version=None,
+        ranks=ranks,
+        rows=tuple(_row(row) for row in document.get("results") or []),
+        avg_busbw_gbps=None if average is None else float(average),
+        out_of_bounds=_failed_checks(out_of_bounds),
+    )
+
+
+def _failed_checks(out_of_bounds: Mapping[str, Any]) -> int | None:
+    if "count" not in out_of_bounds:
+        return None
+    count = int(out_of_bounds["count"])
+    return max(count, 1) if out_of_bounds.get("okay") == "false" else count
+
+
+def _row(row: Mapping[str, Any]) -> NcclTestRow:
+    size, count = int(row["size"]), int(row["count"])
+    if size < 0 or count < 0:
+        raise ValueError(f"a row with size {size} and count {count}")
+    return NcclTestRow(
+        size_bytes=size,
+        count=count,
+        dtype=str(row["type"]),
+        redop=str(row["redop"]),
+        root=int(row["root"]),
+        out_of_place=_timing(row.get("out_of_place"), row.get("out_of_place_per_iter")),
+        in_place=_timing(row.get("in_place"), row.get("in_place_per_iter")),
+    )
+
+
+def _timing(half: Mapping[str, Any] | None, calls: Mapping[str, Any] | None) -> NcclTestTiming | None:
+    if half is None:
+        return None
+    wrong = half.get("nwrong")
+    return NcclTestTiming(
+        time_us=float(half["time"] if "time" in half else half["cpu_time"]),
+        algbw_gbps=float(half["alg_bw"]),
+        busbw_gbps=float(half["bus_bw"]),
+        wrong=None if wrong is None else int(float(wrong)),
+        calls_us=tuple(map(float, calls["times_us"]))[int(calls.get("skipped_iterations", 0)) :] if calls else (),
+    )

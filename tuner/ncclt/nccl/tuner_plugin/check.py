@@ -1,0 +1,114 @@
+"""Tries a compiled plugin with a table: what it says, and what it would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclt.errors import InputError, UsageError
+from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, PROTOCOLS, LoadedPlugin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What the plugin makes the cheapest for one size; empty words = left to NCCL, channels 0 = left to NCCL."""
+
+    collective: str
+    size_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int
+
+    def text(self) -> str:
+        """Return one line for people."""
+        if not self.algorithm:
+            return f"{self.collective} {self.size_bytes}: NCCL's own choice"
+        channels = f"{self.channels} channels" if self.channels else "NCCL's own channels"
+        return f"{self.collective} {self.size_bytes}: {self.algorithm} {self.protocol}, {channels}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What was seen.
+
+    Attributes:
+        library: the shared object.
+        api_versions: tuner APIs under which it answered alike.
+        said: its line in NCCL's log.
+        choices: one per size.
+        works: it answers, and uses the table that was given.
+    """
+
+    library: str
+    api_versions: tuple[int, ...]
+    said: str
+    choices: tuple[Choice, ...]
+    works: bool
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {"schema": 1, **asdict(self)}
+
+
+def examine(
+    library: Path, *, policy: Path | None, ranks: int, nodes: int, collective: str, sizes: Sequence[int]
+) -> Examination:
+    """Load a plugin and ask it for every size, under every tuner API that has a cost table.
+
+    Raises:
+        UsageError: no such collective.
+        InputError: the library cannot be loaded, or answers differently under two APIs.
+    """
+    if collective not in COLLECTIVES:
+        raise UsageError(f"the plugin is not asked for {collective!r}", hint=f"one of {', '.join(COLLECTIVES)}")
+    plugin, tabled = LoadedPlugin(library), API_VERSIONS[1:]
+    found = [
+        _ask(plugin, api, policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes) for api in tabled
+    ]
+    if any(choices != found[0][1] for _said, choices in found):
+        raise InputError(
+            f"{library} answers differently under two tuner APIs", hint="build it here: ncclt plugin build"
+        )
+    said, choices = found[0]
+    return Examination(
+        library=str(library),
+        api_versions=tabled,
+        said=said,
+        choices=choices,
+        works=policy is None or "own choice stays" not in said,
+    )
+
+
+def _ask(
+    plugin: LoadedPlugin,
+    api: int,
+    *,
+    policy: Path | None,
+    ranks: int,
+    nodes: int,
+    collective: str,
+    sizes: Sequence[int],
+) -> tuple[str, tuple[Choice, ...]]:
+    environ = {
+        "NCCLT_POLICY": None if policy is None else str(policy),
+        "NCCL_TUNER_CONFIG_FILE": None,
+        "NCCLT_POLICY_SHM": None,
+        "NCCLT_PLUGIN_REPORT": None,
+    }
+    with plugin.communicator(api=api, ranks=ranks, nodes=nodes, environ=environ) as communicator:
+        choices = []
+        for size in sizes:
+            answer = communicator.ask(COLLECTIVES.index(collective), size)
+            chosen = next((at for at, cost in enumerate(answer.costs) if cost < 1), None)
+            choices.append(
+                Choice(
+                    collective=collective,
+                    size_bytes=size,
+                    algorithm="" if chosen is None else ALGORITHMS[chosen // len(PROTOCOLS)],
+                    protocol="" if chosen is None else PROTOCOLS[chosen % len(PROTOCOLS)],
+                    channels=answer.channels,
+                )
+            )
+    return " ".join(communicator.said), tuple(choices)

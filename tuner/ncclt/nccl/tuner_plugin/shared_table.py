@@ -1,0 +1,166 @@
+"""Writes the table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
+
+Each rank has its own, in memory that has no name in any folder and that nobody can cut short (a sealed memfd). The same
+rows are published to every rank, all of them are waited for (a barrier of the controller), and only then the next
+collective begins: all ranks must choose alike. The layout is told in plugin/shared.h.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from ncclt.errors import UsageError
+from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, FUNCTIONS, PROTOCOLS
+
+VARIABLE = "NCCLT_POLICY_SHM"
+
+MOST_ROWS = 256
+
+_MAGIC = b"NCCLTSHM"
+_FORMAT = 1
+_HEAD = struct.Struct("=Q8sIIQ")
+_SLOT_HEAD = struct.Struct("=QQQQ")
+_ROW = struct.Struct("=QQIIBBBB4x")
+_SLOT_BYTES = _SLOT_HEAD.size + MOST_ROWS * _ROW.size
+_BYTES = _HEAD.size + 2 * _SLOT_BYTES
+_LARGEST = 2**64 - 1
+
+TABLE_BYTES = _BYTES
+"""Its length."""
+
+EMPTY_HEAD = _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0)
+"""How a table that says nothing yet begins; the rest of it is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRow:
+    """One row; the first one that fits a call counts.
+
+    Attributes:
+        collective, algorithm, protocol: in NCCL's lower-case words, as in the table's text (`allreduce`, `nvls_tree`).
+        first_bytes, last_bytes: tuning sizes, both inclusive; last_bytes None = no upper end.
+        channels: 0 = left to NCCL.
+        nodes, ranks: of the communicators that the row is for; 0 = any.
+    """
+
+    collective: str
+    algorithm: str
+    protocol: str
+    first_bytes: int = 0
+    last_bytes: int | None = None
+    channels: int = 0
+    nodes: int = 0
+    ranks: int = 0
+
+    def packed(self) -> bytes:
+        """Return the row's 32 bytes.
+
+        Raises:
+            UsageError: an unknown word, or a number out of range.
+        """
+        try:
+            return _ROW.pack(
+                self.first_bytes,
+                _LARGEST if self.last_bytes is None else self.last_bytes,
+                self.nodes,
+                self.ranks,
+                FUNCTIONS.index(self.collective),
+                ALGORITHMS.index(self.algorithm),
+                PROTOCOLS.index(self.protocol),
+                self.channels,
+            )
+        except (ValueError, struct.error) as error:
+            raise UsageError(f"no row of a shared table: {self}: {error}") from error
+
+
+def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
+    """Return at which offset a table lies, and its bytes.
+
+    Whoever writes them writes the generation into the first 8 bytes afterwards, in the machine's order:
+    that is how a rank that has nothing of ncclt can publish what the controller has laid out.
+
+    Args:
+        rows: of the table; none = NCCL's own choice.
+        generation: of the table, counted from 1 and without gaps.
+
+    Raises:
+        UsageError: too many rows, or a row that makes no sense.
+    """
+    if len(rows) > MOST_ROWS:
+        raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
+    body = b"".join(row.packed() for row in rows)
+    counted = struct.pack("=QQ", generation, len(rows))
+    head = counted + struct.pack("=QQ", _fnv1a(counted + body), 0)
+    return _HEAD.size + generation % 2 * _SLOT_BYTES, head + body
+
+
+class SharedTable:
+    """A shared table and its only writer, in memory of this process; close it when the trials are over.
+
+    Attributes:
+        path: what `NCCLT_POLICY_SHM` names in this process and in children that are forked from it.
+        generation: of the table that was published last; 0 = none yet, which is NCCL's own choice.
+
+    Example:
+        with SharedTable() as table:
+            os.environ[VARIABLE] = table.path
+            table.publish([SharedRow(collective="allreduce", algorithm="ring", protocol="ll")])
+
+    Raises:
+        UsageError: this system has no such memory.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # Written and not only extended: lack of memory must show here and not as SIGBUS in a call.
+            os.write(self._file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._memory = mmap.mmap(self._file, _BYTES)
+        except OSError as error:
+            raise UsageError(f"no memory for a shared table: {error.strerror}") from error
+        self.path = f"/proc/self/fd/{self._file}"
+        self.generation = 0
+
+    def publish(self, rows: Sequence[SharedRow]) -> int:
+        """Replace the table for every call that begins from now on; no rows = NCCL's own choice.
+
+        Returns:
+            The generation, counted from 1: equal on all nodes that published equally often.
+
+        Raises:
+            UsageError: too many rows, or a row that makes no sense; the table stays as it was.
+        """
+        generation = self.generation + 1
+        at, image = slot_image(rows, generation)
+        self._memory[at : at + len(image)] = image
+        # Last, and in one aligned store of 8 bytes. Where a processor shows it early, the checksum makes readers wait.
+        self._memory[:8] = struct.pack("=Q", generation)
+        self.generation = generation
+        return generation
+
+    def close(self) -> None:
+        """Give the memory back; communicators that are open keep their view of the last table."""
+        self._memory.close()
+        os.close(self._file)
+
+    def __enter__(self) -> SharedTable:
+        """Return the table."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close it."""
+        self.close()
+
+
+def _fnv1a(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & _LARGEST
+    return value

@@ -1,0 +1,227 @@
+"""Models by their name in torchvision, transformers or timm, built on the meta device: shapes without weights.
+
+Nothing is fetched: pretrained weights are switched off, and transformers' models come from the default configuration of
+their class or from a local `config.json`, never from a hub.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ncclt.errors import MissingDependencyError, NotFoundError, UsageError
+from ncclt.profile.model.config import read_config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LIBRARIES = ("torchvision", "transformers", "timm")
+"""Where names are looked up, in this order; `timm:resnet50` asks one of them alone."""
+
+# What constructors of models raise for a shape that makes no sense, a package that they miss, or a file that they want.
+_BUILD_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+_IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # a build for another torch fails with the last two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """A model on the meta device.
+
+    Attributes:
+        module: the model itself.
+        name: of the model or class that was built.
+        library: library and version, `timm 1.0.20`.
+    """
+
+    module: nn.Module
+    name: str
+    library: str
+
+
+def build_model(name: str, *, config: Path | None = None) -> NamedModel:
+    """Build a model without weights, GPU and network.
+
+    Args:
+        name: of a torchvision or timm model, a transformers model type (`bert`) or class (`BertForPreTraining`),
+            with `LIBRARY:` before it where one library is meant. With `config` it may be anything: a class that is
+            known decides, else the architecture that the file names.
+        config: `config.json` of a transformers model.
+
+    Raises:
+        UsageError: the name is one of a hub, or the model cannot be built offline.
+        NotFoundError: no installed library knows the name.
+        MissingDependencyError: a library is missing that could know it.
+        InputError: the configuration cannot be read.
+    """
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix not in LIBRARIES:
+        raise UsageError(f"no library {prefix!r} to look up {name!r}", hint=f"one of {', '.join(LIBRARIES)}")
+    wanted, short = ((prefix,), rest) if colon else (LIBRARIES, name)
+    with _offline():
+        if config is not None:
+            library = _load("transformers")
+            return _built(library, short, _configured(library, short, config))
+        loaded: list[ModuleType] = []
+        missing: list[str] = []
+        for library_name in wanted:
+            try:
+                library = _load(library_name)
+            except MissingDependencyError as error:
+                missing.append(error.message)
+                continue
+            loaded.append(library)
+            maker = _MAKERS[library_name](library, short)
+            if maker is not None:
+                return _built(library, short, maker)
+        raise _not_found(short, loaded, missing)
+
+
+def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> NamedModel:
+    from ncclt.profile.model.meta import made_on_meta
+
+    try:
+        module = made_on_meta(maker)
+    except _BUILD_ERRORS as error:
+        raise UsageError(
+            f"{library.__name__} cannot build {name!r} from its own defaults: {_first_line(error)}",
+            hint="transformers models take their shape from a local file with --config config.json",
+        ) from error
+    shown = name if library.__name__ != "transformers" else type(module).__name__
+    return NamedModel(module=module, name=shown, library=f"{library.__name__} {library.__version__}")
+
+
+def _load(name: str) -> ModuleType:
+    try:
+        importlib.import_module("torch")
+        return importlib.import_module(name)
+    except _IMPORT_ERRORS as error:
+        absent = isinstance(error, ModuleNotFoundError)
+        why = "is not installed" if absent else f"cannot be imported: {_first_line(error)}"
+        raise MissingDependencyError(
+            f"{error.name if absent and isinstance(error, ImportError) and error.name else name} {why}",
+            hint=f"pip install 'ncclt[tune]' {name}",
+        ) from error
+
+
+def _torchvision(library: ModuleType, name: str) -> Callable[[], nn.Module] | None:
+    if name not in library.models.list_models():
+        return None
+    # Detection and segmentation models fetch the weights of their backbone unless told otherwise.
+    known = inspect.signature(library.models.get_model_builder(name)).parameters
+    off: dict[str, Any] = {option: None for option in ("weights", "weights_backbone") if option in known}
+    return lambda: library.models.get_model(name, **off)
+
+
+def _timm(library: ModuleType, name: str) -> Callable[[], nn.Module] | None:
+    if not library.is_model(name):
+        return None
+    return lambda: library.create_model(name, pretrained=False)
+
+
+def _transformers(library: ModuleType, name: str) -> Callable[[], nn.Module] | None:
+    if name in library.CONFIG_MAPPING:
+        return lambda: library.AutoModel.from_config(library.CONFIG_MAPPING[name](), trust_remote_code=False)
+    cls = _model_class(library, name)
+    return None if cls is None or cls.config_class is None else lambda: cls(cls.config_class())
+
+
+def _configured(library: ModuleType, name: str, path: Path) -> Callable[[], nn.Module]:
+    document = read_config(path)
+    kind = document["model_type"]
+    if kind not in library.CONFIG_MAPPING:
+        raise NotFoundError(
+            f"transformers {library.__version__} has no model type {kind!r}, which {path} names",
+            hint=_close(kind, list(library.CONFIG_MAPPING.keys())) or "update transformers",
+        )
+    named = [name, *(a for a in document.get("architectures") or () if isinstance(a, str))]
+    cls = next((found for one in named if (found := _model_class(library, one)) is not None), None)
+
+    def make() -> nn.Module:
+        config = library.CONFIG_MAPPING[kind].from_dict(document)
+        made: nn.Module = library.AutoModel.from_config(config, trust_remote_code=False) if cls is None else cls(config)
+        return made
+
+    return make
+
+
+def _model_class(library: ModuleType, name: str) -> Any:
+    """Return the model class of this name, None where transformers has none."""
+    try:
+        found = getattr(library, name, None) if name.isidentifier() else None
+    except _IMPORT_ERRORS as error:  # transformers imports its models when they are first asked for
+        raise MissingDependencyError(
+            f"transformers cannot load {name}: {_first_line(error)}", hint="install what it names, for this torch"
+        ) from error
+    return found if isinstance(found, type) and issubclass(found, library.PreTrainedModel) else None
+
+
+_MAKERS: dict[str, Callable[[ModuleType, str], Callable[[], Any] | None]] = {
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "timm": _timm,
+}
+
+
+def _not_found(
+    name: str, loaded: Sequence[ModuleType], missing: Sequence[str]
+) -> NotFoundError | MissingDependencyError | UsageError:
+    names: list[str] = []
+    for library in loaded:
+        match library.__name__:
+            case "torchvision":
+                names += library.models.list_models()
+            case "timm":
+                names += library.list_models()
+            case _:
+                names += library.CONFIG_MAPPING.keys()
+    if "/" in name:
+        return UsageError(
+            f"{name} is a name on a model hub, and ncclt fetches nothing",
+            hint="save the config.json of that model and give --config config.json",
+        )
+    if missing:
+        return MissingDependencyError(
+            f"no installed library knows the model {name!r}, and {'; '.join(missing)}",
+            hint=f"pip install {' '.join(LIBRARIES)}",
+        )
+    from_hub = "for a checkpoint of a hub save its config.json and give --config config.json"
+    return NotFoundError(
+        f"{', '.join(library.__name__ for library in loaded)} know no model {name!r}",
+        hint="; ".join(part for part in (_close(name, names), from_hub) if part),
+    )
+
+
+def _close(name: str, names: Sequence[str]) -> str:
+    # `bert-base-uncased` is closest to `bert`, its beginning, whatever the letters say.
+    begins = sorted((n for n in names if len(n) > 1 and name.startswith(n)), key=len)[-1:]
+    close = dict.fromkeys([*begins, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)])
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Forbid huggingface_hub to fetch anything; transformers and timm both go through it."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before

@@ -1,0 +1,159 @@
+"""The workload of a model that nobody has recorded yet, by the model's name."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncclt.core.message import Collective, parse_dtype
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import UsageError
+from ncclt.profile.model.libraries import NamedModel, build_model
+from ncclt.profile.model.shapes import buffer_elements, fsdp_units, trainable_shapes
+from ncclt.profile.model.workload import buffer_messages, ddp_messages, fsdp_messages
+from ncclt.profile.model.zero3 import zero3_messages
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FIRST_BUCKET_MB = 1
+"""Cap of DDP's first bucket, MiB (`dist._DEFAULT_FIRST_BUCKET_BYTES`)."""
+
+
+class Sharding(StrEnum):
+    """How the model is spread over the ranks, and with it what they send."""
+
+    DDP = "ddp"
+    FSDP = "fsdp"
+    ZERO3 = "zero3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A model and how it is trained.
+
+    Attributes:
+        model: its name, see `model_libraries.build_model`.
+        config: `config.json` of a transformers model, None = the defaults of its class.
+        dtype: of parameters and gradients.
+        reduce_dtype: of the reduced gradients, empty = `dtype`; FSDP's mixed precision often reduces in float32.
+        bucket_cap_mb: DDP's `bucket_cap_mb`, MiB.
+        sharding: see there.
+        group_size: ranks that train together; 0 = the whole job, whatever its size turns out to be.
+    """
+
+    model: str
+    config: Path | None = None
+    dtype: str = "float32"
+    reduce_dtype: str = ""
+    bucket_cap_mb: float = 25
+    sharding: Sharding = Sharding.DDP
+    group_size: int = 0
+
+
+def workload_of_model(request: ModelRequest, *, name: str, created: str) -> Workload:
+    """Compute what one training step of a model sends.
+
+    Args:
+        request: the model and how it is trained.
+        name: of the workload.
+        created: ISO date for the provenance.
+
+    Raises:
+        UsageError: an option makes no sense, or the model cannot be built offline.
+        NotFoundError: no library knows the model.
+        MissingDependencyError: a library is missing.
+        InputError: an unknown dtype, or a configuration that cannot be read.
+    """
+    dtype = parse_dtype(request.dtype)
+    reduce_dtype = parse_dtype(request.reduce_dtype) if request.reduce_dtype else dtype
+    _check(request, dtype, reduce_dtype)
+    built = build_model(request.model, config=request.config)
+    shapes = trainable_shapes(built.module)
+    messages, notes = _SENDERS[request.sharding](built.module, dtype, reduce_dtype, request.bucket_cap_mb)
+    if request.group_size:
+        messages = tuple(
+            replace(calls, message=replace(calls.message, group_size=request.group_size)) for calls in messages
+        )
+    return Workload(
+        name=name,
+        messages=messages,
+        provenance=Provenance(
+            source="model",
+            created=created,
+            detail=_detail(request, built, dtype, reduce_dtype, [math.prod(shape) for _, shape in shapes]),
+            notes=("one forward and one backward pass per step, no gradient accumulation", *notes),
+        ),
+    )
+
+
+def _check(request: ModelRequest, dtype: str, reduce_dtype: str) -> None:
+    if request.group_size < 0 or request.group_size == 1:
+        raise UsageError(
+            f"--group-size must be at least 2, not {request.group_size}", hint="leave it out for the whole job"
+        )
+    if not (request.bucket_cap_mb > 0 and math.isfinite(request.bucket_cap_mb)):
+        raise UsageError(f"--bucket-cap-mb must be above 0, not {request.bucket_cap_mb:g}", hint="DDP's default is 25")
+    if request.sharding is Sharding.DDP and reduce_dtype != dtype:
+        raise UsageError(
+            "DDP reduces gradients in their own dtype", hint="give --dtype the dtype of the gradients, or use fsdp"
+        )
+    for one in (dtype, reduce_dtype):
+        if "float" not in one:
+            raise UsageError(f"a model is not trained in {one}", hint="use float32, bfloat16 or float16")
+
+
+def _ddp(module: nn.Module, dtype: str, _reduce: str, cap_mb: float) -> tuple[tuple[MessageCalls, ...], list[str]]:
+    buffers = buffer_messages(buffer_elements(module, dtype))
+    notes = ["buffers are broadcast before each forward pass (broadcast_buffers=True, the default)"] if buffers else []
+    return (*ddp_messages(trainable_shapes(module), dtype, cap_mb, FIRST_BUCKET_MB), *buffers), notes
+
+
+def _fsdp(module: nn.Module, dtype: str, reduce: str, _cap_mb: float) -> tuple[tuple[MessageCalls, ...], list[str]]:
+    gathered, reduced = fsdp_units(module, trainable=False), fsdp_units(module, trainable=True)
+    gathers = [c for c in fsdp_messages(gathered, dtype, reduce) if c.message.collective is Collective.ALL_GATHER]
+    scatters = [c for c in fsdp_messages(reduced, dtype, reduce) if c.message.collective is Collective.REDUCE_SCATTER]
+    counts: Counter[str] = Counter()
+    for unit in gathered:
+        counts[unit.name] += unit.count
+    wrapped = ", ".join(f"{count} x {unit}" for unit, count in counts.items())
+    notes = [f"units: {wrapped}", "padding to a multiple of the group size is left out"]
+    return (*gathers, *scatters), notes
+
+
+def _zero3(module: nn.Module, dtype: str, reduce: str, _cap_mb: float) -> tuple[tuple[MessageCalls, ...], list[str]]:
+    notes = [
+        "DeepSpeed's defaults: parameters up to 100,000 elements stay whole, gradients are reduced 500 M at a time",
+        "one all_gather per parameter; DeepSpeed joins those of one module and those it prefetches where it can",
+        "padding to a multiple of the group size is left out",
+    ]
+    every = [p.numel() for p in module.parameters()]
+    trainable = [p.numel() for p in module.parameters() if p.requires_grad]
+    return zero3_messages(every, trainable, dtype, reduce), notes
+
+
+_SENDERS = {Sharding.DDP: _ddp, Sharding.FSDP: _fsdp, Sharding.ZERO3: _zero3}
+
+
+def _detail(
+    request: ModelRequest, built: NamedModel, dtype: str, reduce_dtype: str, elements: list[int]
+) -> dict[str, str]:
+    detail = {
+        "model": built.name,
+        "library": built.library,
+        "parameters": str(sum(elements)),
+        "tensors": str(len(elements)),
+        "dtype": dtype,
+        "sharding": request.sharding.value,
+    }
+    if request.config is not None:
+        detail["config"] = request.config.name
+    if request.sharding is Sharding.DDP:
+        detail |= {"bucket_cap_mb": f"{request.bucket_cap_mb:g}", "first_bucket_mb": str(FIRST_BUCKET_MB)}
+    elif reduce_dtype != dtype:
+        detail["reduce_dtype"] = reduce_dtype
+    return detail

@@ -1,0 +1,1 @@
+"""Read workloads, one module or folder per source."""

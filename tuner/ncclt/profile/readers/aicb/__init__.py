@@ -1,0 +1,1 @@
+"""Read AICB's workloads and logs."""

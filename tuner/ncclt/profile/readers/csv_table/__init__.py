@@ -1,0 +1,1 @@
+"""Read plain tables of messages."""

@@ -1,0 +1,208 @@
+"""What the columns of a plain table mean, and how a row of it becomes a message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.errors import InputError, TraceError
+from ncclt.profile.readers.csv_table.rows import Row, cells_by_name, whole_number
+from ncclt.profile.readers.kineto.names import classify
+
+NO_DTYPE = "uint8"
+"""Stands for bytes of a type that a source does not tell; always said in the notes."""
+
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "collective": ("collective", "coll", "operation", "op"),
+    "size_bytes": ("size_bytes", "size", "bytes", "nbytes", "msg_bytes", "message_size", "message_size_bytes"),
+    "calls": ("calls", "count", "calls_per_step", "occurrences"),
+    "dtype": ("dtype", "datatype", "data_type", "type"),
+    "group_size": ("group_size", "nranks", "ranks", "world_size"),
+    "spans_nodes": ("spans_nodes", "inter_node", "internode"),
+    "steps": ("steps", "iterations", "iters"),
+    "time_us": ("time_us", "recorded_us", "mean_us"),
+}
+"""Our column -> the headers that mean it, small letters, blanks as underscores."""
+
+_PER_RANK = frozenset({"rank", "pid", "host", "hostname", "device", "gpu"})
+"""Columns that say the rows are of several ranks: every rank shows the same call, so adding them up would be wrong."""
+
+_REQUIRED = ("collective", "size_bytes", "calls")
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
+_NUMBER = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_AMBIGUOUS = ("k", "m", "g", "kb", "mb", "gb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The header of a table.
+
+    Attributes:
+        header: its cells as written.
+        named: our column -> the header that means it.
+        ignored: headers that mean nothing to ncclt.
+        calls_are_per_step: the calls are given per step already.
+    """
+
+    header: tuple[str, ...]
+    named: Mapping[str, str]
+    ignored: tuple[str, ...]
+    calls_are_per_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What one row says.
+
+    Attributes:
+        message: the message.
+        calls: its calls in all steps.
+        steps: the steps that they were counted over, 0 where not given.
+        time_us: mean duration of a call, µs, where given.
+        has_dtype: whether the row names a dtype.
+    """
+
+    message: Message
+    calls: float
+    steps: int
+    time_us: float | None
+    has_dtype: bool
+
+
+def columns_of(header: Sequence[str], *, label: str) -> Columns:
+    """Find our columns in a header.
+
+    Raises:
+        TraceError: a required column is missing, two headers mean the same, or the rows are of several ranks.
+    """
+    named: dict[str, str] = {}
+    ignored: list[str] = []
+    for cell in header:
+        word = re.sub(r"[\s-]+", "_", cell.lower())
+        column = next((ours for ours, theirs in _COLUMNS.items() if word in theirs), None)
+        if column is None:
+            ignored.append(cell)
+            continue
+        if column in named:
+            raise TraceError(
+                f"{label} has two columns for {column}: {named[column]!r} and {cell!r}", hint="keep one of them"
+            )
+        named[column] = cell
+    missing = [column for column in _REQUIRED if column not in named]
+    if missing:
+        raise TraceError(
+            f"{label} is no table of messages: it has no column {', '.join(missing)}",
+            hint=f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}",
+        )
+    per_rank = [cell for cell in ignored if cell.lower() in _PER_RANK]
+    if per_rank:
+        raise TraceError(
+            f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks",
+            hint="every rank shows the same call: keep the rows of one rank and take the column out",
+        )
+    per_step = named["calls"].lower().endswith("step")
+    if per_step and "steps" in named:
+        raise TraceError(
+            f"{label} gives calls per step and a number of steps", hint="name the column calls, or leave out steps"
+        )
+    return Columns(header=tuple(header), named=named, ignored=tuple(ignored), calls_are_per_step=per_step)
+
+
+def entry_of(columns: Columns, row: Row) -> Entry:
+    """Read one row.
+
+    Raises:
+        TraceError: a cell makes no sense; the message names the line.
+    """
+    by_header = cells_by_name(columns.header, row)
+    cell = {ours: by_header[header] for ours, header in columns.named.items()}
+    dtype = _dtype(row, cell.get("dtype", ""))
+    size_bytes = _size_bytes(row, cell["size_bytes"])
+    if size_bytes % DTYPE_SIZES[dtype]:
+        raise row.refused(f"{size_bytes} bytes are no whole number of {dtype}", "give bytes, not elements")
+    message = Message(
+        collective=_collective(row, cell["collective"]),
+        dtype=dtype,
+        size_bytes=size_bytes,
+        group_size=_whole(row, "group_size", cell.get("group_size", "") or "0"),
+        spans_nodes=_truth(row, cell.get("spans_nodes", "")),
+    )
+    steps = _whole(row, "steps", cell["steps"]) if "steps" in cell else 0
+    if "steps" in cell and steps < 1:
+        raise row.refused("0 steps", "give the steps that the calls were counted over")
+    return Entry(
+        message=message,
+        calls=_positive(row, "calls", cell["calls"]),
+        steps=steps,
+        time_us=_positive(row, "time_us", cell["time_us"]) if cell.get("time_us") else None,
+        has_dtype=bool(cell.get("dtype")),
+    )
+
+
+def _collective(row: Row, text: str) -> Collective:
+    operation = classify(text.lower().removeprefix("nccl")) if text else None
+    if text == Collective.SEND_RECV or text.lower() in ("sendrecv", "send/recv"):
+        return Collective.SEND_RECV
+    if operation is None or operation.collective is None:
+        raise row.refused(f"{text[:40]!r} is no collective", f"known are {', '.join(Collective)}")
+    return operation.collective
+
+
+def _dtype(row: Row, text: str) -> str:
+    if not text:
+        return NO_DTYPE
+    try:
+        return parse_dtype(text)
+    except InputError as error:
+        raise row.refused(error.message, error.hint) from error
+
+
+def _size_bytes(row: Row, text: str) -> int:
+    """Return exact bytes; `K`, `M`, `G` are refused, because they are 1000 to some and 1024 to others."""
+    found = _SIZE.fullmatch(text)
+    unit = found[2].lower() if found else ""
+    if found is None or unit not in (*_UNITS, *_AMBIGUOUS):
+        raise row.refused(f"{text[:40]!r} is no size", "give whole bytes, 26214400, or 25MiB")
+    if unit in _AMBIGUOUS:
+        raise row.refused(
+            f"{text!r} can mean 1000 or 1024", f"give bytes, or {found[1]}{unit[0].upper()}iB where 1024 is meant"
+        )
+    size = Decimal(found[1]) * _UNITS[unit]
+    if size != int(size):
+        raise row.refused(
+            f"{text!r} is no whole number of bytes", "give exact bytes; a rounded size is another message"
+        )
+    if not 0 < size <= MOST_BYTES:
+        raise row.refused(f"a size of {text} bytes", f"sizes are 1 to {MOST_BYTES} bytes")
+    return int(size)
+
+
+def _whole(row: Row, column: str, text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise row.refused(f"{column} is {text[:40]!r}, no whole number", "give digits alone")
+    return number
+
+
+def _positive(row: Row, column: str, text: str) -> float:
+    number = float(text) if _NUMBER.fullmatch(text) else 0.0
+    if not number > 0:
+        raise row.refused(f"{column} is {text[:40]!r}, no number above 0", "give digits, with a point for decimals")
+    return number
+
+
+def _truth(row: Row, text: str) -> bool:
+    if text.lower() not in _TRUTH:
+        raise row.refused(f"spans_nodes is {text[:40]!r}", "give true or false")
+    return _TRUTH[text.lower()]
+
+
+def has_required_columns(header: Sequence[str]) -> bool:
+    """Tell whether a header names collective, size and calls, whatever else it names."""
+    words = {re.sub(r"[\s-]+", "_", cell.lower()) for cell in header}
+    return all(words & set(_COLUMNS[column]) for column in _REQUIRED)

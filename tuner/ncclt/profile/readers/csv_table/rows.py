@@ -1,0 +1,162 @@
+"""Rows of delimited text, read one at a time: shared by every source that is a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ncclt.errors import TraceError
+from ncclt.profile.documents import Document, read_block
+
+DELIMITERS = ",;\t"
+"""What may stand between cells; the one that the header has most of is taken."""
+
+_LINE_BYTES = 1 << 16
+"""Longest line accepted. The longest in a real report are 2 KiB; a line without end would fill the memory."""
+
+_ROWS = 2_000_000
+"""Most rows accepted: a table of distinct messages has hundreds, a list of every call of a long run some 100 000."""
+
+_WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,6})?")
+
+
+class ByteLines(Protocol):
+    """What is read from: a file, the member of an archive, or standard input."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Return the next line, at most `size` bytes of it."""
+        ...
+
+
+class DocumentLines:
+    """The lines of a document, with damage in its compression named as every reader names it."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._block = io.BytesIO()
+
+    def readline(self, size: int, /) -> bytes:
+        """Return the next line, at most `size` bytes of it.
+
+        Raises:
+            TraceError: the compressed data end or break there.
+        """
+        line = self._block.readline(size)
+        while not line.endswith(b"\n") and len(line) < size:
+            block = read_block(self._document, _LINE_BYTES)
+            if not block:
+                break
+            self._block = io.BytesIO(block)
+            line += self._block.readline(size - len(line))
+        return line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        label: the file's name, for messages.
+        number: its (last) line, counted from 1 as an editor does.
+        cells: the cells, outer blanks removed.
+    """
+
+    label: str
+    number: int
+    cells: tuple[str, ...]
+
+    def refused(self, why: str, hint: str) -> TraceError:
+        """Return the error for a row that cannot be read, with the line it stands in."""
+        return TraceError(f"{self.label}, line {self.number}: {why}", hint=hint)
+
+
+def rows(stream: ByteLines, label: str, *, comment: str = "#") -> Iterator[Row]:
+    """Yield the rows of a table, its header first; empty lines and comment lines are skipped.
+
+    Raises:
+        TraceError: no UTF-8 text, a line or the table too long, or a quote that is never closed.
+    """
+    lines = _Lines(stream, label, comment)
+    first = next(lines, None)
+    if first is None:
+        return
+    delimiter = max(DELIMITERS, key=first.count)
+    try:
+        for count, cells in enumerate(csv.reader(_chain(first, lines), delimiter=delimiter, strict=True)):
+            if count > _ROWS:
+                raise TraceError(
+                    f"{label} has more than {_ROWS} rows", hint="give one row per kind of message, with its calls"
+                )
+            if any(cell.strip() for cell in cells):
+                yield Row(label=label, number=lines.number, cells=tuple(cell.strip() for cell in cells))
+    except csv.Error as error:
+        raise TraceError(
+            f"{label}, line {lines.number}: {error}", hint="is a quote never closed? quote cells as a spreadsheet does"
+        ) from error
+
+
+def first_row(head: bytes, *, comment: str = "#") -> tuple[str, ...]:
+    """Return the cells of the first row in the beginning of a file, empty where it is no table."""
+    try:
+        found = next(rows(io.BytesIO(head), "head", comment=comment), None)
+    except TraceError:
+        return ()
+    return found.cells if found else ()
+
+
+def cells_by_name(header: Sequence[str], row: Row) -> dict[str, str]:
+    """Return a row's cells by the names of the columns.
+
+    Raises:
+        TraceError: it has more or fewer cells than the header.
+    """
+    if len(row.cells) != len(header):
+        raise row.refused(
+            f"{len(row.cells)} cells under a header of {len(header)}",
+            "the file may be cut off there, or a cell with a delimiter in it is not quoted",
+        )
+    return dict(zip(header, row.cells, strict=True))
+
+
+def whole_number(text: str) -> int | None:
+    """Return a whole number of at most 18 digits, also where a data frame wrote it as `8.0`; None for anything else."""
+    found = _WHOLE.fullmatch(text)
+    return int(found[1]) if found else None
+
+
+class _Lines:
+    """The lines that hold something, with the number of the last one given out."""
+
+    def __init__(self, stream: ByteLines, label: str, comment: str) -> None:
+        self._stream, self._label, self._comment = stream, label, comment
+        self.number = 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        while line := self._stream.readline(_LINE_BYTES + 1):
+            self.number += 1
+            if len(line) > _LINE_BYTES:
+                raise self._refused("a line without end", "this is no table of rows")
+            try:
+                text = line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise self._refused("this is no UTF-8 text", "save the table as UTF-8") from error
+            if "\0" in text:
+                raise self._refused("a zero byte in the text", "this is no table; save it as UTF-8 text")
+            if text.strip() and not text.lstrip().startswith(self._comment):
+                return text
+        raise StopIteration
+
+    def _refused(self, why: str, hint: str) -> TraceError:
+        return TraceError(f"{self._label}, line {self.number}: {why}", hint=hint)
+
+
+def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from rest

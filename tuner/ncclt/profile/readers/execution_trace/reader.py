@@ -1,0 +1,192 @@
+"""PyTorch ExecutionTrace (Chakra host trace) JSON, schema 1.0.1 to 1.1.1, one document per rank.
+
+Only `record_param_comms` nodes are read: the `c10d::` and `nccl:` nodes beside them show the same calls again. They
+hold tensors with their element counts in every schema. A trace over gloo has none of them and is refused, and so is
+Chakra's `workload_graph` JSON, whose communication nodes have no sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.workload import Workload
+from ncclt.errors import TraceError
+from ncclt.profile.documents import Document, heads, load_json
+from ncclt.profile.readers.execution_trace.nodes import COMMS, CommsNode, Group, comms_node, groups_of
+from ncclt.profile.readers.execution_trace.steps import calls_in_steps, inside_barriers
+from ncclt.profile.readers.kineto.names import classify, is_barrier
+from ncclt.profile.readers.param_comms.calls import RecordedCall, ledger_of, shown, told_group_sizes
+from ncclt.profile.readers.param_comms.ranks import RankReading, merged_workload, read_ranks
+
+name = "execution_trace"
+
+_GRAPH = "workload_graph"
+_COMMUNICATION_NODE = 7  # COMM_COLL_NODE of Chakra's et_def.proto
+
+# Of these the recorded place is the root or the peer, not the rank's own.
+_ROOTED = frozenset({"broadcast", "broadcastoop", "reduce", "reduceoop", "send", "recv", "gather", "scatter"})
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
+    try:
+        return any(_is_trace(one) for one in heads(path))
+    except TraceError:
+        return False
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the traces of one job, one document per rank.
+
+    Raises:
+        TraceError: damaged, no trace, no collectives or none with a size, several jobs, or a rank twice.
+    """
+    return merged_workload(read_ranks(paths, _read_rank, starts=(b"{",)), source="execution_trace", name=name)
+
+
+def _is_trace(beginning: bytes) -> bool:
+    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith(b"{"):
+        return False
+    if b'"workload_graph"' in text and b'"NodeType"' in text:
+        return True
+    return b'"schema"' in text and b'"nodes"' in text and (b'"rf_id"' in text or b'"start_ts"' in text)
+
+
+def _read_rank(document: Document) -> RankReading:
+    trace = load_json(document)
+    label = document.label
+    nodes = trace.get("nodes") if isinstance(trace, Mapping) else None
+    if not isinstance(trace, Mapping) or not isinstance(nodes, list):
+        raise _no_trace(trace, label)
+    rows = [node for node in nodes if isinstance(node, Mapping)]
+    comms = _sized(rows)
+    if not comms:
+        raise _no_calls(rows, label)
+    groups = groups_of(rows)
+    kept = [node for node in comms if not _bypasses_nccl(node.group, groups)]
+    records = [_record(node, groups) for node in kept]
+    sizes = told_group_sizes(records)
+    ledger = ledger_of(records, sizes=sizes)
+    steps = calls_in_steps(ledger.without_answered_receives(), rows)
+    elsewhere = len(comms) - len(kept)
+    return RankReading(
+        label=label,
+        rank=_rank(comms, groups),
+        world_size=_world_size(comms, groups, sizes),
+        calls=steps.calls,
+        steps=steps.count,
+        recorded_on=_date(trace.get("time")),
+        facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
+        notes=(
+            "an ExecutionTrace has no durations",
+            *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
+            *steps.notes,
+            *ledger.notes(),
+        ),
+    )
+
+
+def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
+    """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
+    comms = [comms_node(row) for row in rows if row.get("name") == COMMS]
+    barriers = {node.number for node in comms if is_barrier(node.name)}
+    within = inside_barriers(rows, barriers)
+    return sorted(
+        (n for n in comms if n.number not in within and n.name and classify(n.name) is not None), key=lambda n: n.number
+    )
+
+
+def _record(node: CommsNode, groups: Mapping[str, Group]) -> RecordedCall:
+    known = groups.get(node.group)
+    return RecordedCall(
+        name=node.name,
+        group=node.group,
+        group_size=node.group_size or (known.size if known else 0),
+        inputs=node.inputs,
+        outputs=node.outputs,
+        position=node.number,
+    )
+
+
+def _bypasses_nccl(group: str, groups: Mapping[str, Group]) -> bool:
+    """Tell whether a group of a job over NCCL runs over another backend."""
+    known = groups.get(group)
+    if known is None or not known.backend or "nccl" in known.backend:
+        return False
+    return any("nccl" in other.backend for other in groups.values())
+
+
+def _rank(comms: Sequence[CommsNode], groups: Mapping[str, Group]) -> int | None:
+    """Return the global rank, from the places inside the groups; None where they do not tell or disagree."""
+    only_group = len({node.group for node in comms}) == 1
+    told = {_global_rank(node, groups, only_group=only_group) for node in comms if _tells_place(node)} - {None}
+    return told.pop() if len(told) == 1 else None
+
+
+def _tells_place(node: CommsNode) -> bool:
+    operation = classify(node.name)
+    return operation is not None and operation.word not in _ROOTED and node.place is not None
+
+
+def _global_rank(node: CommsNode, groups: Mapping[str, Group], *, only_group: bool) -> int | None:
+    place, known = node.place, groups.get(node.group)
+    assert place is not None, "callers ask _tells_place first"
+    if known is not None and known.ranks:
+        return known.ranks[place] if place < len(known.ranks) else None
+    if known is not None:
+        return place  # a listed group without ranks is the whole job
+    if node.start is not None and node.stride:
+        return node.start + node.stride * place
+    return place if only_group else None  # the one group of a training job is the whole job
+
+
+def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, Group], sizes: Mapping[str, int]) -> int:
+    """Return the size of the default group, or of the only one; 0 where nothing tells which is the whole job."""
+    listed = [g.size for name, g in groups.items() if not g.ranks or g.description == "default_pg" or name == "0"]
+    if listed:
+        return max(listed)
+    default = {sizes.get(node.group, 0) for node in comms if node.description == "default_pg"}
+    names = {node.group for node in comms}
+    return max(default or ({sizes.get(names.pop(), 0)} if len(names) == 1 else {0}))
+
+
+def _date(value: object) -> str:
+    """Return the day of `2024-04-17 16:29:57`."""
+    try:
+        return date.fromisoformat(value[:10]).isoformat() if isinstance(value, str) else ""
+    except ValueError:
+        return ""
+
+
+def _no_trace(trace: object, label: str) -> TraceError:
+    graph = trace.get(_GRAPH) if isinstance(trace, Mapping) else None
+    if isinstance(graph, list):
+        found = sum(isinstance(row, Mapping) and row.get("NodeType") == _COMMUNICATION_NODE for row in graph)
+        return TraceError(
+            f"no message sizes in {label}: a Chakra workload graph in JSON has {found} communication nodes here, and "
+            "none of them has a size",
+            hint="import the PyTorch ExecutionTrace that the graph was converted from",
+        )
+    return TraceError(
+        f"{label} is no ExecutionTrace: it has no list `nodes`",
+        hint="record one with torch.profiler's ExecutionTraceObserver",
+    )
+
+
+def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
+    """Say that nothing was found, and what the likely reason is."""
+    gloo = sum(isinstance(row.get("name"), str) and row["name"].startswith("gloo:") for row in rows)
+    if gloo:
+        return TraceError(
+            f"no collectives in {label}: it was recorded over gloo ({gloo} calls), for which an ExecutionTrace has no "
+            "record_param_comms nodes and so no process groups",
+            hint="record over NCCL, or import the Kineto trace of the same run",
+        )
+    return TraceError(
+        f"no collectives in {label}: none of its {len(rows)} nodes is a record_param_comms with a collective",
+        hint="record steps of the distributed run itself",
+    )

@@ -1,0 +1,1 @@
+"""Read PyTorch Flight Recorder dumps."""

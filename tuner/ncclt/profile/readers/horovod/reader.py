@@ -1,0 +1,218 @@
+"""Horovod timelines (`horovodrun --timeline-filename`): the fused all_reduces of rank 0, which stands for all.
+
+Horovod copies tensors that are ready together into one fusion buffer and reduces that. The timeline shows tensors; the
+message is a fusion group, the tensors whose communication runs at the same time. Which tensors meet in a group depends
+on timing, so the sizes vary from step to step: every size is kept as it was seen, and the notes say how they cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
+from ncclt.errors import InputError, TraceError
+from ncclt.profile.documents import documents, heads
+from ncclt.profile.readers.horovod.events import CALLS, TensorCall, Timeline, read_timeline
+
+name = "horovod"
+
+_CLUSTER_RATIO = 1.25
+"""Sizes at most so far above the smallest of a cluster belong to it: groups that differ by a small tensor or two."""
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a file begins like a Horovod timeline."""
+    try:
+        return any(_is_timeline(one) for one in heads(path))
+    except TraceError:
+        return False
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the timeline of one job.
+
+    Raises:
+        TraceError: damaged, no timeline, no all_reduce with a size in it, or several files.
+    """
+    found = [(document.label, read_timeline(document)) for path in paths for document in documents(path)]
+    if len(found) != 1:
+        raise TraceError(f"{len(found)} timelines were given", hint="rank 0 writes one for the whole job: import one")
+    label, timeline = found[0]
+    groups = fusion_groups(timeline.calls, world_size=len(timeline.ranks))
+    if not groups:
+        raise TraceError(
+            f"no collectives in {label}: {_seen(timeline)}",
+            hint="record a timeline of the training itself, over more than one rank",
+        )
+    return _workload(timeline, groups, label=label, name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionGroup:
+    """Tensors that were reduced as one message.
+
+    Attributes:
+        message: the all_reduce.
+        tensors: their names.
+        time_us: from the first start to the last end, µs.
+    """
+
+    message: Message
+    tensors: tuple[str, ...]
+    time_us: float
+
+
+def fusion_groups(calls: Iterable[TensorCall], *, world_size: int) -> tuple[FusionGroup, ...]:
+    """Return the messages: tensors of one dtype and one set of ranks whose intervals all overlap.
+
+    A tensor is once in a message, so its second call opens the next one.
+
+    Args:
+        calls: tensors' parts, in any order.
+        world_size: ranks of a tensor whose negotiation was not seen (Horovod caches what was agreed before).
+
+    Raises:
+        TraceError: a dtype is not known, or a message is larger than any buffer.
+    """
+    done: list[_Open] = []
+    last: dict[tuple[str, int], _Open] = {}
+    for call in sorted(calls, key=lambda c: (c.start_us, c.end_us, c.tensor)):
+        kind = (call.dtype, call.ranks or world_size)
+        group = last.get(kind)
+        if group is None or not group.meets(call):
+            group = last[kind] = _Open(start_us=call.start_us, first_end_us=call.end_us)
+            done.append(group)
+        group.add(call)
+    return tuple(found for group in done if (found := group.fused(world_size)) is not None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A group while its tensors are collected."""
+
+    start_us: float
+    first_end_us: float
+    last_end_us: float = 0.0
+    elements: int = 0
+    calls: dict[str, TensorCall] = field(default_factory=dict)
+
+    def meets(self, call: TensorCall) -> bool:
+        # Tensors of a group without length start and end at the same moment: that is overlap, too.
+        overlaps = call.start_us < self.first_end_us or (call.start_us == self.start_us == self.first_end_us)
+        return overlaps and call.tensor not in self.calls
+
+    def add(self, call: TensorCall) -> None:
+        self.calls[call.tensor] = call
+        self.elements += call.elements
+        self.first_end_us = min(self.first_end_us, call.end_us)
+        self.last_end_us = max(self.last_end_us, call.end_us)
+
+    def fused(self, world_size: int) -> FusionGroup | None:
+        """Return the message, None where all its tensors are empty."""
+        first = next(iter(self.calls.values()))
+        try:
+            dtype = parse_dtype(first.dtype)
+        except InputError as error:
+            raise TraceError(f"tensor {first.tensor!r} has the dtype {first.dtype[:40]!r}", hint=error.hint) from error
+        size_bytes = self.elements * DTYPE_SIZES[dtype]
+        if size_bytes > MOST_BYTES:
+            raise TraceError(
+                f"tensor {first.tensor!r} is in a message of {size_bytes} bytes", hint="the shapes cannot be right"
+            )
+        if not size_bytes:
+            return None
+        message = Message(
+            collective=Collective.ALL_REDUCE, dtype=dtype, size_bytes=size_bytes, group_size=first.ranks or world_size
+        )
+        return FusionGroup(message=message, tensors=tuple(self.calls), time_us=self.last_end_us - self.start_us)
+
+
+def _is_timeline(beginning: bytes) -> bool:
+    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    marks = (b'"NEGOTIATE_', b'"start_time_since_epoch_in_micros"', b'"CYCLE_START"')
+    return text.startswith(b"[") and b'"ph"' in text and any(mark in text for mark in marks)
+
+
+def _seen(timeline: Timeline) -> str:
+    seen = [f"{count} x {reason}" for reason, count in sorted(timeline.left_out.items())]
+    return "; ".join(seen) if seen else "not one operation in it ended"
+
+
+def _workload(timeline: Timeline, groups: Sequence[FusionGroup], *, label: str, name: str) -> Workload:
+    steps, how = _steps(timeline.calls)
+    counts = Counter(group.message for group in groups)
+    total_us: dict[Message, float] = {}
+    for group in groups:
+        total_us[group.message] = total_us.get(group.message, 0.0) + group.time_us
+    return Workload(
+        name=name,
+        messages=tuple(
+            MessageCalls(
+                message=message, calls_per_step=count / (steps or 1), recorded_us=total_us[message] / count or None
+            )
+            for message, count in counts.items()
+        ),
+        provenance=Provenance(
+            source="horovod",
+            created=_day(timeline.started_s),
+            detail={"files": label, "size_clusters": _clusters(counts)},
+            world_size=len(timeline.ranks),
+            ranks_read=(0,),
+            steps=steps,
+            notes=(how, *_notes(timeline, groups, counts)),
+            whole_file=not steps,
+        ),
+    )
+
+
+def _steps(calls: Sequence[TensorCall]) -> tuple[int, str]:
+    """Return the steps and how they were counted: a gradient is reduced once a step, so most tensors agree."""
+    times = Counter(Counter(call.tensor for call in calls).values())
+    steps, tensors = max(times.items(), key=lambda item: (item[1], item[0]))
+    everything = times.total()
+    if 2 * tensors < everything:
+        return 0, WHOLE_FILE  # tensors were sent unequally often
+    return steps, f"steps are not marked: {tensors} of {everything} tensors were sent {steps} x, so {steps} steps"
+
+
+def _clusters(counts: Counter[Message]) -> str:
+    """Describe the sizes by clusters, smallest first: `8.36 MiB-9.51 MiB x8`."""
+    clusters: list[list[int]] = []
+    for size_bytes in sorted(message.size_bytes for message in counts.elements()):
+        if clusters and size_bytes <= _CLUSTER_RATIO * clusters[-1][0]:
+            clusters[-1].append(size_bytes)
+        else:
+            clusters.append([size_bytes])
+    return ", ".join(
+        f"{'-'.join(dict.fromkeys((format_bytes(sizes[0]), format_bytes(sizes[-1]))))} x{len(sizes)}"
+        for sizes in clusters
+    )
+
+
+def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Message]) -> list[str]:
+    tensors = sum(len(group.tensors) for group in groups)
+    notes = [
+        f"messages are fusion groups, tensors whose communication overlaps: {tensors} calls of tensors in "
+        f"{len(groups)} messages of {len(counts)} sizes"
+    ]
+    if len(counts) > 1:
+        notes.append("groups form by timing and vary from step to step: judge them by clusters (detail size_clusters)")
+    notes += [f"left out: {count} x {reason}" for reason, count in sorted(timeline.left_out.items())]
+    if not timeline.ranks:
+        notes.append("no negotiation was recorded: the groups are taken as the whole job")
+    if timeline.is_cut:
+        notes.append("the timeline is cut off at its end: what had not ended there is left out")
+    if timeline.is_full:
+        notes.append(f"only the first {CALLS} calls of tensors were read")
+    return notes
+
+
+def _day(moment_s: float) -> str:
+    if not 1.4e9 < moment_s < 4.1e9:  # 2014 to 2099: anything else is no wall clock
+        return ""
+    return datetime.fromtimestamp(moment_s, UTC).date().isoformat()

@@ -1,0 +1,1 @@
+"""Read NCCL Inspector dumps."""

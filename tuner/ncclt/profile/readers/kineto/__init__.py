@@ -1,0 +1,1 @@
+"""Read PyTorch Kineto traces."""

@@ -1,0 +1,127 @@
+"""Communication that compute does not hide, from the kernels of a Kineto trace.
+
+Kernels are fed one by one while a trace is read, so that none of their events must be kept: 16 bytes remain of each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ncclt.profile.views.exposure import Exposure, Interval, exposure
+
+# NCCL and RCCL name all their kernels so (profiling.md, d); symmetric-memory kernels are ncclSym(k)DevKernel_*.
+_COMMUNICATION = re.compile(r"nccl\w*Kernel|ncclSym", re.IGNORECASE)
+
+NO_KERNELS = "exposed communication is not known: no GPU kernels were recorded"
+NO_COMMUNICATION = "exposed communication is not known: no NCCL kernel was recorded in the training steps"
+NO_COMPUTE = "exposed communication is not known: no compute kernel was recorded that could hide it"
+_BY_CPU_STEPS = "exposed communication: kernels are counted between the begin and the end of the steps on the CPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExposure:
+    """What the kernels of one rank tell, per step.
+
+    Attributes:
+        communication_us: time in which it communicated, µs per step; None where not known.
+        exposed_us: the part of it without compute beside it, µs per step; None where not known.
+        note: what is missing or was assumed, empty where there is nothing to say.
+    """
+
+    communication_us: float | None = None
+    exposed_us: float | None = None
+    note: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Device:
+    """Start and end of the kernels of one GPU, µs, alternating."""
+
+    communication: array[float] = field(default_factory=lambda: array("d"))
+    compute: array[float] = field(default_factory=lambda: array("d"))
+
+
+@dataclass(slots=True, kw_only=True)
+class KernelTimeline:
+    """Collects when the kernels of one rank ran."""
+
+    _devices: dict[str, _Device] = field(default_factory=dict)
+    _steps: dict[int, Interval] = field(default_factory=dict)
+
+    def add_kernel(self, name: str, start_us: float, duration_us: float, device: str = "") -> None:
+        """Note a kernel; copies and memory sets are no kernels, and what hides behind them counts as exposed.
+
+        Args:
+            name: as recorded; it decides between communication and compute.
+            start_us, duration_us: on the trace's clock; what is not finite or not above 0 long is ignored.
+            device: tells the GPUs of one process apart (`pid` of the event).
+        """
+        end_us = start_us + duration_us
+        if not (duration_us > 0 and math.isfinite(start_us) and math.isfinite(end_us)):
+            return
+        found = self._devices.setdefault(device, _Device())
+        kind = found.communication if _COMMUNICATION.match(name) else found.compute
+        kind.append(start_us)
+        kind.append(end_us)
+
+    def add_gpu_step(self, number: int, start_us: float, duration_us: float) -> None:
+        """Note a `ProfilerStep#` range on the GPU's own time line (category `gpu_user_annotation`)."""
+        if duration_us > 0 and math.isfinite(start_us + duration_us):
+            self._steps.setdefault(number, (start_us, start_us + duration_us))
+
+    def exposure(self, steps: Sequence[tuple[int, Interval]]) -> RankExposure:
+        """Return the exposed communication per step.
+
+        Of several GPUs the least exposed one counts, see `least_exposed`.
+
+        Args:
+            steps: number and range on the CPU's clock of every complete step; empty = the file counts as one step.
+                Ranges on the GPU's time line are taken instead where all these steps have one, for kernels run behind
+                the CPU, by which the last step would lose its tail. A range there holds what the thread of the step
+                launched, which is not the backward pass: one that holds less communication than the CPU's is not used.
+        """
+        if not self._devices:
+            return RankExposure(note=NO_KERNELS)
+        found, note = self._least([interval for _, interval in steps]), _BY_CPU_STEPS if steps else ""
+        if steps and all(number in self._steps for number, _ in steps):
+            on_gpu = self._least([self._steps[number] for number, _ in steps])
+            if found is None or (on_gpu is not None and on_gpu.communication_us >= found.communication_us):
+                found, note = on_gpu, ""
+        if found is None:
+            alone = any(device.communication and not device.compute for device in self._devices.values())
+            return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
+        return RankExposure(
+            communication_us=found.communication_us / max(1, len(steps)),
+            exposed_us=found.exposed_us / max(1, len(steps)),
+            note=note,
+        )
+
+    def _least(self, windows: Sequence[Interval]) -> Exposure | None:
+        """Return the least exposed GPU's communication within windows; None where none sends that also computes."""
+        seen = (
+            exposure(_pairs(device.communication), _pairs(device.compute), windows or None)
+            for device in self._devices.values()
+            if device.compute
+        )
+        return min((found for found in seen if found.communication_us > 0), key=lambda e: e.exposed_us, default=None)
+
+
+def least_exposed(ranks: Iterable[RankExposure]) -> tuple[float | None, tuple[str, ...]]:
+    """Return the exposed communication of the least exposed rank, µs per step, and the notes of all.
+
+    All ranks wait for each other, so a step takes the same time on each of them, and without communication none can
+    be faster than its own compute: the smallest exposed part bounds the gain. A rank that comes early waits inside
+    the kernel for the last one, which no NCCL setting changes either.
+    """
+    seen = tuple(ranks)
+    known = [rank.exposed_us for rank in seen if rank.exposed_us is not None]
+    notes = dict.fromkeys(rank.note for rank in seen if rank.note)
+    return min(known, default=None), tuple(notes)
+
+
+def _pairs(flat: array[float]) -> Iterator[Interval]:
+    return zip(flat[::2], flat[1::2], strict=True)

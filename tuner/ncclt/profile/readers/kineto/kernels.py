@@ -1,0 +1,79 @@
+"""How long the calls took on the GPU: NCCL's kernels joined to the calls that launched them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from ncclt.core.message import Message
+from ncclt.profile.readers.kineto.calls import Call
+from ncclt.profile.readers.kineto.metadata import has_metadata
+from ncclt.profile.readers.kineto.trace import Event, RankTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """What one rank's kernels tell.
+
+    Attributes:
+        mean_us: message -> mean duration of its kernels, µs.
+        without_metadata: kernels without collective metadata of their own.
+        unmatched: kernels that belong to no call of the file.
+        total: all NCCL kernels.
+    """
+
+    mean_us: Mapping[Message, float]
+    without_metadata: int
+    unmatched: int
+    total: int
+
+
+FindLaunches = Callable[[Set[int]], Mapping[int, Event]]
+"""Returns the calls that launched kernels, by the correlation of both; costs a second look into the file."""
+
+
+def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: FindLaunches) -> KernelTimes:
+    """Join kernels to calls and average their durations.
+
+    A kernel carries its operator's "External id" where Kineto knows it (torch 2.2 and later); else the CUDA call that
+    launched it lies, on the same thread, inside the operator or annotation of its collective.
+
+    Raises:
+        TraceError: from `find_launches`.
+    """
+    by_id = {call.event.external_id: call.message for call in calls if call.event.external_id is not None}
+    # Without metadata the field "External id" repeats the correlation, a number of its own series.
+    shared = (kernel.external_id if has_metadata(kernel) else None for kernel in trace.kernels)
+    told = [by_id.get(number) if number is not None else None for number in shared]
+    untold = zip(trace.kernels, told, strict=True)
+    launches = find_launches({k.correlation for k, message in untold if not message and k.correlation is not None})
+    by_thread: dict[str, list[Call]] = defaultdict(list)
+    for call in sorted(calls, key=lambda c: c.event.start_us):
+        by_thread[call.event.thread].append(call)
+    durations: dict[Message, list[float]] = defaultdict(list)
+    unmatched = 0
+    for kernel, known in zip(trace.kernels, told, strict=True):
+        launch = launches.get(kernel.correlation) if kernel.correlation is not None else None
+        message = known or _launched_in(launch, by_thread)
+        if message is None:
+            unmatched += 1
+        else:
+            durations[message].append(kernel.duration_us)
+    return KernelTimes(
+        mean_us={message: sum(found) / len(found) for message, found in durations.items()},
+        without_metadata=sum(not has_metadata(kernel) for kernel in trace.kernels),
+        unmatched=unmatched,
+        total=len(trace.kernels),
+    )
+
+
+def _launched_in(launch: Event | None, by_thread: Mapping[str, Sequence[Call]]) -> Message | None:
+    """Return the message of the latest call that had begun, and not ended, when the launch was made."""
+    candidates = by_thread.get(launch.thread, ()) if launch is not None else ()
+    if launch is None or not candidates:
+        return None
+    before = bisect_right(candidates, launch.start_us, key=lambda call: call.event.start_us)
+    call = candidates[before - 1] if before else None
+    return call.message if call is not None and launch.start_us <= call.event.end_us else None

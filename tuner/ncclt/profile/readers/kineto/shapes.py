@@ -1,0 +1,188 @@
+"""Calls from operators and annotations with their shapes: traces older than the metadata, and gloo.
+
+Neither family is enough alone. A `c10d::` operator shows output and input and so the true group size, but lists of
+tensors without their dtype, and in torch 2.0 to 2.2 without their shapes. The `nccl:` or `gloo:` annotation shows the
+input alone, and gloo builds a reduce_scatter out of an all_reduce and annotates that. So each operator that tells all
+is counted and takes its annotation with it; the annotations that remain are counted for the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Set
+from dataclasses import dataclass
+
+from ncclt.core.message import Collective, parse_dtype
+from ncclt.errors import InputError
+from ncclt.profile.readers.kineto.calls import CallBook
+from ncclt.profile.readers.kineto.names import Operation, classify
+from ncclt.profile.readers.kineto.trace import Event, RankTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One recorded tensor: its elements, and its dtype as recorded."""
+
+    elements: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What an operator and its annotation have in common."""
+
+    collective: Collective | None
+    input: Tensor
+
+
+# Where each operator with plain tensors keeps output and input (torch/csrc/distributed/c10d/Ops.cpp).
+_OUTPUT, _INPUT = 0, 1
+_PLAIN_OPERATORS = frozenset({"allgatherbase", "reducescatterbase", "alltoallbase"})
+
+
+def calls_from_shapes(trace: RankTrace) -> CallBook:
+    """Read the calls of a trace without metadata; needs a recording with `record_shapes=True`."""
+    book = CallBook(source="operators and annotations with input shapes")
+    nccl, others = _annotations(trace)
+    backends = sorted({event.name.split(":", 1)[0] for event in others})
+    if nccl and others:
+        book.left_out[f"collective over {', '.join(backends)}, which never reaches NCCL"] += len(others)
+    elif others:
+        book.assume(f"recorded over {', '.join(backends)}: these are the messages that NCCL would be given")
+    pool = _Pool(nccl or others)
+    elsewhere = _Pool(others if nccl else ())
+    for event in trace.operators:
+        _count_operator(book, event, trace, pool, elsewhere)
+    for event in pool.rest():
+        _count_annotation(book, event, trace)
+    _note_unseen(book, trace, {operation.collective for e in (*nccl, *others) if (operation := classify(e.name))})
+    return book
+
+
+def _note_unseen(book: CallBook, trace: RankTrace, annotated: Set[Collective | None]) -> None:
+    """Count the operators without shapes of their own that no annotation shows either."""
+    if Collective.ALL_REDUCE in annotated:
+        annotated = annotated | {Collective.REDUCE_SCATTER}  # as gloo emulates it
+    for event in trace.operators:
+        operation = classify(event.name)
+        if operation is None or operation.collective in annotated or trace.in_barrier(event):
+            continue
+        if operation.word not in _PLAIN_OPERATORS or len(recorded_tensors(event)) != 2:
+            book.left_out[_without_shapes(operation)] += 1
+
+
+def _without_shapes(operation: Operation) -> str:
+    return f"{operation.word} without shapes (record with record_shapes=True)"
+
+
+class _Pool:
+    """Annotations not yet explained by an operator."""
+
+    def __init__(self, events: tuple[Event, ...]) -> None:
+        self._waiting: dict[_Key, deque[Event]] = defaultdict(deque)
+        self._alone: list[Event] = []
+        for event in events:
+            operation, tensors = classify(event.name), recorded_tensors(event)
+            if operation is not None and len(tensors) == 1:
+                self._waiting[_Key(operation.collective, tensors[0])].append(event)
+            else:
+                self._alone.append(event)
+
+    def take(self, key: _Key) -> bool:
+        """Remove the first annotation of this kind; tell whether there was one."""
+        waiting = self._waiting.get(key)
+        if not waiting:
+            return False
+        waiting.popleft()
+        return True
+
+    def rest(self) -> list[Event]:
+        """Return what remains, in order of time."""
+        remaining = [*self._alone, *(event for waiting in self._waiting.values() for event in waiting)]
+        return sorted(remaining, key=lambda event: event.start_us)
+
+
+def _annotations(trace: RankTrace) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+    """Return the annotations of NCCL and those of other backends, without those of barriers."""
+    outside = [e for e in trace.annotations if classify(e.name) is not None and not trace.in_barrier(e)]
+    nccl = tuple(e for e in outside if e.name.startswith("nccl:"))
+    return nccl, tuple(e for e in outside if not e.name.startswith("nccl:"))
+
+
+def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool, elsewhere: _Pool) -> None:
+    operation, tensors = classify(event.name), recorded_tensors(event)
+    if operation is None or operation.word not in _PLAIN_OPERATORS or len(tensors) != 2 or trace.in_barrier(event):
+        return
+    keys = [_Key(operation.collective, tensors[_INPUT])]
+    if operation.collective is Collective.REDUCE_SCATTER:
+        # ProcessGroupGloo emulates reduce_scatter by an all_reduce of the whole input.
+        keys.append(_Key(Collective.ALL_REDUCE, tensors[_INPUT]))
+    annotated_here = any(pool.take(key) for key in keys)
+    if not annotated_here and any(elsewhere.take(key) for key in keys):
+        return
+    out, into = tensors[_OUTPUT].elements, tensors[_INPUT].elements
+    match operation.collective:
+        case Collective.ALL_TO_ALL:
+            elements, size = into, _assumed_size(book, trace)
+        case _:
+            elements, size = max(out, into), max(out, into) // max(1, min(out, into))
+    book.add(operation, event, dtype=tensors[_INPUT].dtype, elements=elements, group_size=size)
+
+
+def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
+    operation, tensors = classify(event.name), recorded_tensors(event)
+    assert operation is not None, "the pool holds no waiting or barriers"
+    if not tensors:
+        book.left_out[_without_shapes(operation)] += 1
+        return
+    size = _assumed_size(book, trace)
+    if operation.collective is Collective.ALL_TO_ALL:
+        # A list of tensors, one per receiver: together they are this rank's send buffer.
+        tensors = (Tensor(elements=sum(t.elements for t in tensors), dtype=tensors[0].dtype),)
+    for tensor in tensors:
+        elements = tensor.elements
+        if operation.collective is Collective.ALL_GATHER:
+            elements *= max(1, size)
+            if not size:
+                book.assume("all_gather sizes are one rank's share: the number of ranks is not known")
+        book.add(operation, event, dtype=tensor.dtype, elements=elements, group_size=size)
+
+
+def _assumed_size(book: CallBook, trace: RankTrace) -> int:
+    size = trace.job.assumed_group_size
+    if not size:
+        book.assume("the trace has no world size: groups are taken to be the whole job")
+    elif len({group.size for group in trace.job.groups.values()}) != 1:
+        book.assume(f"the trace does not name the group of most calls: taken to be all {size} ranks")
+    return size
+
+
+def recorded_tensors(event: Event) -> tuple[Tensor, ...]:
+    """Return the tensors among an event's recorded inputs whose shape and dtype are both there.
+
+    A list of tensors has no dtype of its own and is not returned; an empty shape with a dtype is a scalar tensor.
+    """
+    shapes, dtypes = event.args.get("Input Dims"), event.args.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(dtypes, list):
+        return ()
+    found = []
+    for shape, dtype in zip(shapes, dtypes, strict=False):
+        if _is_shape(shape) and isinstance(dtype, str) and _is_dtype(dtype):
+            found.append(Tensor(elements=math.prod(shape), dtype=dtype))
+    return tuple(found)
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+
+
+def _is_dtype(text: str) -> bool:
+    """Tell whether a recorded input type is a tensor's; "Scalar", "ScalarList", "TensorList" and "" are not."""
+    if text.startswith("c10::"):
+        return True
+    try:
+        parse_dtype(text)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""Kineto's JSON as a stream: of gigabytes of events only those that may matter are parsed, the rest is skipped.
+
+What is skipped is not checked: an event that matters to nobody may be damaged without anyone noticing. The structure
+around the events is checked to the last byte, so that a document that was cut off is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from ncclt.errors import TraceError
+from ncclt.profile.documents import Document, read_block
+from ncclt.profile.readers.kineto.stream_split import Skip, skipper, value_end
+
+BLOCK_BYTES = 256 * 1024
+"""Bytes looked at in one go; small enough for the processor's cache, where twice as much reads no faster."""
+
+LONGEST_BYTES = 64 * 1024 * 1024
+"""Longest event or member of the head that is accepted; the longest of a real trace have some 100 KiB."""
+
+ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
+"""An ASCII character escaped by its number, behind which any key or value can hide."""
+
+Find = Callable[[bytes, int], Iterable[int]]
+"""Takes bytes and a position, returns in rising order the positions from there on that an event of interest covers.
+
+It may point at events that turn out to be of no interest, and more than once at the same. What it points at must lie
+inside one event and be at least two bytes long.
+"""
+
+Take = Callable[[Any], None]
+
+Glance = Callable[[bytes, Callable[[], list[Any]]], None]
+"""Is shown the bytes of all events, each once, many at a time; gets with them a function that parses all of them."""
+
+_SPACE = re.compile(rb"[ \t\n\r]*+")
+_STARTERS = frozenset(b'{["-0123456789tfnNI')
+_DECODER = json.JSONDecoder(strict=False)  # control characters in strings: profilers write them
+
+
+def stream_trace(document: Document, find: Find, take: Take, glance: Glance | None = None) -> dict[str, Any]:
+    """Read a trace from its beginning, and hand the parsed events that `find` points at to `take`, in their order.
+
+    What is to be known of too many events for that, `glance` reads off the bytes.
+
+    Bytes that are no UTF-8 are replaced, as in `ncclt.profile.documents.load_json`.
+
+    Returns:
+        The other members of the document.
+
+    Raises:
+        TraceError: the document is damaged, cut off, no JSON, or no trace.
+    """
+    document.stream.seek(0)
+    window = _Window(document)
+    if window.peek() != b"{":
+        raise _no_trace(document.label) if window.peek() == b"[" else window.no_json("it does not begin with {")
+    window.at += 1
+    members: dict[str, Any] = {}
+    has_events = False
+    closed = window.skip_byte(b"}")
+    while not closed:
+        key = window.value()
+        if not isinstance(key, str) or not window.skip_byte(b":"):
+            raise window.no_json("a member without a name")
+        if key != "traceEvents":
+            members[key] = window.value()
+        elif has_events or window.peek() not in (b"[", b""):
+            raise _no_trace(document.label)
+        elif not window.skip_byte(b"["):
+            raise window.no_json("it ends in the middle")
+        else:
+            has_events = True
+            _read_events(window, find, take, glance)
+        closed = window.skip_byte(b"}")
+        if not closed and not window.skip_byte(b","):
+            raise window.no_json("a comma is missing")
+    if window.peek():
+        raise window.no_json("something follows its end")
+    if not has_events:
+        raise _no_trace(document.label)
+    return members
+
+
+def _read_events(window: _Window, find: Find, take: Take, glance: Glance | None) -> None:
+    """Read the elements of an array and its closing bracket; the opening one is behind us."""
+    if window.skip_byte(b"]"):
+        return
+    skip = skipper(window.data, window.at)
+    while True:
+        start = window.at
+        closed = _read_complete(window, skip, find, take)
+        read = window.data[start : window.at - closed]
+        if glance and read:
+            glance(read, partial(window.parsed_elements, read))
+        if closed:
+            return
+        window.more()
+
+
+def _read_complete(window: _Window, skip: Skip, find: Find, take: Take) -> bool:
+    """Read the elements that are completely in memory; tell whether the array ended with them."""
+    data = window.data
+    # The end of the bytes at hand stands for a last find: up to there all else is skipped.
+    for hit in chain(find(data, window.at), (len(data),)):
+        while window.at <= hit:
+            window.at = skip(data, window.at, hit + 2)
+            end = window.value_end()
+            ending = len(data) if end is None else _skipped_space(data, end)
+            if end is None or ending == len(data):
+                return False
+            if hit < end:
+                take(window.parsed(data[window.at : end]))
+            window.at = ending + 1
+            match data[ending : ending + 1]:
+                case b"]":
+                    return True
+                case b",":
+                    window.at = _skipped_space(data, window.at)
+                case _:
+                    raise window.no_json("a comma is missing between events")
+    return False
+
+
+class _Window:
+    """The part of a document that is in memory; `at` is the first byte not yet read."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.data = read_block(document, BLOCK_BYTES)
+        self.at = 3 if self.data.startswith(b"\xef\xbb\xbf") else 0
+
+    def more(self) -> None:
+        """Drop what was read and add what follows: at least as much as was left, so that no byte is moved often."""
+        rest = self.data[self.at :]
+        if len(rest) > LONGEST_BYTES:
+            raise self.no_json(f"an event or member is longer than {LONGEST_BYTES // 2**20} MiB")
+        block = read_block(self._document, max(BLOCK_BYTES, len(rest)))
+        if not block:
+            raise self.no_json("it ends in the middle")
+        self.data = rest + block
+        self.at = _skipped_space(self.data, 0)
+
+    def peek(self) -> bytes:
+        """Skip white space and return the byte that follows, empty at the end of the document."""
+        self.at = _skipped_space(self.data, self.at)
+        while self.at == len(self.data):
+            self.data, self.at = read_block(self._document, BLOCK_BYTES), 0
+            if not self.data:
+                return b""
+            self.at = _skipped_space(self.data, 0)
+        return self.data[self.at : self.at + 1]
+
+    def skip_byte(self, byte: bytes) -> bool:
+        """Skip white space, and this byte if it follows; tell whether it did."""
+        found = self.peek() == byte
+        self.at += found
+        return found
+
+    def value(self) -> Any:
+        """Read one value."""
+        self.peek()
+        while (end := self.value_end()) is None:
+            self.more()
+        value = self.parsed(self.data[self.at : end])
+        self.at = end
+        return value
+
+    def value_end(self) -> int | None:
+        """Return where the value ends that begins here, None where that is not yet in memory."""
+        if self.at < len(self.data) and self.data[self.at] not in _STARTERS:
+            raise self.no_json(f"no value begins with {self.data[self.at : self.at + 1]!r}")
+        return value_end(self.data, self.at)
+
+    def parsed_elements(self, data: bytes) -> list[Any]:
+        """Return parsed elements of an array; a comma may follow the last."""
+        elements: list[Any] = self.parsed(b"[" + data.rstrip(b" \t\n\r").removesuffix(b",") + b"]")
+        return elements
+
+    def parsed(self, data: bytes) -> Any:
+        """Return a parsed value."""
+        try:
+            return _DECODER.decode(data.decode(errors="replace"))
+        except (ValueError, RecursionError) as error:
+            raise self.no_json(str(error)) from error
+
+    def no_json(self, why: str) -> TraceError:
+        """Return the error that says so."""
+        return TraceError(
+            f"{self._document.label} is cut off or no JSON: {why}",
+            hint="the profiler may have been stopped while it wrote; export the trace again",
+        )
+
+
+def _skipped_space(data: bytes, at: int) -> int:
+    match = _SPACE.match(data, at)
+    return match.end() if match else at
+
+
+def _no_trace(label: str) -> TraceError:
+    return TraceError(
+        f"{label} is no Kineto trace: it has no list `traceEvents`, or more than one",
+        hint="export it with torch.profiler's export_chrome_trace or tensorboard_trace_handler",
+    )

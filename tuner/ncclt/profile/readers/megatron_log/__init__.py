@@ -1,0 +1,1 @@
+"""Read Megatron-LM, Megatron Core and NeMo logs."""

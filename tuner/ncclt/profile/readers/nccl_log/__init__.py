@@ -1,0 +1,1 @@
+"""Read NCCL's debug log."""

@@ -1,0 +1,154 @@
+"""What one NCCL log file says, added up while its lines stream by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from ncclt.errors import TraceError
+from ncclt.profile.documents import Document
+from ncclt.profile.readers.nccl_log.lines import Statements, check_bounded
+from ncclt.profile.readers.nccl_log.parse import (
+    CollLine,
+    CommLine,
+    Origin,
+    TuningLine,
+    coll_lines,
+    comm_line,
+    library_version,
+    mentions_graphs,
+    tuning_lines,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class LogBook:
+    """The statements of one log file and how often each was made.
+
+    Attributes:
+        label: name of the file.
+        calls: COLL lines, equal ones counted.
+        tunings: TUNING lines, equal ones counted.
+        comms: INIT lines about communicators, in order.
+        versions: versions of the library, in order.
+        torn: calls whose line is cut off or torn apart, so that their size or group is lost.
+        graphs: whether CUDA graphs are mentioned.
+        has_nccl: whether anything comes from NCCL at all.
+    """
+
+    label: str
+    calls: Counter[CollLine] = field(default_factory=Counter)
+    tunings: Counter[TuningLine] = field(default_factory=Counter)
+    comms: list[CommLine] = field(default_factory=list)
+    versions: dict[str, None] = field(default_factory=dict)
+    torn: int = 0
+    graphs: bool = False
+    has_nccl: bool = False
+
+    @property
+    def processes(self) -> set[tuple[str, str]]:
+        """Return (host, pid) of every process that made a statement."""
+        origins = {c.origin for c in self.calls} | {t.origin for t in self.tunings} | {c.origin for c in self.comms}
+        return {(origin.host, origin.pid) for origin in origins if origin.host}
+
+
+def read_log(document: Document) -> LogBook:
+    """Read one log; only its distinct statements are kept, so the memory does not grow with its length.
+
+    Raises:
+        TraceError: damaged, without its line ends, or with more different calls than a job makes.
+    """
+    book = LogBook(label=document.label)
+    statements = Statements(document)
+    for line in statements:
+        _add(book, line)
+    total = book.calls.total() + book.tunings.total()
+    # A few glued lines are those of ranks that share a file; `_joined` finds their hosts by the others.
+    if statements.glued > max(2, total / 10):
+        raise TraceError(
+            f"{book.label} has lost its line ends: {statements.glued} of {total} statements run into the next one",
+            hint="give the log as NCCL wrote it, for example with NCCL_DEBUG_FILE=/path/nccl.%h.%p",
+        )
+    return _joined(book)
+
+
+def _add(book: LogBook, line: bytes) -> None:
+    # Substring tests first: most lines of a log are of neither kind, and `in` costs a tenth of a search.
+    if b"opCount " in line:
+        whole = 0
+        for call in coll_lines(line):
+            book.calls[call] += 1
+            whole += 1
+        book.torn += line.count(b": opCount ") - whole
+        check_bounded(len(book.calls), book.label)
+    if b" Bytes -> " in line:
+        book.tunings.update(tuning_lines(line))
+        check_bounded(len(book.tunings), book.label)
+    if b"CCL " in line:
+        book.has_nccl = True
+    if b" rank " in line and (comm := comm_line(line)) is not None:
+        book.comms.append(comm)
+        check_bounded(len(book.comms), book.label)
+    if b"CCL version" in line and len(book.versions) < 8 and (version := library_version(line)):
+        book.versions[version] = None
+    if not book.graphs and (b"raph" in line or b"apture" in line):
+        book.graphs = mentions_graphs(line)
+
+
+def _joined(book: LogBook) -> LogBook:
+    """Give statements back to the process that made them, where a glued line hides it.
+
+    Text of another program may stand directly before the host's name (`...0.01node1:7:7 [0]`): a host whose name
+    ends in that of another host with the same process id is that other host. A call without any origin belongs to
+    the process that is known by the address of its communicator, if there is exactly one.
+    """
+    hosts = _real_hosts(book.processes)
+    owners: dict[tuple[str, str], set[Origin]] = {}
+    for call in book.calls:
+        if call.origin.host:
+            owners.setdefault((call.comm, call.ranks), set()).add(_renamed(call.origin, hosts))
+    calls: Counter[CollLine] = Counter()
+    for call, count in book.calls.items():
+        candidates = owners.get((call.comm, call.ranks), set())
+        if call.origin.host:
+            origin = _renamed(call.origin, hosts)
+        else:
+            origin = next(iter(candidates)) if len(candidates) == 1 else call.origin
+        calls[call._replace(origin=origin)] += count
+    tunings: Counter[TuningLine] = Counter()
+    for tuning, count in book.tunings.items():
+        tunings[tuning._replace(origin=_renamed(tuning.origin, hosts))] += count
+    comms = [comm._replace(origin=_renamed(comm.origin, hosts)) for comm in book.comms]
+    return replace(book, calls=calls, tunings=tunings, comms=comms)
+
+
+def _real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return (host as written, pid) -> host, for the hosts whose name ends in another one's of the same pid."""
+    found: dict[tuple[str, str], str] = {}
+    for host, pid in processes:
+        endings = (host[start:] for start in range(len(host) - 1, 0, -1))
+        shortest = next((ending for ending in endings if (ending, pid) in processes), None)
+        if shortest is not None:
+            found[host, pid] = shortest
+    return found
+
+
+def _renamed(origin: Origin, hosts: dict[tuple[str, str], str]) -> Origin:
+    return origin._replace(host=hosts.get((origin.host, origin.pid), origin.host))
+
+
+def check_own_process(books: list[LogBook]) -> None:
+    """Raise where one process speaks in two files: its calls would count twice.
+
+    Raises:
+        TraceError: see above.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    for book in books:
+        for process in sorted(book.processes):
+            if process in seen:
+                raise TraceError(
+                    f"process {process[1]} of {process[0]} is in two files: {seen[process]} and {book.label}",
+                    hint="is one a copy? join the parts of a rotated log with `cat` in their order",
+                )
+            seen[process] = book.label

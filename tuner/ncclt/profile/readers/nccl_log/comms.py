@@ -1,0 +1,133 @@
+"""Which communicators the INIT lines of NCCL logs describe: their ranks, devices and nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ncclt.profile.readers.nccl_log.book import LogBook
+from ncclt.profile.readers.nccl_log.parse import CollLine, CommLine, Origin, TuningLine
+
+
+class Rank(NamedTuple):
+    """One GPU's process, or one communicator of it where the log does not tell whose line it is."""
+
+    host: str
+    pid: str
+    device: str
+
+
+class _Handle(NamedTuple):
+    """One rank's end of a communicator; an address can be used again for a communicator of another size."""
+
+    host: str
+    pid: str
+    comm: str
+    ranks: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Communicators:
+    """What is known of the communicators of a job.
+
+    Attributes:
+        described: one rank's end -> what the INIT lines say of it, joined.
+        devices: one rank's end -> devices named in its COLL lines, for ends without an INIT line.
+        hosts: id of a communicator -> hosts of its ranks, as far as they were seen.
+        led: a process and GPU (empty where not told) -> (ranks, spans nodes) of what it is rank 0 of.
+        world_size: ranks of the job: those of the largest communicator, 0 where more ranks than that were seen.
+        world_nodes: nodes of the largest communicator, 0 where not told.
+        ranks_seen: ranks (processes and their GPUs) that log calls.
+    """
+
+    described: dict[_Handle, CommLine] = field(default_factory=dict)
+    devices: dict[_Handle, Counter[str]] = field(default_factory=dict)
+    hosts: dict[str, set[str]] = field(default_factory=dict)
+    led: dict[Rank, set[tuple[int, bool]]] = field(default_factory=dict)
+    world_size: int = 0
+    world_nodes: int = 0
+    ranks_seen: int = 0
+
+    def rank_of(self, line: CollLine, label: str) -> Rank:
+        """Return who made a call: a process and its GPU, since one process can drive several."""
+        if not line.origin.host:
+            return Rank(label, line.comm, "")
+        handle = _handle(line)
+        known = self.described.get(handle)
+        if known is not None and known.device:
+            return Rank(line.origin.host, line.origin.pid, known.device)
+        return Rank(line.origin.host, line.origin.pid, self.devices[handle].most_common(1)[0][0])
+
+    def decider(self, line: TuningLine, label: str) -> Rank:
+        """Return who wrote a TUNING line."""
+        origin = line.origin
+        return Rank(origin.host, origin.pid, origin.device) if origin.host else Rank(label, "", "")
+
+    def spans_nodes(self, line: CollLine) -> bool:
+        """Tell whether a call reaches over nodes; False where nobody can know, and for the whole job."""
+        known = self.described.get(_handle(line))
+        return known is not None and self.part_spans_nodes(known)
+
+    def group_decided_by(self, origin: Origin) -> tuple[int, bool]:
+        """Return the ranks of the communicator that a TUNING line is about, and whether it spans nodes.
+
+        Such a line comes from rank 0 of its communicator and does not name it: where all communicators that this
+        GPU is rank 0 of are alike, it is one of them. Otherwise nothing is certain: (0, False).
+        """
+        kinds = self.led.get(Rank(*origin), set()) | self.led.get(Rank(origin.host, origin.pid, ""), set())
+        return next(iter(kinds)) if len(kinds) == 1 else (0, False)
+
+    def global_ranks(self) -> tuple[int, ...]:
+        """Return the ranks in the largest communicator whose own INIT lines are there, in order."""
+        if not self.world_size:
+            return ()
+        return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
+
+    def part_spans_nodes(self, known: CommLine) -> bool:
+        """Tell whether a communicator of part of the job reaches over nodes."""
+        if not 1 < int(known.ranks) < self.world_size:
+            return False
+        return known.nodes > 1 or len(self.hosts.get(known.comm_id, ())) > 1
+
+
+def communicators_of(books: Sequence[LogBook]) -> Communicators:
+    """Join what all files say of the communicators."""
+    found = Communicators()
+    for book in books:
+        for comm in book.comms:
+            if comm.origin.host:
+                _join(found, comm)
+        for call, count in book.calls.items():
+            if call.origin.host:
+                found.devices.setdefault(_handle(call), Counter())[call.origin.device] += count
+    for comm in found.described.values():
+        if comm.comm_id:
+            found.hosts.setdefault(comm.comm_id, set()).add(comm.origin.host)
+    sizes = {call.ranks for book in books for call in book.calls} | {c.ranks for book in books for c in book.comms}
+    largest = max((int(size) for size in sizes), default=0)
+    ranks = {found.rank_of(call, book.label) for book in books for call in book.calls if call.origin.host}
+    found.ranks_seen = len(ranks)
+    if len(ranks) <= largest:
+        found.world_size = largest
+        found.world_nodes = max((c.nodes for c in found.described.values() if int(c.ranks) == largest), default=0)
+    for comm in found.described.values():
+        if comm.rank == 0 and int(comm.ranks) > 1:
+            rank = Rank(comm.origin.host, comm.origin.pid, comm.device)
+            found.led.setdefault(rank, set()).add((int(comm.ranks), found.part_spans_nodes(comm)))
+    return found
+
+
+def _handle(line: CollLine | CommLine) -> _Handle:
+    return _Handle(line.origin.host, line.origin.pid, line.comm, line.ranks)
+
+
+def _join(found: Communicators, comm: CommLine) -> None:
+    """Add an INIT line; the lines about one communicator each tell another part."""
+    before = found.described.get(_handle(comm), comm)
+    found.described[_handle(comm)] = comm._replace(
+        device=comm.device or before.device,
+        comm_id=comm.comm_id or before.comm_id,
+        nodes=comm.nodes or before.nodes,
+    )

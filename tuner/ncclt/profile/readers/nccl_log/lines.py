@@ -1,0 +1,122 @@
+"""The lines of a log that may be gigabytes long, and the check that no log is given twice."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from ncclt.errors import TraceError
+from ncclt.profile.documents import Document
+
+LINE_BYTES = 64 * 1024
+"""Longer lines are read in pieces: a file without line ends must not fill the memory."""
+
+MOST_KINDS = 500_000
+"""Different calls kept per file: 4096 ranks in one log have some 100 each, random bytes have one per line."""
+
+LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
+"""A call as NCCL itself logs it. Such calls are exact: a log that has them is read by them, whatever else it tells."""
+
+_MARK = b"] NCCL "
+
+# `host:pid:tid [device] NCCL INFO `, where nothing but a blank or the colon of a launcher's prefix stands before it.
+_START = re.compile(rb"(?<![^\s:])[^\s:]{1,255}:\d{1,10}:\d{1,10} \[-?\d{1,4}\] NCCL ")
+
+# The ends of COLL and TUNING lines with more behind them than a blank (or the escape of a line feed).
+_GLUED = re.compile(
+    rb"(?:\bstream 0x[0-9a-f]{1,16}|\btime \d[\d.]{0,20}|Hi\}=\{\d{1,4}\.\.\d{1,4}\}|\bglobalrank \d{1,7})"
+    rb"[^\s\\:]{1,255}:\d{1,10}:\d{1,10} \["
+)
+
+
+def lines(document: Document) -> Iterator[bytes]:
+    """Yield the lines of a document, ended by a line feed or a carriage return, at most `LINE_BYTES` of each at once.
+
+    Raises:
+        TraceError: the compressed data end or break there.
+    """
+    rest = b""
+    try:
+        while line := document.stream.readline(LINE_BYTES):
+            # Carriage returns alone: progress bars, and logs that have been through a terminal or a serial line.
+            if not rest and line.find(b"\r", 0, -2) < 0:
+                yield line
+                continue
+            *parts, rest = (rest + line).split(b"\r")
+            if line.endswith(b"\n") or len(rest) > LINE_BYTES:
+                parts, rest = [*parts, rest], b""
+            yield from parts
+        if rest:
+            yield rest
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        raise TraceError(
+            f"{document.label} is damaged or cut off: {str(error).rstrip('.') or type(error).__name__}",
+            hint="copy the file again; check it with `gzip -t` or `tar -t`",
+        ) from error
+
+
+class Statements:
+    """The lines of a log of NCCL; where line feeds were lost, what NCCL wrote as lines of their own is told apart.
+
+    Attributes:
+        glued: statements that run into the next one without even a blank, so that its host cannot be told for sure.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.glued = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        for line in lines(self._document):
+            is_part = len(line) >= LINE_BYTES and not line.endswith(b"\n")
+            if not rest and not is_part and line.count(_MARK) < 2:
+                yield line
+                continue
+            parts = self._told_apart(rest + line)
+            # The last one may go on in the next piece of the line, unless it is longer than any that NCCL writes.
+            rest = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
+            yield from parts
+        if rest:
+            yield rest
+
+    def _told_apart(self, text: bytes) -> list[bytes]:
+        if _MARK not in text:
+            return [text]
+        self.glued += len(_GLUED.findall(text))
+        parts = []
+        for line in text.replace(b"\\n", b"\n").split(b"\n"):  # as JSON writes a line feed
+            starts = [0, *(match.start() for match in _START.finditer(line)), len(line)]
+            parts += [line[start:end] for start, end in pairwise(starts) if start < end]
+        return parts or [text]
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Raise where one file is named twice.
+
+    Raises:
+        TraceError: a path occurs twice.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise TraceError(f"{path} was given twice", hint="name every file once")
+        seen.add(path.resolve())
+
+
+def check_bounded(kinds: int, label: str) -> None:
+    """Raise where a log shows more different calls than any job makes.
+
+    Raises:
+        TraceError: more than `MOST_KINDS`.
+    """
+    if kinds > MOST_KINDS:
+        raise TraceError(
+            f"{label} shows more than {MOST_KINDS} different calls: this is no log of a training job",
+            hint="is the file damaged? otherwise cut it to some of the ranks",
+        )

@@ -1,0 +1,127 @@
+"""Debug logs of NCCL 2.8 to 2.32 and RCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING).
+
+COLL lines tell every call of every rank and are preferred. Where there are none, the TUNING lines tell the decisions
+of rank 0 of each communicator. Either way the TUNING lines give the algorithm, protocol and channels that NCCL chose,
+which the provenance keeps. A log is read line by line in one pass; many ranks may share a file or have one each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclt.core.message import Collective
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.errors import TraceError
+from ncclt.profile.documents import documents, heads
+from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
+from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
+from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
+from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, Findings, findings_from_calls, findings_from_tunings
+
+name = "nccl_log"
+
+_MARK = re.compile(rb"\bR?N?CCL (?:INFO|WARN|TRACE|version) | Bytes -> Algo ")
+_SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a file begins like the output of NCCL's logger, with or without other output around it."""
+    try:
+        return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in heads(path))
+    except TraceError:
+        return False
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the logs of one job: one file of all ranks, or one per process.
+
+    Raises:
+        TraceError: damaged, no NCCL log, no call in it, or a process in two files.
+    """
+    check_distinct(paths)
+    books = sorted((read_log(d) for path in paths for d in documents(path)), key=lambda book: book.label)
+    check_own_process(books)
+    comms = communicators_of(books)
+    found, read_from = findings_from_calls(books, comms), "COLL lines"
+    if not found.calls:
+        decided = findings_from_tunings(books, comms)
+        if not decided.calls:
+            raise _nothing(books, found, decided)
+        decided.left_out.update(found.left_out)
+        found, read_from = decided, "TUNING lines"
+    return Workload(
+        name=name,
+        messages=tuple(
+            MessageCalls(message=message, calls_per_step=count) for message, count in merge_ranks(found.views).items()
+        ),
+        provenance=_provenance(books, comms, found, read_from),
+    )
+
+
+def _nothing(books: Sequence[LogBook], calls: Findings, decisions: Findings) -> TraceError:
+    """Say why a log gives no message."""
+    files = books[0].label if len(books) == 1 else f"the {len(books)} files"
+    reasons = _left_out(calls) + _left_out(decisions)
+    if reasons:
+        return TraceError(f"no collectives in {files}: {'; '.join(reasons)}", hint=f"record again with {_SUBSYSTEMS}")
+    if any(book.has_nccl for book in books):
+        return TraceError(
+            f"no collectives in {files}: NCCL wrote it, but without COLL and TUNING lines",
+            hint=f"record again with {_SUBSYSTEMS}; the default subsystems do not log calls",
+        )
+    return TraceError(f"{files} is no NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
+
+
+def _provenance(books: Sequence[LogBook], comms: Communicators, found: Findings, read_from: str) -> Provenance:
+    facts = {
+        "files": ", ".join(book.label for book in books),
+        "read_from": read_from,
+        "nccl_version": ", ".join(dict.fromkeys(version for book in books for version in book.versions)),
+        "nodes": str(comms.world_nodes or ""),
+        "nccl_choices": found.choices.text(),
+    }
+    return Provenance(
+        source=name,
+        detail={key: value for key, value in facts.items() if value},
+        world_size=comms.world_size,
+        ranks_read=comms.global_ranks(),
+        notes=_notes(books, comms, found, read_from),
+        whole_file=True,
+    )
+
+
+def _notes(books: Sequence[LogBook], comms: Communicators, found: Findings, read_from: str) -> tuple[str, ...]:
+    """Return what a log cannot tell, and what this one lacks."""
+    messages = {message for calls in found.calls.values() for _, message in calls}
+    notes = [WHOLE_FILE]
+    notes.append(
+        "the log mentions CUDA graphs: their calls are logged once, when captured, and not when replayed"
+        if any(book.graphs for book in books)
+        else "calls replayed by a CUDA graph are not logged: if the job used graphs, each counts once, at its capture"
+    )
+    if read_from == "TUNING lines":
+        notes.append(f"TUNING lines tell no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}")
+        notes.append("TUNING lines are of rank 0 of each communicator and show no send_recv")
+        if any(message.group_size == 0 for message in messages):
+            notes.append("no INIT line tells the ranks of some groups: they are taken for the whole job")
+    if found.untyped:
+        notes.append(
+            f"{found.untyped} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
+        )
+    if any(message.group_size == 1 for message in messages):
+        notes.append("some calls are of communicators with a single rank, which send nothing to anybody")
+    if any(message.collective is Collective.SEND_RECV for message in messages):
+        notes.append("send_recv may come from an all_to_all, which frameworks hand to NCCL as sends and receives")
+    if comms.world_size:
+        notes.append(f"the largest communicator, of {comms.world_size} ranks, is taken for the whole job")
+        if 0 < comms.ranks_seen < comms.world_size and read_from == "COLL lines":
+            notes.append(f"{comms.ranks_seen} of {comms.world_size} ranks seen; the busiest of them stands for all")
+    elif comms.ranks_seen:
+        notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
+    return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
+
+
+def _left_out(found: Findings) -> list[str]:
+    return [f"{count} x {reason}" for reason, count in sorted(found.left_out.items()) if count]

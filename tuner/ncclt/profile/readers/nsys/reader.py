@@ -1,0 +1,115 @@
+"""Nsight Systems: SQLite exports of `nsys profile -t cuda,nvtx`, one file per node or rank, or all ranks in one.
+
+Sizes stand in the NVTX payloads of NCCL 2.16 and later, and only in an export that was told to keep them. Kernels tell
+the collective and, of reductions, the dtype; never the size, and never the algorithm or protocol that was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.errors import TraceError
+from ncclt.profile.readers.nsys.calls import Process, Recording, recording_of
+from ncclt.profile.readers.nsys.file import is_export, opened
+from ncclt.profile.readers.nsys.kernels import shown
+from ncclt.profile.readers.nsys.messages import FUNCTIONS, Sizing, messages_of
+from ncclt.profile.readers.nsys.refusal import kernel_words, refusal
+
+name = "nsys"
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a file is a SQLite export of Nsight Systems."""
+    return is_export(path)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the exports of one job.
+
+    Raises:
+        TraceError: damaged, no export, no NCCL in it, no sizes in it (the hint is the command that exports them), or
+            a rank that is there twice.
+    """
+    places = sorted((path.resolve() for path in paths), key=lambda place: (place.name, str(place)))
+    if len(set(places)) < len(places):
+        raise TraceError("a file was given twice", hint="name every file once")
+    recordings = [_recording(place) for place in places]
+    _check_ranks(recordings)
+    sizing = messages_of(recordings)
+    if not any(view.calls for view in sizing.views):
+        raise refusal(recordings, sizing.left_out)
+    return _workload(recordings, sizing, name)
+
+
+def _recording(path: Path) -> Recording:
+    with opened(path) as export:
+        return recording_of(export)
+
+
+def _check_ranks(recordings: Sequence[Recording]) -> None:
+    """Refuse a rank of a communicator that two processes claim: its calls would count once for each."""
+    seen: dict[tuple[int, int], Process] = {}
+    for recording in recordings:
+        for (process, communicator), member in recording.members.items():
+            if communicator is None:
+                continue
+            for rank in member.mine:
+                other = seen.setdefault((communicator, rank), process)
+                if other != process:
+                    raise TraceError(
+                        f"rank {rank} of communicator {communicator:#x} is in {other[0]} and in {process[0]}",
+                        hint="give one export per process, all of the same recording",
+                    )
+
+
+def _workload(recordings: Sequence[Recording], sizing: Sizing, workload_name: str) -> Workload:
+    world = max((member.ranks for recording in recordings for member in recording.members.values()), default=0)
+    ranks = {
+        rank
+        for recording in recordings
+        for member in recording.members.values()
+        if member.ranks == world
+        for rank in member.mine
+    }
+    facts = {
+        "files": ", ".join(recording.label for recording in recordings),
+        "nsys": ", ".join(dict.fromkeys(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)).strip(
+            ", "
+        ),
+        "kernels": shown(kernel_words(recordings)),
+    }
+    return Workload(
+        name=workload_name,
+        messages=tuple(
+            MessageCalls(message=message, calls_per_step=count) for message, count in merge_ranks(sizing.views).items()
+        ),
+        provenance=Provenance(
+            source=name,
+            created=min((recording.recorded_on for recording in recordings if recording.recorded_on), default=""),
+            detail={key: value for key, value in facts.items() if value},
+            world_size=world,
+            ranks_read=tuple(sorted(ranks)),
+            notes=tuple(_notes(recordings, sizing, read=len(ranks), world=world)),
+            whole_file=True,
+        ),
+    )
+
+
+def _notes(recordings: Sequence[Recording], sizing: Sizing, *, read: int, world: int) -> list[str]:
+    notes = [WHOLE_FILE, *sizing.assumed]
+    notes += [f"left out: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
+    bare = sum(
+        count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS
+    ) - sum(
+        count for recording in recordings for (_p, kind), count in recording.sized.items() if kind.function in FUNCTIONS
+    )
+    if bare:
+        notes.append(f"{bare} calls have no payload that could be read: the profile is partial")
+    graphed = sum(recording.graphed for recording in recordings)
+    if graphed:
+        notes.append(f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured")
+    if read and read < world:
+        notes.append(f"{read} of {world} ranks read; the busiest of them stands for all")
+    return notes

@@ -1,0 +1,1 @@
+"""Read PARAM's comms traces."""

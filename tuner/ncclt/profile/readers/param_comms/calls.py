@@ -1,0 +1,221 @@
+"""The calls that c10d records, in the form that all of its records have in common.
+
+ExecutionTrace, Flight Recorder and PARAM's comms traces show the same thing: the name of a collective, its group and
+the tensors that go in and come out. Here they become messages; a call that makes none is counted by its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.errors import InputError
+from ncclt.profile.readers.kineto.job import integer
+from ncclt.profile.readers.kineto.names import Operation, classify
+from ncclt.profile.readers.kineto.shapes import Tensor
+
+MOST_ELEMENTS = MOST_BYTES
+"""More elements than any buffer has: a larger count is damage."""
+
+MOST_RANKS = 2**24
+"""More ranks than any job has; a larger group is damage."""
+
+_WORD_SHOWN = 48
+_REASONS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One call as it was recorded.
+
+    Attributes:
+        name: the collective, in any of c10d's spellings.
+        group: what tells its process group from the others of the file, empty where nothing does.
+        group_size: ranks of that group, 0 where the call does not tell.
+        inputs: tensors that go in.
+        outputs: tensors that come out.
+        position: place in the order of the recording.
+        duration_us: time from start to end, µs, where recorded.
+    """
+
+    name: str
+    group: str = ""
+    group_size: int = 0
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    position: int = 0
+    duration_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentCall:
+    """One message of a recorded call."""
+
+    message: Message
+    group: str
+    position: int
+    is_receive: bool = False
+    duration_us: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class CallLedger:
+    """What was made of the recorded calls.
+
+    Attributes:
+        calls: the messages, in order.
+        left_out: reason -> calls left out for it.
+        assumptions: what was taken for granted, one sentence each.
+    """
+
+    calls: list[SentCall] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    assumptions: dict[str, None] = field(default_factory=dict)
+
+    def without_answered_receives(self) -> tuple[SentCall, ...]:
+        """Return the calls, of point-to-point ones the sends alone where there are sends: both halves are one call."""
+        sends = any(c.message.collective is Collective.SEND_RECV and not c.is_receive for c in self.calls)
+        return tuple(c for c in self.calls if not (sends and c.is_receive))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return one sentence per assumption and per reason of leaving calls out."""
+        commonest = self.left_out.most_common(_REASONS_SHOWN)
+        notes = [*self.assumptions, *(f"left out: {count} x {reason}" for reason, count in sorted(commonest))]
+        others = self.left_out.total() - sum(count for _reason, count in commonest)
+        return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
+
+
+def ledger_of(records: Iterable[RecordedCall], *, sizes: Mapping[str, int]) -> CallLedger:
+    """Turn recorded calls into messages.
+
+    Args:
+        records: the calls, in order.
+        sizes: ranks of every group whose size is known.
+    """
+    ledger = CallLedger()
+    for record in records:
+        operation = classify(record.name)
+        if operation is None:
+            continue
+        size = record.group_size or sizes.get(record.group, 0)
+        if not size:
+            ledger.assumptions["the size of some groups is not told: they are taken to be the whole job"] = None
+        for into, out in _parts(operation, record):
+            _add(ledger, operation, record, into, out, size)
+    return ledger
+
+
+def told_group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
+    """Return the ranks of every group of which one call tells them.
+
+    An all_gather and a reduce_scatter tell them by the ratio of their buffers, where no call states them.
+    """
+    stated: dict[str, int] = {}
+    derived: dict[str, int] = {}
+    for record in records:
+        if not record.group:
+            continue
+        if record.group_size:
+            stated.setdefault(record.group, record.group_size)
+        elif ratio := _buffer_ratio(record):
+            derived.setdefault(record.group, ratio)
+    return {**derived, **stated}
+
+
+def counted(value: object, limit: int = MOST_ELEMENTS) -> int | None:
+    """Return a whole number from 0 to `limit`, written as a number or a string; None for anything else."""
+    number = integer(value)
+    return number if number is not None and 0 <= number <= limit else None
+
+
+def shown(text: str) -> str:
+    """Return a word of the file as it may stand in a note: short and printable."""
+    return repr(text[:_WORD_SHOWN])[1:-1]
+
+
+def _parts(operation: Operation, record: RecordedCall) -> Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Return the NCCL calls behind one record: a coalesced one stands for a call per tensor."""
+    into, out = record.inputs, record.outputs
+    if operation.word.endswith("coalesced") and len(into) == len(out) > 1:
+        return [((i,), (o,)) for i, o in zip(into, out, strict=True)]
+    return [(into, out)]
+
+
+def _add(
+    ledger: CallLedger,
+    operation: Operation,
+    record: RecordedCall,
+    into: tuple[Tensor, ...],
+    out: tuple[Tensor, ...],
+    group_size: int,
+) -> None:
+    word = shown(operation.word)
+    if operation.collective is None:
+        ledger.left_out[f"{word}, which ncclt has no message for"] += 1
+        return
+    if not (into or out):
+        ledger.left_out[f"{word} without a usable size"] += 1
+        return
+    spelled = (into or out)[0].dtype
+    try:
+        dtype = parse_dtype(spelled)
+    except InputError:
+        ledger.left_out[
+            f"{word} of dtype {shown(spelled)!r}, whose size is not known" if spelled else f"{word} without a dtype"
+        ] += 1
+        return
+    elements = _tuning_elements(operation, into, out, group_size)
+    if elements is None:
+        ledger.left_out[f"{word} with one side alone, in a group of unknown size"] += 1
+        return
+    size_bytes = elements * DTYPE_SIZES[dtype]
+    if not 0 < size_bytes <= MOST_BYTES:
+        ledger.left_out[f"{word} of 0 bytes" if not elements else f"{word} of an impossible size"] += 1
+        return
+    message = Message(
+        collective=operation.collective,
+        dtype=dtype,
+        size_bytes=size_bytes,
+        group_size=group_size,
+    )
+    ledger.calls.append(
+        SentCall(
+            message=message,
+            group=record.group,
+            position=record.position,
+            is_receive=operation.is_receive,
+            duration_us=record.duration_us,
+        )
+    )
+
+
+def _tuning_elements(
+    operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int
+) -> int | None:
+    """Return the count behind `Message.size_bytes`: the full buffer, which is the larger side.
+
+    For all_to_all it is what this rank sends: with uneven splits the output belongs to the other ranks. Where only
+    one rank's share was recorded the group makes the full buffer of it.
+    """
+    sent, received = sum(t.elements for t in into), sum(t.elements for t in out)
+    match operation.collective:
+        case Collective.ALL_TO_ALL:
+            return sent if into else None
+        case Collective.ALL_GATHER if not out:
+            return sent * group_size or None
+        case Collective.REDUCE_SCATTER if not into:
+            return received * group_size or None
+        case _:
+            return max(sent, received)
+
+
+def _buffer_ratio(record: RecordedCall) -> int:
+    """Return how many ranks share the full buffer, 0 where the call does not tell."""
+    operation = classify(record.name)
+    if operation is None or operation.collective not in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+        return 0
+    into, out = (sum(t.elements for t in tensors) for tensors in (record.inputs, record.outputs))
+    small, large = min(into, out), max(into, out)
+    return large // small if small and large % small == 0 and large // small <= MOST_RANKS else 0

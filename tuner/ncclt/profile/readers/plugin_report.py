@@ -1,0 +1,275 @@
+"""Reports of ncclt's own tuner plugin: JSON lines, one file per communicator and process (docs/plugin.md).
+
+NCCL asks the plugin about every collective that it launches, with the size it tunes by, so the report counts exactly
+and costs the job next to nothing. It knows no dtype, no time and no training step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.errors import TraceError
+from ncclt.profile.documents import documents, heads
+from ncclt.profile.readers.inspector.records import whole
+from ncclt.profile.readers.nccl_log.choices import Choices
+from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct, lines
+from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
+
+name = "plugin_report"
+
+_MARK = b'{"ncclt_plugin_report":'
+_FORMAT = 1
+_TUNABLE = {collective.value: collective for collective in Collective if collective.is_tunable}
+_NO_COMMUNICATOR = "0" * 16
+"""Before tuner API v5 NCCL told a plugin no id."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """One communicator as one process saw it.
+
+    Attributes:
+        head: the first line.
+        label: the file.
+        calls: (collective, size in bytes) -> calls.
+        asked: (collective, size in bytes, what the plugin asked for) -> calls.
+        refused: the same for what the table wanted and NCCL did not offer.
+        uncounted: calls whose size was not kept.
+    """
+
+    head: Mapping[str, Any]
+    label: str
+    calls: Counter[tuple[Collective, int]] = field(default_factory=Counter)
+    asked: Counter[tuple[Collective, int, str]] = field(default_factory=Counter)
+    refused: Counter[tuple[Collective, int, str]] = field(default_factory=Counter)
+    uncounted: int = 0
+
+    @property
+    def process(self) -> tuple[str, int, int]:
+        """Return host, process id and the launcher's rank: containers may share the first two."""
+        return str(self.head["host"]), int(self.head["pid"]), int(self.head["launch_rank"])
+
+    @property
+    def group(self) -> str:
+        """Return what tells the communicator apart on this rank."""
+        told = str(self.head["communicator"])
+        return told if told != _NO_COMMUNICATOR else f"{self.process}:{self.head['number']}"
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a file begins like a report of the plugin."""
+    try:
+        return any(one.startswith(_MARK) for one in heads(path))
+    except TraceError:
+        return False
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the reports of one job: all files that its processes left in the folder.
+
+    Raises:
+        TraceError: damaged, of another format, given twice, or without a call.
+    """
+    reports = read_reports(paths)
+    world = max(int(report.head["ranks"]) for report in reports)
+    views, sizes_left_out = _views(reports, world)
+    per_step = merge_ranks(views)
+    if not per_step:
+        raise TraceError(
+            f"no collectives in {reports[0].label if len(reports) == 1 else f'the {len(reports)} files'}",
+            hint="let the job run some steps; send_recv and all_to_all never reach a tuner plugin",
+        )
+    if len(views) > world:
+        world = 0
+    return Workload(
+        name=name,
+        messages=tuple(MessageCalls(message=message, calls_per_step=calls) for message, calls in per_step.items()),
+        provenance=_provenance(reports, views, world, sizes_left_out),
+    )
+
+
+def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
+    """Return a workload of reports, whose calls are those of a whole job, with calls per training step.
+
+    Args:
+        workload: of `read`.
+        steps: training steps that the job made, at least 1.
+        said_by: who knows their number, for the note.
+    """
+    return workload.over_steps(
+        steps,
+        f"the whole job counts, divided by its {steps} steps ({said_by}): calls before the first step and between "
+        "others, such as those of set-up, evaluation and checkpoints, are in it",
+    )
+
+
+def read_reports(paths: Sequence[Path]) -> tuple[Report, ...]:
+    """Return what the files hold, ordered by process and communicator.
+
+    Raises:
+        TraceError: damaged, of another format, or given twice.
+    """
+    check_distinct(paths)
+    found: dict[tuple[Any, ...], Report] = {}
+    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
+        report: Report | None = None
+        for row in _rows(lines(document), document.label):
+            if "ncclt_plugin_report" in row:
+                report = Report(head=_checked_head(row, document.label), label=document.label)
+                key = (*report.process, report.head["number"], report.head["started_us"])
+                if key in found:
+                    raise TraceError(
+                        f"{document.label} and {found[key].label} are the same report",
+                        hint="is one a copy? give every file of one job once",
+                    )
+                found[key] = report
+            elif report is None:
+                raise _no_report(document.label)
+            else:
+                _add(report, row)
+                check_bounded(len(report.calls), document.label)
+        if report is None:
+            raise _no_report(document.label)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _no_report(label: str) -> TraceError:
+    return TraceError(
+        f"{label} does not begin like a report of the plugin", hint="record with NCCLT_PLUGIN_REPORT=FOLDER"
+    )
+
+
+def _rows(raw: Iterator[bytes], label: str) -> Iterator[dict[str, Any]]:
+    for line in raw:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise TraceError(
+                f"{label} has a line that is no record of the plugin", hint="copy the file again; it is written whole"
+            )
+        yield row
+
+
+def _checked_head(row: dict[str, Any], label: str) -> dict[str, Any]:
+    if row["ncclt_plugin_report"] != _FORMAT:
+        raise TraceError(f"{label} has format {row['ncclt_plugin_report']!r}, not {_FORMAT}", hint="update ncclt")
+    numbers = ("pid", "number", "ranks", "nodes", "started_us")
+    words = ("host", "communicator", "table", "fnv1a", "not_in_use", "nccl")
+    rank = row.get("launch_rank")
+    if (
+        any(whole(row.get(key)) is None for key in numbers)
+        or any(not isinstance(row.get(key), str) for key in words)
+        or not 0 < row["ranks"] <= 10_000_000
+        or (rank != -1 and whole(rank) is None)
+    ):
+        raise TraceError(f"the first line of {label} is damaged", hint="copy the file again")
+    return row
+
+
+def _add(report: Report, row: Mapping[str, Any]) -> None:
+    collective, calls = _TUNABLE.get(str(row.get("collective"))), whole(row.get("calls"))
+    if collective is None or not calls:
+        raise TraceError(f"{report.label} has a line without collective or calls", hint="copy the file again")
+    size = whole(row.get("size_bytes"))
+    if size is None:
+        report.uncounted += calls
+        return
+    report.calls[collective, size] += calls
+    told = {"applied": report.asked, "unavailable": report.refused}.get(str(row.get("outcome")))
+    if told is not None:
+        parts = [str(row.get("algorithm", "")).upper()[:24], str(row.get("protocol", "")).upper()[:24]]
+        channels = whole(row.get("channels"))
+        told[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
+
+
+def _views(reports: Sequence[Report], world: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
+    """Return the calls GPU by GPU; a process that drives several shows one communicator several times."""
+    gpus: dict[tuple[Any, ...], Counter[tuple[str, Message]]] = {}
+    seen: Counter[tuple[Any, ...]] = Counter()
+    left_out: Counter[str] = Counter()
+    for report in reports:
+        place = (*report.process, seen[report.process, report.group])
+        seen[report.process, report.group] += 1
+        ranks = int(report.head["ranks"])
+        counted = gpus.setdefault(place, Counter())
+        for (collective, size), calls in report.calls.items():
+            if not 0 < size <= MOST_BYTES:
+                left_out[f"calls of {collective} of {size} bytes"] += calls
+                continue
+            message = Message(
+                collective=collective,
+                dtype=UNKNOWN_DTYPE,
+                size_bytes=size,
+                group_size=ranks,
+                spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world,
+            )
+            counted[report.group, message] += calls
+    return tuple(RankMessages(rank=None, calls=dict(counted)) for counted in gpus.values()), left_out
+
+
+def _provenance(
+    reports: Sequence[Report], views: Sequence[RankMessages], world: int, left_out: Counter[str]
+) -> Provenance:
+    asked = Choices()
+    for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
+        asked.add(collective, size, choice, calls)
+    facts = {
+        "files": ", ".join(sorted({report.label for report in reports})),
+        "nccl_version": ", ".join(sorted({str(report.head["nccl"]) for report in reports} - {""})),
+        "nodes": str(max((int(r.head["nodes"]) for r in reports if r.head["ranks"] == world), default="")),
+        "tables": ", ".join(sorted(_tables(reports))),
+        "asked_for": asked.text(),
+    }
+    started = min(int(report.head["started_us"]) for report in reports)
+    ranks = {int(report.head["launch_rank"]) for report in reports} - {-1}
+    return Provenance(
+        source=name,
+        created=datetime.fromtimestamp(started / 1e6, tz=UTC).date().isoformat() if 0 < started < 4e15 else "",
+        detail={key: value for key, value in facts.items() if value},
+        world_size=world,
+        ranks_read=tuple(sorted(ranks)),
+        notes=_notes(reports, views, world, left_out),
+        whole_file=True,
+    )
+
+
+def _tables(reports: Sequence[Report]) -> set[str]:
+    used = [report.head for report in reports if not report.head["not_in_use"]]
+    return {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in used}
+
+
+def _notes(
+    reports: Sequence[Report], views: Sequence[RankMessages], world: int, left_out: Counter[str]
+) -> tuple[str, ...]:
+    """Return what a report cannot tell, and what these lack."""
+    notes = [
+        WHOLE_FILE,
+        f"NCCL tells a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+        "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
+        "calls replayed by a CUDA graph count once, when captured",
+        "calls of one kind in one group, with sizes within four times of each other, count once with their summed size",
+    ]
+    if len(_tables(reports)) > 1:
+        notes.append(f"the ranks had different tables: {', '.join(sorted(_tables(reports)))}")
+    uncounted = sum(report.uncounted for report in reports)
+    if uncounted:
+        notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are not known")
+    if any(not report.head.get("finished", True) for report in reports):
+        notes.append("some communicators were open when their process ended")
+    if world:
+        notes.append(f"the largest communicator, of {world} ranks, is taken for the whole job")
+        if len(views) < world:
+            notes.append(f"{len(views)} of {world} ranks read; the busiest of them stands for all")
+    else:
+        notes.append(f"{len(views)} ranks read and no communicator of all of them: the job's size is not known")
+    return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))

@@ -1,0 +1,184 @@
+"""What a recording needs, decided before anything is started: files, variables, command line.
+
+The recording's folder, shared by all ranks:
+
+    inject/sitecustomize.py      on PYTHONPATH: imported by every Python process at its start
+    inject/_ncclt_recording/     the hook itself
+    inject/recording.json        warm-up, steps, stop-after, times-only, count-only
+    python-started               written by the first Python process of the job
+    ranks/HOST.PID.json          one journal per process that loaded PyTorch
+    traces/rankN.json            one Kineto trace per rank; empty where only step times are taken
+    nccl/HOST.PID.log            one NCCL log per process
+    plugin/ncclt-plugin.*.jsonl  one report of the tuner plugin per communicator and process
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+
+from ncclt.errors import UsageError
+from ncclt.profile.record.launchers import forwarded
+from ncclt.profile.record.plugin import FOLDER as PLUGIN_FOLDER
+from ncclt.profile.record.plugin import plugin_variables
+
+
+class Method(StrEnum):
+    """How the messages are seen: PyTorch's profiler, NCCL's log, both with the profiler preferred, or the plugin."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+    NCCL_LOG = "nccl-log"
+    PLUGIN = "plugin"
+
+
+RAW_FOLDERS = ("ranks", "traces", "nccl", PLUGIN_FOLDER)
+"""Where the ranks write."""
+
+FOLDERS = ("inject", "inject/_ncclt_recording", *RAW_FOLDERS)
+"""All folders inside the recording's folder."""
+
+NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
+"""Calls with sizes, the communicators' ranks, and what was set by variables (NCCL src/debug.cc, src/enqueue.cc)."""
+
+WINDOW_STEPS, WARMUP_STEPS = 20, 10
+"""Steps that are recorded, and steps before them, where nothing else is said."""
+
+_INJECTED = ("__init__", "journal", "recorder", "start", "timing", "trace", "watch", "window")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPlan:
+    """A recording, decided but not begun.
+
+    Attributes:
+        argv: the command, told to forward the variables where its launcher forwards none by itself.
+        set_env: variables added to its environment, sorted.
+        files: files of the recording's folder, relative path -> content.
+        notes: what the user should know beforehand, one sentence each.
+        method: how the messages are seen.
+        steps: as the user said, None = not said.
+    """
+
+    argv: tuple[str, ...]
+    set_env: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+    method: Method
+    steps: int | None = None
+
+
+def plan_recording(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    method: Method,
+    steps: int | None = None,
+    warmup: int | None = None,
+    stop_after: bool = False,
+    times_only: bool = False,
+    open_mpi: bool = False,
+    library: Path | None = None,
+) -> RecordPlan:
+    """Decide how a command is started so that it records itself.
+
+    Args:
+        argv: the command as the user gave it.
+        folder: the recording's folder, absolute.
+        environ: the environment that the command would inherit.
+        method: how the messages are seen.
+        steps: training steps to record, None = `WINDOW_STEPS`; of the plugin: that the command makes, None = count
+            them.
+        warmup: steps before them, None = `WARMUP_STEPS`.
+        stop_after: end the job after the window.
+        times_only: take the times of the steps and no trace of them.
+        open_mpi: the command is Open MPI's launcher.
+        library: the compiled tuner plugin, None where there is none.
+
+    Raises:
+        UsageError: no command, impossible numbers, options that do not go together, a folder name that a variable
+            cannot carry, or no plugin where it is asked for.
+    """
+    if not argv:
+        raise UsageError("no command to record", hint="put it behind --: ncclt profile record --name N -- torchrun ...")
+    if (steps is not None and steps < 1) or (warmup is not None and warmup < 1):
+        raise UsageError(
+            f"--steps and --warmup must be at least 1, not {steps or WINDOW_STEPS} and {warmup or WARMUP_STEPS}",
+            hint="the first step is never typical: DDP sends other buckets in it",
+        )
+    if stop_after and method in (Method.NCCL_LOG, Method.PLUGIN):
+        raise UsageError("--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {method}")
+    if warmup is not None and method is Method.PLUGIN:
+        raise UsageError("--warmup means nothing to the plugin: it counts the whole run", hint="leave it out")
+    if os.pathsep in str(folder) or "%" in str(folder):
+        raise UsageError(f"{folder} cannot be used: its name has a ':' or a '%'", hint="name another place with --dir")
+    set_env: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    notes: list[str] = []
+    counts_steps = method is Method.PLUGIN and steps is None
+    if method in (Method.AUTO, Method.TORCH) or counts_steps:
+        set_env |= _torch_variables(folder / "inject", environ)
+        settings: dict[str, object] = {
+            "steps": WINDOW_STEPS if steps is None else steps,
+            "warmup": WARMUP_STEPS if warmup is None else warmup,
+            "stop_after": stop_after,
+        }
+        modes = {"times_only": times_only, "count_only": counts_steps}
+        contents |= _injected_files(settings | {name: True for name, wanted in modes.items() if wanted})
+    if method is Method.PLUGIN:
+        variables, said = plugin_variables(folder, environ, library=library)
+        set_env |= variables
+        notes += said
+    if method is Method.NCCL_LOG or (method is Method.AUTO and "NCCL_DEBUG" not in environ):
+        set_env |= _log_variables(folder / "nccl")
+    elif method is Method.AUTO:
+        notes.append("NCCL_DEBUG is set already and stays as it is: no NCCL log is recorded beside the traces")
+    if method is Method.NCCL_LOG:
+        if "NCCL_DEBUG" in environ:
+            notes.append("your NCCL_DEBUG and NCCL_DEBUG_FILE are replaced while this command runs")
+        notes.append("the log covers the whole run and grows by about 150 bytes per call: a few hundred steps suffice")
+    final_argv, more_env = forwarded(tuple(argv), tuple(sorted(set_env)), environ=environ, open_mpi=open_mpi)
+    return RecordPlan(
+        argv=final_argv,
+        set_env=tuple(sorted((set_env | more_env).items())),
+        files=tuple(sorted(contents.items())),
+        notes=tuple(notes),
+        method=method,
+        steps=steps,
+    )
+
+
+def _torch_variables(inject: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    before = environ.get("PYTHONPATH", "")
+    variables = {"PYTHONPATH": f"{inject}{os.pathsep}{before}" if before else str(inject)}
+    if "KINETO_LOG_LEVEL" not in environ:
+        # Some versions (seen: torch 2.13) write their stages to stderr, which belongs to the command. 6 is above the
+        # last level of any version (libkineto/src/ILoggerObserver.h); errors show by what a trace lacks.
+        variables["KINETO_LOG_LEVEL"] = "6"
+    return variables
+
+
+def _log_variables(folder: Path) -> dict[str, str]:
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": NCCL_LOG_SUBSYSTEMS,
+        "NCCL_DEBUG_FILE": f"{folder}/%h.%p.log",  # NCCL puts in host and process
+    }
+
+
+def _injected_files(settings: Mapping[str, object]) -> dict[str, str]:
+    source = files("ncclt.profile.record")
+    injected = {
+        f"inject/_ncclt_recording/{name}.py": (source / "injected" / f"{name}.py").read_text(encoding="utf-8")
+        for name in _INJECTED
+    }
+    return injected | {
+        "inject/sitecustomize.py": (source / "entry.py").read_text(encoding="utf-8"),
+        "inject/recording.json": json.dumps(dict(settings)),
+    }

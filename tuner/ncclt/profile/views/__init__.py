@@ -1,0 +1,1 @@
+"""Summarise workloads: histograms, exposure, differences, estimates."""

@@ -1,0 +1,197 @@
+"""How long a step computes and communicates on a cluster, before anything is run there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message, bus_factor
+from ncclt.core.trial import Measurement
+from ncclt.core.workload import Workload
+from ncclt.errors import UsageError
+from ncclt.nccl.cost_model.graph import graph_of
+
+FLOPS_PER_PARAMETER = 8
+"""Operations per parameter and token of a training step: 2 forward, 4 backward, 2 for the forward pass that activation
+checkpointing repeats (Narayanan et al. 2021, section 5.1; the `4 * 2` of the GPU fabric preflight checks). Without
+checkpointing it is 6."""
+
+
+class Source(StrEnum):
+    """What a message's time was taken from."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    LINKS = "links"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTime:
+    """One message of a step.
+
+    Attributes:
+        message: what is sent, with its group size.
+        calls_per_step: how often.
+        time_us: of one call, µs.
+        source: where the time comes from.
+        link_gbps: bus bandwidth that the links allow, 1e9 bytes/s.
+    """
+
+    message: Message
+    calls_per_step: float
+    time_us: float
+    source: Source
+    link_gbps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A step on a cluster, all times in seconds.
+
+    Attributes:
+        messages: most time first.
+        communication_s: of all messages one after the other.
+        links_s: the same at the nominal bandwidth of the links, t = S / B x bus factor.
+        compute_s: computation of one step; None where nothing tells it.
+        bus_bytes: size x bus factor of all calls: what has to pass each GPU's links in a step.
+    """
+
+    messages: tuple[MessageTime, ...]
+    communication_s: float
+    links_s: float
+    compute_s: float | None
+    bus_bytes: float
+
+    @property
+    def is_network_bound(self) -> bool | None:
+        """Tell whether communication takes longer than compute, so that it cannot all be hidden; None = not known."""
+        return None if self.compute_s is None else self.communication_s > self.compute_s
+
+    @property
+    def bus_gbps(self) -> float:
+        """Return the mean bus bandwidth of the step's communication, 1e9 bytes/s."""
+        return self.bus_bytes / self.communication_s / 1e9 if self.communication_s else 0.0
+
+    @property
+    def turning_gbps(self) -> float | None:
+        """Return the mean bus bandwidth at which communication takes as long as compute, 1e9 bytes/s."""
+        return self.bus_bytes / self.compute_s / 1e9 if self.compute_s else None
+
+
+def compute_seconds(*, parameters: float, tokens_per_step: float, gpus: int, tflops: float) -> float:
+    """Return how long a step of a dense transformer computes, with activation checkpointing.
+
+    Args:
+        parameters: of the whole model.
+        tokens_per_step: of the whole job: sequence length x global batch.
+        gpus: that share the work.
+        tflops: what one GPU reaches in training, 1e12 operations/s; commonly 40 % of its peak.
+
+    Raises:
+        UsageError: a figure is not above 0.
+    """
+    figures = {"--params": parameters, "--tokens-per-step": tokens_per_step, "--tflops": tflops}
+    for option, value in figures.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise UsageError(f"{option} must be above 0, not {value:g}")
+    return FLOPS_PER_PARAMETER * parameters * tokens_per_step / (gpus * tflops * 1e12)
+
+
+def link_busbw_gbps(cluster: Cluster, message: Message) -> float:
+    """Return the bus bandwidth that the nominal links leave to a message, 1e9 bytes/s.
+
+    Rings enter and leave a node over all its ports at once, so over nodes the ports of a node are the limit; in
+    all_to_all and send_recv each GPU has its own share of them. Groups side by side share the ports of their nodes.
+    Trees can do better: between two nodes a byte crosses once there, and not 2 (n-1)/n times.
+    """
+    graph = graph_of(cluster, message.group_size, message.spans_nodes)
+    link = cluster.link_gbps
+    if cluster.link_class == "nvlink" and graph.per_node > 1:
+        # Direct links: those to GPUs outside of the group stay idle.
+        link *= (graph.per_node - 1) / max(1, cluster.gpus_per_node - 1)
+    if graph.nodes == 1:
+        return link
+    per_gpu = cluster.nics_per_node * cluster.nic_gbps / cluster.gpus_per_node
+    if message.collective in (Collective.ALL_TO_ALL, Collective.SEND_RECV):
+        return min(link, per_gpu)
+    ports = per_gpu * graph.per_node
+    return min(link, ports) if graph.per_node > 1 else ports
+
+
+CurveKey = tuple[Collective, int, bool]
+"""Collective, group size, whether the group spans nodes."""
+
+Curve = tuple[tuple[int, float], ...]
+"""(size in bytes, µs) in order of size."""
+
+
+def curves(measured: Iterable[Measurement]) -> dict[CurveKey, Curve]:
+    """Return the median time by size of each kind of message; dtypes of one size count as one."""
+    times: dict[CurveKey, dict[int, list[float]]] = {}
+    for one in measured:
+        message = one.message
+        if one.samples_us and one.time_us > 0:
+            key = (message.collective, message.group_size, message.spans_nodes)
+            times.setdefault(key, {}).setdefault(message.size_bytes, []).append(one.time_us)
+    return {
+        key: tuple((size, statistics.median(found)) for size, found in sorted(by_size.items()))
+        for key, by_size in times.items()
+    }
+
+
+def estimate(
+    workload: Workload, cluster: Cluster, *, compute_s: float | None = None, measured: Mapping[CurveKey, Curve]
+) -> Estimate:
+    """Estimate a step.
+
+    Args:
+        workload: placed on the cluster, so that every group size is known.
+        cluster: sized to the job.
+        compute_s: computation of one step, s; None = not known.
+        measured: curves of NCCL's own choice there. Sizes on a curve are taken from it, those between two points
+            log-log from both; sizes beyond its ends come from the links, like kinds without a curve.
+    """
+    rows: list[MessageTime] = []
+    links_us = bus_bytes = 0.0
+    for calls in workload.messages:
+        message = calls.message
+        if message.group_size == 1:
+            continue  # nobody to send to
+        gbps = link_busbw_gbps(cluster, message)
+        carried = message.size_bytes * bus_factor(message.collective, message.group_size)
+        at_links_us = carried / gbps / 1e3
+        key = (message.collective, message.group_size, message.spans_nodes)
+        time_us, source = on_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, Source.LINKS)
+        rows.append(
+            MessageTime(
+                message=message,
+                calls_per_step=calls.calls_per_step,
+                time_us=time_us,
+                source=source,
+                link_gbps=gbps,
+            )
+        )
+        links_us += at_links_us * calls.calls_per_step
+        bus_bytes += carried * calls.calls_per_step
+    return Estimate(
+        messages=tuple(sorted(rows, key=lambda row: -row.time_us * row.calls_per_step)),
+        communication_s=sum(row.time_us * row.calls_per_step for row in rows) / 1e6,
+        links_s=links_us / 1e6,
+        compute_s=compute_s,
+        bus_bytes=bus_bytes,
+    )
+
+
+def on_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[float, Source] | None:
+    """Return the time of a size, µs, from a curve in order of size; None where the size lies beyond its ends."""
+    for (size, time_us), (next_size, next_us) in pairwise(curve):
+        if size < size_bytes < next_size:
+            part = math.log(size_bytes / size) / math.log(next_size / size)
+            return time_us * (next_us / time_us) ** part, Source.INTERPOLATED
+    exact = next((time_us for size, time_us in curve if size == size_bytes), None)
+    return None if exact is None else (exact, Source.MEASURED)

@@ -1,0 +1,79 @@
+"""Confirmation: what the search believes to be best is launched again before anything is built on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ncclt.core.study import Phase, Trial
+from ncclt.core.trial import Outcome, Runner
+from ncclt.core.workload import Workload
+from ncclt.measure.trial import Journal, launch
+from ncclt.search.assemble import Times, collect_times, finalists
+
+CONFIRMED_LAUNCHES = 3
+"""Launches of a setting, search included, that make its times trustworthy enough for a policy.
+
+The best of many noisy trials is partly the luckiest one; after two more launches its median has come back to earth.
+"""
+
+_ROUNDS = 3
+
+
+def confirm(
+    runner: Runner,
+    workload: Workload,
+    journal: Journal,
+    *,
+    interrupted: Callable[[], str],
+    watch: Callable[[Trial, int, int], None],
+) -> Times:
+    """Launch the finalists until they are confirmed; return the times of everything measured so far.
+
+    New finalists may come up when a lucky one falls back, so this goes on for up to three rounds; what is still
+    unconfirmed then is left out of the policy. Where ranks that stay up did the search, only launches of fresh ones
+    count from here on, the default's too: both sides of a comparison must have been measured alike.
+
+    Args:
+        runner: where trials run.
+        workload: placed.
+        journal: where trials are kept.
+        interrupted: asked before every launch: why to stop; empty = go on.
+        watch: told after every launch: the trial, launches done and planned in this round.
+    """
+    version = runner.cluster.version
+    for _ in range(_ROUNDS):
+        informative = _informative(journal.trials())
+        launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
+        pending = [
+            setting
+            for setting in finalists(collect_times(informative), workload, version=version)
+            for _ in range(CONFIRMED_LAUNCHES - launches[setting])
+        ]
+        for number, setting in enumerate(pending, start=1):
+            if interrupted():
+                break
+            watch(launch(runner, workload, journal, setting, phase=Phase.CONFIRM), number, len(pending))
+        if not pending or interrupted():
+            break
+    return confirmed_times(journal.trials())
+
+
+def confirmed_times(trials: Sequence[Trial]) -> Times:
+    """Return the times of everything that search and confirmation measured, of all trials of a study."""
+    return collect_times(_alike(_informative(trials)))
+
+
+def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """Return the trials that may be compared: those of fresh ranks, or all as long as the default has none of these."""
+    fresh = _fresh(trials)
+    return fresh if any(t.setting.is_default and t.result.outcome is Outcome.OK for t in fresh) else trials
+
+
+def _fresh(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if not trial.result.warm]
+
+
+def _informative(trials: Sequence[Trial]) -> list[Trial]:
+    """Return search and confirmation; the verification must not help to choose what it judges."""
+    return [t for t in trials if t.phase is not Phase.VERIFY]

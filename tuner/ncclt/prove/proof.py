@@ -1,0 +1,105 @@
+"""From the stored trials of a study to the verdict of each arm, by anyone and always alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Verdict
+from ncclt.core.study import Arm, Trial
+from ncclt.core.workload import Workload
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence
+from ncclt.prove.verdict import Pairs, judge
+
+WEIGHTY_SHARE = 0.01
+"""Share of the default's time per step from which on a message has a veto."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningVerdict:
+    """One block of a proof, and what was decided after it.
+
+    Attributes:
+        block: from 0.
+        pairs: default and arm, two pairs, in the order of the arm's launches.
+        log_ratios: of the pairs: ln(default / arm), above 0 = the arm is faster.
+        verdict: of this and all earlier blocks.
+    """
+
+    block: int
+    pairs: tuple[tuple[ArmLaunch, ArmLaunch], ...]
+    log_ratios: tuple[float, ...]
+    verdict: Verdict
+
+
+def pairs_of(policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
+    """Return what a verdict looks at: the times per step, and those of the messages of weight.
+
+    Args:
+        policy: what the arm forced: a message that it leaves to NCCL has no veto.
+        blocks: of `Evidence.whole_blocks`.
+        workload: placed.
+    """
+    costs_us = {
+        calls.message: calls.calls_per_step
+        * statistics.median(default.message_us.get(calls.message, 0.0) for default, _ in blocks)
+        for calls in workload.messages
+        if blocks
+    }
+    weighty = [
+        message
+        for message, cost_us in costs_us.items()
+        if cost_us >= WEIGHTY_SHARE * sum(costs_us.values()) and not policy.setting_for(message).is_default
+    ]
+    return Pairs(
+        default_us=tuple(_time_us(default) for default, _ in blocks),
+        policy_us=tuple(_time_us(launch) for _, launch in blocks),
+        losses={m: tuple(math.log(b.message_us[m] / a.message_us[m]) for a, b in blocks) for m in weighty},
+    )
+
+
+def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float) -> Verdict:
+    """Judge one arm against the default by the last verification among the trials.
+
+    Args:
+        arm: which one.
+        policy: what the arm forced.
+        trials: all trials of the study.
+        workload: placed.
+        min_effect: smallest gain worth a change, as a share.
+    """
+    evidence = collect_evidence(trials)
+    return judge(
+        pairs_of(policy, evidence.whole_blocks(arm), workload),
+        min_effect=min_effect,
+        failure=evidence.failure(arm),
+        default_failure=evidence.failure(Arm.DEFAULT),
+    )
+
+
+def running_verdicts(
+    arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float
+) -> tuple[RunningVerdict, ...]:
+    """Return every whole block of an arm with what was decided after it; for arguments see `verdict_of`."""
+    blocks = collect_evidence(trials).whole_blocks(arm)
+    rows = []
+    for end in range(LAUNCHES_PER_BLOCK, len(blocks) + 1, LAUNCHES_PER_BLOCK):
+        newest = blocks[end - LAUNCHES_PER_BLOCK : end]
+        pairs = pairs_of(policy, blocks[:end], workload)
+        rows.append(
+            RunningVerdict(
+                block=newest[0][1].block // LAUNCHES_PER_BLOCK,
+                pairs=newest,
+                log_ratios=tuple(float(gain) for gain in pairs.gains[-LAUNCHES_PER_BLOCK:]),
+                verdict=judge(pairs, min_effect=min_effect, ended=end == len(blocks)),
+            )
+        )
+    return tuple(rows)
+
+
+def _time_us(launch: ArmLaunch) -> float:
+    assert launch.time_us is not None, "whole blocks have no failed launch"
+    return launch.time_us

@@ -1,0 +1,294 @@
+"""The canary: is what was published still true? A few launches of default and policy say so."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ncclt.core.cluster import Fingerprint
+from ncclt.core.message import Message
+from ncclt.core.policy import Policy
+from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.study import Arm, Study, Trial
+from ncclt.core.trial import Outcome, Runner, TrialResult
+from ncclt.core.workload import Workload
+from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.prove.drift import Change, compare
+from ncclt.prove.evidence import ArmLaunch, collect_evidence
+from ncclt.prove.interleave import block_steps
+
+POINTS = 5
+"""Messages that are measured again: those with most time per step."""
+
+BLOCKS = 2
+"""A B B A and B A A B: four launches of each arm."""
+
+TOLERANCE = 0.10
+"""Share by which a time may change between two days without a cause that a new tuning would find."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What to check, and how.
+
+    Attributes:
+        recommendation: as it was published.
+        study, trials: that it came from, with all launches.
+        points: messages at most, 3 to 6.
+        blocks: A B B A blocks.
+        tolerance: share by which a time may change in any case.
+        driver: NVIDIA's on the nodes here, with commas where they differ; empty = not known.
+        driver_before: under which it was measured, or found fresh last; empty = not known.
+        driver_may_differ: measure under another driver, instead of taking that for a reason by itself.
+    """
+
+    recommendation: Recommendation
+    study: Study
+    trials: tuple[Trial, ...]
+    points: int = POINTS
+    blocks: int = BLOCKS
+    tolerance: float = TOLERANCE
+    driver: str = ""
+    driver_before: str = ""
+    driver_may_differ: bool = False
+
+    def __post_init__(self) -> None:
+        if not 3 <= self.points <= 6:
+            raise UsageError(f"--points must be 3 to 6, not {self.points}")
+        if self.blocks < 1:
+            raise UsageError(f"--blocks must be at least 1, not {self.blocks}")
+        if not 0 < self.tolerance < 1:
+            raise UsageError(f"--tolerance must be between 0 and 1, not {self.tolerance:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launch:
+    """One launch of an arm: the time of each message, µs, or why there is none."""
+
+    message_us: Mapping[Message, float]
+    failure: str = ""
+
+
+def check(
+    request: CheckRequest,
+    runner: Runner,
+    *,
+    interrupted: Callable[[], str],
+    watch: Callable[[Arm, TrialResult], None],
+    now: Callable[[], str],
+) -> Check | None:
+    """Check one recommendation; None when the user interrupted.
+
+    What makes it stale: another NCCL, driver, topology or kind of node than it was measured on; a launch of the policy
+    that fails; a time of default or policy, or the gain of one over the other, that has changed beyond noise and
+    tolerance.
+
+    Args:
+        request: what to check.
+        runner: where it runs, forcing settings as what is served delivers them.
+        interrupted: asked before every launch: why to stop; empty = go on.
+        watch: told after every launch.
+        now: ISO time.
+
+    Raises:
+        NoRecommendationError: it delivers nothing, so there is nothing to check.
+        UsageError: it was measured in a simulation and the check would run on a machine, or the other way round.
+        StudyStoppedError: the default itself fails.
+    """
+    found = request.recommendation
+    if runner.simulated != found.simulated:
+        raise UsageError(
+            f"the recommendation {found.id} was measured by the launcher {found.launcher!r}, not by {runner.name!r}: "
+            "simulated and measured times cannot be compared",
+            hint=f"use --launcher {found.launcher}",
+        )
+    arm, delivery = delivered(found)
+    if reasons := [*_moved(found.fingerprint, runner.cluster.fingerprint()), *_updated(request)]:
+        return _result(request, reasons, (), launches=0, launcher="", now=now())
+    evidence = collect_evidence(request.trials)
+    before = evidence.whole_blocks(arm)
+    if not before:
+        raise NoRecommendationError(
+            f"the launches behind {found.id} are void: its study has searched on since",
+            hint="the same `ncclt tune` proves and publishes anew",
+        )
+    workload = _points(request.study.workload, before, request.points)
+    measured: dict[Arm, list[_Launch]] = {Arm.DEFAULT: [], arm: []}
+    launches = 0
+    for one, launch in _launches(request, runner, workload, arm, delivery.policy, interrupted=interrupted, watch=watch):
+        if launch is None:
+            return None
+        launches += 1
+        measured[one].append(launch)
+        if launch.failure and one is Arm.DEFAULT:
+            raise StudyStoppedError(
+                f"NCCL's own choice does not run here: {launch.failure}",
+                hint="repair the cluster or the benchmark first; nothing was recorded",
+            )
+        if launch.failure:
+            return _result(
+                request, [f"the policy fails: {launch.failure}"], (), launches=launches, launcher=runner.name, now=now()
+            )
+    changes = _changes(request, workload, arm, before, measured, min_effect=delivery.verdict.min_effect)
+    return _result(
+        request, [_sentence(c) for c in changes if c.changed], changes,
+        launches=launches, launcher=runner.name, now=now(),
+    )  # fmt: skip
+
+
+def delivered(found: Recommendation) -> tuple[Arm, Delivery]:
+    """Return what is served, the per-size policy before the variables.
+
+    Raises:
+        NoRecommendationError: it delivers nothing, so there is nothing to check.
+    """
+    for arm, delivery in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
+        if delivery is not None and delivery.verdict.decision is Decision.TUNED:
+            return arm, delivery
+    raise NoRecommendationError(
+        f"there is nothing to check: the recommendation {found.id} says {found.table.verdict.decision}",
+        hint="NCCL's own choice is used and cannot become stale; `ncclt tune` looks for a better one",
+    )
+
+
+def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
+    """Say in what the place differs from where it was measured."""
+    names = ("gpu", "link_class", "fabric", "nccl_version", "topology_hash")
+    pairs = [(name, getattr(then, name), getattr(here, name)) for name in names]
+    return [
+        f"{name.replace('_', ' ').replace('nccl version', 'NCCL')} is {now} here and was {before}"
+        for name, before, now in pairs
+        if before and now and before != now
+    ]
+
+
+def _updated(request: CheckRequest) -> list[str]:
+    """Say that the driver is another one, where both are known and that is a reason."""
+    before, now = request.driver_before, request.driver
+    if request.driver_may_differ or not before or not now or before == now:
+        return []
+    return [f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"]
+
+
+def driver_before(recommendation: Recommendation, checks: Sequence[Check]) -> str:
+    """Return the driver under which a recommendation was last found to be true; empty = not known.
+
+    Args:
+        recommendation: as it was published.
+        checks: of it, newest first.
+    """
+    found = (check.driver for check in checks if check.freshness is Freshness.FRESH and check.driver)
+    return next(found, recommendation.fingerprint.driver)
+
+
+def _points(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], count: int) -> Workload:
+    """Return the workload cut to the messages with most time per step."""
+
+    def cost_us(position: int) -> float:
+        calls = workload.messages[position]
+        return calls.calls_per_step * statistics.median(a.message_us[calls.message] for a, _ in before)
+
+    ranked = sorted(range(len(workload.messages)), key=cost_us, reverse=True)
+    return replace(workload, messages=tuple(workload.messages[position] for position in ranked[:count]))
+
+
+def _launches(
+    request: CheckRequest,
+    runner: Runner,
+    workload: Workload,
+    arm: Arm,
+    policy: Policy,
+    *,
+    interrupted: Callable[[], str],
+    watch: Callable[[Arm, TrialResult], None],
+) -> Iterator[tuple[Arm, _Launch | None]]:
+    """Measure the points in turn under default and policy; a policy with several settings takes a launch for each."""
+    counts = Counter(trial.setting for trial in request.trials)
+    for block in range(request.blocks):
+        steps = block_steps({Arm.DEFAULT: Policy(), arm: policy}, workload, block)
+        for half in dict.fromkeys((step.arm, step.block) for step in steps):
+            message_us: dict[Message, float] = {}
+            failure = ""
+            for step in (s for s in steps if (s.arm, s.block) == half):
+                if interrupted():
+                    yield step.arm, None
+                    return
+                result = runner.measure(step.setting, step.messages, repeat=counts[step.setting])
+                counts[step.setting] += 1
+                watch(step.arm, result)
+                if result.outcome is not Outcome.OK:
+                    failure = f"{result.outcome}: {result.detail}"
+                    break
+                message_us |= {m.message: m.time_us for m in result.measurements}
+            yield half[0], _Launch(message_us=message_us, failure=failure)
+
+
+def _changes(
+    request: CheckRequest,
+    workload: Workload,
+    arm: Arm,
+    before: Sequence[tuple[ArmLaunch, ArmLaunch]],
+    measured: Mapping[Arm, Sequence[_Launch]],
+    *,
+    min_effect: float,
+) -> tuple[Change, ...]:
+    def step_us(message_us: Mapping[Message, float]) -> float:
+        return sum(calls.calls_per_step * message_us[calls.message] for calls in workload.messages)
+
+    now_pairs = list(zip(measured[Arm.DEFAULT], measured[arm], strict=True))
+    changes = [
+        compare(
+            "gain of the policy over the default",
+            [step_us(a.message_us) / step_us(b.message_us) for a, b in before],
+            [step_us(a.message_us) / step_us(b.message_us) for a, b in now_pairs],
+            tolerance=min_effect,
+        )
+    ]
+    for calls in workload.messages:
+        message = calls.message
+        for position, one in enumerate((Arm.DEFAULT, arm)):
+            changes.append(
+                compare(
+                    f"{message.label} under the {'default' if one is Arm.DEFAULT else 'policy'}, us",
+                    [pair[position].message_us[message] for pair in before],
+                    [launch.message_us[message] for launch in measured[one]],
+                    tolerance=request.tolerance,
+                )
+            )
+    return tuple(changes)
+
+
+def _sentence(change: Change) -> str:
+    return (
+        f"{change.what}: {change.before:.3g} -> {change.now:.3g} ({(change.ratio - 1) * 100:+.1f} %, "
+        f"noise explains {change.noise * 100:.1f} %)"
+    )
+
+
+def _result(
+    request: CheckRequest,
+    reasons: Sequence[str],
+    changes: tuple[Change, ...],
+    *,
+    launches: int,
+    launcher: str,
+    now: str,
+) -> Check:
+    found = request.recommendation
+    return Check(
+        id=hashlib.sha256(f"{found.id}{now}{reasons}{changes}".encode()).hexdigest()[:12],
+        recommendation=found.id,
+        cluster=found.cluster,
+        model=found.model,
+        freshness=Freshness.STALE if reasons else Freshness.FRESH,
+        reasons=tuple(reasons),
+        changes=changes,
+        launches=launches,
+        launcher=launcher,
+        created=now,
+        driver=request.driver,
+    )

@@ -1,0 +1,278 @@
+"""The application service of `ncclt verify`: a real training launched in turn under two environments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import Decision, Recommendation, Verdict
+from ncclt.core.verification import Side, StepLaunch, Variables, Verification
+from ncclt.deliver.render.comments import headline
+from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
+from ncclt.measure.redact import without_secrets, words_without_secrets
+from ncclt.nccl.compile import compile_policy
+from ncclt.profile.record.launchers import forwarded
+from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
+from ncclt.profile.record.session import make_folder
+from ncclt.profile.record.times import StepTimes, read_step_times
+from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, Pairs, decide, judge
+
+_BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)
+"""A drift that is linear in time over a block reaches both sides alike (prove.verdict)."""
+
+MAX_BLOCKS = 12
+"""Blocks at most; each one costs four launches of a training."""
+
+_TAIL_LINES = 20
+_TAIL_CHARACTERS = 4000
+"""Kept of the output of a launch that fails: a traceback and what came before it."""
+
+_UNEVEN = 1.25
+"""Mean over median of the step times from which on a few long steps carry much of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """What to compare, and how.
+
+    Attributes:
+        argv: the training's command line.
+        base_env, tuned_env: what the two sides set, sorted by name.
+        cluster, model, recommendation: of what is verified; empty where two environments of the user are compared.
+        removed_env: names of inherited variables that the launcher keeps from both sides.
+        notes: what the reader must know beforehand.
+        blocks: A B B A blocks at most; the comparison ends when it is decided.
+        steps, warmup: measured steps of a launch, and those before them.
+        min_effect: smallest gain worth a change, as a share.
+        timeout_s: time after which a launch has failed.
+        stop_after: end each launch behind its measured steps.
+        directory: a folder that all ranks share.
+        open_mpi: the command is Open MPI's launcher.
+    """
+
+    argv: tuple[str, ...]
+    base_env: Variables
+    tuned_env: Variables
+    cluster: str = ""
+    model: str = ""
+    recommendation: str = ""
+    removed_env: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    blocks: int = MAX_BLOCKS
+    steps: int = 30
+    warmup: int = 10
+    min_effect: float = MIN_EFFECT
+    timeout_s: float = 1800.0
+    stop_after: bool = True
+    directory: Path = field(default_factory=Path)
+    open_mpi: bool = False
+
+    def __post_init__(self) -> None:
+        if self.blocks < MIN_BLOCKS:
+            raise UsageError(f"--blocks must be at least {MIN_BLOCKS}, not {self.blocks}: fewer decide nothing")
+        if not 0 <= self.min_effect < 1:
+            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
+        if not self.timeout_s > 0:
+            raise UsageError(f"--timeout must be above 0 seconds, not {self.timeout_s:g}")
+        if self.base_env == self.tuned_env:
+            raise UsageError(
+                "both sides have the same environment: there is nothing to compare",
+                hint="give --env NAME=VALUE for what is judged, --base NAME=VALUE for what it is compared with",
+            )
+
+    @property
+    def order(self) -> tuple[Side, ...]:
+        """Return the side of every launch, if nothing is decided earlier."""
+        return _BLOCK * self.blocks
+
+
+def recommended_variables(recommendation: Recommendation) -> Variables:
+    """Return the variables of a recommendation, for there to be something to verify.
+
+    Raises:
+        NoRecommendationError: it says keep-default, or variables cannot say what it proves.
+    """
+    delivery = recommendation.variables
+    if delivery is not None and delivery.verdict.decision is Decision.TUNED:
+        compiled = compile_policy(
+            delivery.effective,
+            version=NcclVersion.parse(recommendation.fingerprint.nccl_version),
+            collectives=recommendation.collectives,
+        )
+        if compiled.variables:
+            return compiled.variables
+    table = recommendation.table.verdict.decision is Decision.TUNED
+    beside = "; its per-size table is proven, which `ncclt env --format tuner-csv` delivers" if table else ""
+    raise NoRecommendationError(
+        f"there is nothing to verify: {headline(recommendation, delivery)}{beside}",
+        hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE",
+    )
+
+
+def verify(
+    request: VerifyRequest,
+    launcher: Launcher,
+    *,
+    environ: Mapping[str, str],
+    watch: Callable[[StepLaunch, LaunchResult], None],
+    now: Callable[[], str],
+) -> Verification:
+    """Launch a training in turn under both environments and judge its step times.
+
+    A launch of the tuned side that fails disqualifies it and ends the proof.
+
+    Args:
+        request: what to compare.
+        launcher: where it runs.
+        environ: the environment that the launcher hands on.
+        watch: told after every launch.
+        now: ISO time.
+
+    Raises:
+        StudyStoppedError: the base side fails, or the allocation is lost.
+        UsageError: the folder or the command cannot be used.
+    """
+    launches: list[StepLaunch] = []
+    seen = StepTimes()
+    for order, side in enumerate(request.order):
+        result, times = _launch(request, side, launcher, environ)
+        launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
+        watch(launch, result)
+        if launch.failure and side is Side.BASE:
+            raise StudyStoppedError(
+                f"the training fails in the environment to compare with: {launch.failure}",
+                hint="step times come from the steps of a torch optimizer; run the command alone, then with "
+                "`ncclt profile record`",
+            )
+        launches.append(replace(launch, step_us=()) if launch.failure else launch)
+        if launch.failure:
+            break
+        seen = times
+        whole = len(launches) % len(_BLOCK) == 0
+        if whole and decide(_pairs(launches), min_effect=request.min_effect) is not Decision.UNDECIDED:
+            break
+    verdict = _verdict(request, launches)
+    notes = (*request.notes, *_notes(launches, seen))
+    content = json.dumps([request.argv, request.base_env, request.tuned_env, [x.step_us for x in launches], now()])
+    return Verification(
+        id=hashlib.sha256(content.encode()).hexdigest()[:12],
+        cluster=request.cluster,
+        model=request.model,
+        recommendation=request.recommendation,
+        argv=words_without_secrets(request.argv),
+        base_env=request.base_env,
+        tuned_env=request.tuned_env,
+        removed_env=request.removed_env,
+        warmup=request.warmup,
+        steps=request.steps,
+        ranks=seen.ranks,
+        hosts=seen.hosts,
+        launches=tuple(launches),
+        verdict=verdict,
+        notes=notes,
+        created=now(),
+    )
+
+
+def _launch(
+    request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]
+) -> tuple[LaunchResult, StepTimes]:
+    """Run the training once; nothing of it is left afterwards, neither processes nor files."""
+    folder = make_folder(request.directory, keep=None)
+    try:
+        recording, plan = _plan(request, side, launcher, environ, folder)
+        for path, content in recording.files:
+            (folder / path).write_text(content, encoding="utf-8")
+        result = launcher.run(plan)
+        result.require_nodes()
+        return result, read_step_times(folder, steps=request.steps)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plan(
+    request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str], folder: Path
+) -> tuple[RecordPlan, LaunchPlan]:
+    own = dict(request.base_env if side is Side.BASE else request.tuned_env)
+    recording = plan_recording(
+        request.argv,
+        folder=folder,
+        environ={**environ, **own},
+        method=Method.TORCH,
+        steps=request.steps,
+        warmup=request.warmup,
+        stop_after=request.stop_after,
+        times_only=True,
+        open_mpi=request.open_mpi,
+    )
+    variables = own | dict(recording.set_env)
+    argv, more = forwarded(
+        recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=request.open_mpi
+    )
+    return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.timeout_s)
+
+
+def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> str:
+    """Say what went wrong with a launch, with its last lines of output; empty when nothing did."""
+    if result.failure:
+        return without_secrets(result.failure)
+    if result.survivors:
+        reason = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
+    elif result.timed_out:
+        reason = f"ended after {request.timeout_s:g} s (--timeout)"
+    elif result.exit_code != 0:
+        reason = f"exit code {result.exit_code}"
+    elif times.failure:
+        reason = f"no step times: {without_secrets(times.failure)}"
+    else:
+        return ""
+    lines = without_secrets(result.stderr.strip() or result.stdout.strip()).splitlines()[-_TAIL_LINES:]
+    return "\n".join([reason, *lines])[-_TAIL_CHARACTERS:] if lines else reason
+
+
+def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
+    """Return the launches of all whole blocks, side by side."""
+    times_us = {
+        side: [launch.time_us for launch in launches if launch.side is side and launch.time_us is not None]
+        for side in Side
+    }
+    complete = min(map(len, times_us.values())) // 2 * 2
+    return Pairs(default_us=tuple(times_us[Side.BASE][:complete]), policy_us=tuple(times_us[Side.TUNED][:complete]))
+
+
+def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
+    failure = next((launch.failure for launch in launches if launch.failure), "")
+    verdict = judge(_pairs(launches), min_effect=request.min_effect, failure=failure.partition("\n")[0])
+    if verdict.decision is not Decision.TUNED:
+        return verdict
+    # The verdict's own sentence speaks of communication; here whole steps were timed.
+    low, high = ((end - 1) * 100 for end in verdict.interval)
+    gain = (verdict.speedup - 1) * 100
+    return replace(
+        verdict,
+        reason=f"training steps are faster by {gain:+.1f} % (95 % interval {low:+.1f} % to {high:+.1f} %) "
+        f"in {verdict.blocks} blocks",
+    )
+
+
+def _notes(launches: Sequence[StepLaunch], seen: StepTimes) -> list[str]:
+    notes = []
+    if seen.ranks < seen.world_size:
+        notes.append(
+            f"{seen.ranks} of {seen.world_size} ranks gave step times; the others make no optimizer steps, or cannot "
+            "see the folder of --dir"
+        )
+    uneven = [x for x in launches if x.time_us and statistics.fmean(x.step_us) > _UNEVEN * x.time_us]
+    if len(uneven) * 2 > len(launches):
+        notes.append(
+            "steps are uneven: a few long ones carry much of the time, which the median does not see; where the "
+            "program waits for its GPU every few steps only, let it do so in every step, for example by loss.item()"
+        )
+    return notes

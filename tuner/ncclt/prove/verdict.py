@@ -1,0 +1,282 @@
+"""The verdict: what pairs of launches prove, at whatever number of blocks one looks at them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncclt.core.message import Message
+from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
+from ncclt.core.recommendation import Decision, Verdict
+from ncclt.prove.confidence import Interval, centre_of, interval_of, log_capital
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_MESSAGE_LOSS = 0.03
+"""Loss that no message of weight may suffer for the sake of the others."""
+
+MIN_BLOCKS = 4
+"""Fewer A B B A blocks than this decide nothing."""
+
+FALSE_TUNED = 0.01
+"""Probability, over all the times one may look, that a policy without any gain is called `tuned`."""
+
+GRAVE_LOSS = 0.05
+"""Loss of a whole policy that must be out of the question, beyond a gain being proven, before it is called `tuned`."""
+
+FALSE_TUNED_GRAVE = 1 / 3000
+"""The same probability for a policy that loses as much as that: a worse mistake, so held to a stricter level."""
+
+_CLEAR_DEVIATIONS = 3.0
+"""Standard deviations of a single pair by which the estimate clears such a loss, so that each pair alone refutes it."""
+
+INTERVAL_ERROR = 0.05
+"""One minus the confidence of the interval, both ends together and at any number of blocks."""
+
+FALSE_VETO = 0.05
+"""Probability that any message at all vetoes a policy that slows none of them by more than is allowed."""
+
+_CLEARED = math.log(2.0)
+"""Capital of a bet against a loss above `MAX_MESSAGE_LOSS` that clears a message which loses something."""
+
+_FORESIGHT = 100
+"""Blocks up to which it is worth saying how many would decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """What a verdict looks at: launches of default and policy side by side, two pairs to a block.
+
+    Attributes:
+        default_us, policy_us: time per step of each launch, µs, in pairs and in order.
+        losses: message of weight that the policy changes -> log of its time over the default's, one per pair.
+    """
+
+    default_us: tuple[float, ...]
+    policy_us: tuple[float, ...]
+    losses: Mapping[Message, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.default_us) != len(self.policy_us) or len(self.default_us) % 2:
+            raise ValueError("a block has two launches of the default and two of the policy")
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of whole blocks."""
+        return len(self.default_us) // 2
+
+    @property
+    def gains(self) -> NDArray[np.float64]:
+        """Return the log speed-up of each pair."""
+        logs: NDArray[np.float64] = np.log(np.asarray(self.default_us)) - np.log(np.asarray(self.policy_us))
+        return logs
+
+    def first(self, blocks: int) -> Pairs:
+        """Return the first blocks alone; where they are fewer than asked for, they are repeated."""
+
+        def cut(values: Sequence[float]) -> tuple[float, ...]:
+            return tuple(values[i % len(values)] for i in range(2 * blocks))
+
+        return Pairs(
+            default_us=cut(self.default_us),
+            policy_us=cut(self.policy_us),
+            losses={message: cut(logs) for message, logs in self.losses.items()},
+        )
+
+
+def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> tuple[float, ...]:
+    """Return one speed-up per block: geometric mean of its two defaults over that of its two policies.
+
+    A drift that is linear in time over a block shifts both means alike and cancels.
+
+    Args:
+        default_us, policy_us: time per step of each launch in order, µs, equally many, an even number.
+    """
+    gains = Pairs(default_us=tuple(default_us), policy_us=tuple(policy_us)).gains
+    return tuple(float(ratio) for ratio in np.exp((gains[::2] + gains[1::2]) / 2))
+
+
+def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
+    """Decide between default and policy, or say that the pairs do not suffice; they may be looked at after each block.
+
+    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, a loss of `GRAVE_LOSS` is out of the question, the
+    estimated gain reaches `min_effect`, and no message of weight is suspected to be slower by more than
+    `MAX_MESSAGE_LOSS`.
+    `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or such a loss is shown of a message
+    (at `FALSE_VETO` shared among all messages).
+    """
+    if pairs.blocks < MIN_BLOCKS:
+        return Decision.UNDECIDED
+    gains, worthwhile = pairs.gains, math.log1p(min_effect)
+    if float(log_capital(-gains, -worthwhile)) >= math.log(2 / INTERVAL_ERROR):
+        return Decision.KEEP_DEFAULT
+    harmed, suspected = _messages(pairs)
+    if harmed:
+        return Decision.KEEP_DEFAULT
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains)
+    if proven and not suspected and float(centre_of(gains)) >= worthwhile:
+        return Decision.TUNED
+    return Decision.UNDECIDED
+
+
+def _clears_loss(gains: NDArray[np.float64]) -> bool:
+    """Tell whether a loss of `GRAVE_LOSS` is out of the question.
+
+    A run of luck that makes a loss look like a gain needs noise larger than the loss. Where the noise is small, the
+    distance of the estimate says so. Elsewhere bets against the loss have to win 1 / `FALSE_TUNED_GRAVE`, for which
+    they need more pairs. It is one more condition for `tuned`, so no error rate rises by it, whenever one looks.
+    """
+    loss, centre = math.log1p(-GRAVE_LOSS), float(centre_of(gains))
+    # The mean deviation of a normal distribution is sqrt(2 / pi) standard deviations; an outlier makes it larger.
+    deviation = float(np.abs(gains - centre).mean()) * math.sqrt(math.pi / 2)
+    if centre - loss >= _CLEAR_DEVIATIONS * deviation:
+        return True
+    return float(log_capital(gains, loss)) >= -math.log(FALSE_TUNED_GRAVE)
+
+
+def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
+    """Return the worst message that is shown, and the worst that is suspected, to lose more than it may."""
+    if not pairs.losses:
+        return None, None
+    messages = list(pairs.losses)
+    logs = np.array([pairs.losses[message] for message in messages])
+    limit = math.log1p(MAX_MESSAGE_LOSS)
+    centres = centre_of(logs)
+    shown = log_capital(logs, limit) >= math.log(len(messages) / FALSE_VETO)
+    # The odds for any loss make one message suspicious; among many some have them by chance. The full correction, a
+    # factor of their number, would hide real losses, and none would let noise hold back every second policy.
+    losing = log_capital(logs) >= math.log(len(messages)) / 2
+    suspicious = losing & (log_capital(-logs, -limit) < _CLEARED)
+
+    def worst(among: NDArray[np.bool_]) -> Message | None:
+        return messages[int(np.where(among, centres, -math.inf).argmax())] if among.any() else None
+
+    return worst(shown), worst(suspicious)
+
+
+def _immaterial(pairs: Pairs, *, min_effect: float) -> bool:
+    """Tell whether the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
+    if pairs.blocks < MIN_BLOCKS or float(centre_of(pairs.gains)) >= math.log1p(min_effect):
+        return False
+    return float(log_capital(-pairs.gains, -math.log1p(2 * min_effect))) >= math.log(2 / INTERVAL_ERROR)
+
+
+def judge(
+    pairs: Pairs,
+    *,
+    min_effect: float = MIN_EFFECT,
+    failure: str = "",
+    default_failure: str = "",
+    ended: bool = True,
+) -> Verdict:
+    """Return the decision with its numbers and its sentence.
+
+    Where the budget ends at a gain that is small but near the minimum effect, no sensible number of blocks would tell
+    on which side it lies: the default stays then by decision, and not for want of one.
+
+    Args:
+        pairs: of all whole blocks.
+        min_effect: smallest gain worth a change, as a share.
+        failure: why a launch of the policy failed or gave wrong data; disqualifies.
+        default_failure: why a launch of the default failed, which ends a proof that is not decided yet.
+        ended: no more blocks are to come.
+    """
+    measured = pairs.blocks > 0
+    interval = (
+        interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
+        if measured
+        else Interval(estimate=1.0, low=0.0, high=math.inf)
+    )
+    if failure:
+        decision, reason = Decision.KEEP_DEFAULT, f"the policy is disqualified: {failure}"
+    else:
+        decision = decide(pairs, min_effect=min_effect)
+        settled = decision is not Decision.UNDECIDED or bool(default_failure)
+        if ended and not settled and _immaterial(pairs, min_effect=min_effect):
+            decision = Decision.KEEP_DEFAULT
+        reason = _reason(decision, pairs, interval, min_effect=min_effect)
+        if decision is Decision.UNDECIDED and default_failure:
+            reason = f"the default itself failed during the proof: {default_failure}"
+    return Verdict(
+        decision=decision,
+        reason=reason,
+        speedup=interval.estimate,
+        interval=(interval.low, interval.high),
+        blocks=pairs.blocks,
+        default_us=statistics.median(pairs.default_us) if measured else 0.0,
+        policy_us=statistics.median(pairs.policy_us) if measured else 0.0,
+        min_effect=min_effect,
+    )
+
+
+def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float) -> str:
+    gain = (
+        f"{_percent(interval.estimate)} (95 % interval {_percent(interval.low)} to {_percent(interval.high)}, "
+        f"{pairs.blocks} blocks)"
+    )
+    if decision is Decision.TUNED:
+        return f"communication is faster by {gain}"
+    if pairs.blocks < MIN_BLOCKS:
+        return f"only {pairs.blocks} of {MIN_BLOCKS} blocks were measured"
+    harmed, suspected = _messages(pairs)
+    if decision is Decision.UNDECIDED:
+        return f"{_doubt(pairs, gain, suspected, min_effect=min_effect)}; {_outlook(pairs, min_effect=min_effect)}"
+    if interval.high < 1.0:
+        return f"the policy is slower: {gain}"
+    if harmed:
+        return f"{harmed.label} is {_loss(pairs, harmed)} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
+    if interval.high < 1.0 + min_effect:
+        return f"the gain is below the minimum of {min_effect * 100:g} %: {gain}"
+    return f"the gain does not reach the minimum of {min_effect * 100:g} %, and twice as much is refuted: {gain}"
+
+
+def _doubt(pairs: Pairs, gain: str, suspected: Message | None, *, min_effect: float) -> str:
+    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
+        return f"no gain is proven and none refuted: {gain}"
+    if not _clears_loss(pairs.gains):
+        return f"a gain is proven, but the noise still leaves room for a loss of {GRAVE_LOSS * 100:g} %: {gain}"
+    if suspected:
+        loss = f"{suspected.label} looks {_loss(pairs, suspected)} slower, which may be too much"
+        return f"the gain of {gain} is proven, but {loss}"
+    return f"a gain is proven, but not that it reaches {min_effect * 100:g} %: {gain}"
+
+
+def _outlook(pairs: Pairs, *, min_effect: float) -> str:
+    blocks = pairs.blocks
+    while blocks < _FORESIGHT:
+        blocks += max(1, blocks // 8)
+        if decide(pairs.first(blocks), min_effect=min_effect) is not Decision.UNDECIDED:
+            return f"about {blocks - pairs.blocks} more blocks like these would decide (--blocks {blocks})"
+    return "more blocks like these would not decide"
+
+
+def _loss(pairs: Pairs, message: Message) -> str:
+    return f"{math.expm1(float(centre_of(np.array(pairs.losses[message])))) * 100:.1f} %"
+
+
+def nothing_better(default_us: float, *, why: str) -> Verdict:
+    """Return the verdict where the search found nothing to compare with the default.
+
+    Args:
+        default_us: communication time per step of the default, µs.
+        why: one sentence for people.
+    """
+    return Verdict(
+        decision=Decision.KEEP_DEFAULT,
+        reason=why,
+        speedup=1.0,
+        interval=(1.0, 1.0),
+        blocks=0,
+        default_us=default_us,
+        policy_us=default_us,
+    )
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %" if math.isfinite(ratio) and ratio > 0 else "unknown"

@@ -1,0 +1,158 @@
+"""What a launch is expected to bring to the policy: the measure by which the next one is chosen.
+
+The policy takes for every message the best setting that is confirmed, and the default where none is. A launch of a
+setting can bring something for many messages at once: by beating what is chosen, by confirming what looks better, or
+by showing that what is chosen was luck. For each message that is an integral over one normal variable (the knowledge
+gradient with a threshold; Frazier, Powell, Dayanik: "The knowledge-gradient policy for correlated normal beliefs",
+INFORMS J. Computing 21, 2009, without the correlation between settings).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from ncclt.search.assemble import CONFIRMED_Z, MIN_MESSAGE_GAIN
+
+Array = NDArray[np.float64]
+
+_SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
+"""How often the cost model is wrong about a whole pair, and by how much: nothing measured says otherwise yet."""
+
+_SURPRISE_BELIEF = 0.7
+"""How much of an expected loss is then still believed: a pair that is called hopeless may be the best one."""
+
+_OWN_DOUBT = 0.3
+"""How likely NCCL chooses otherwise than its cost model has it; else such a launch would be the default once more."""
+
+_ODD, _ODD_SIGMA = 0.02, 0.12
+"""How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """What the surrogate knows, settings x messages, of ln(time / time of the default).
+
+    Attributes:
+        mean, variance: of the settings, without noise.
+        measured: which settings were launched without fault.
+        reaches: at which messages a setting arrives as it was chosen; elsewhere NCCL chooses as by default.
+        untried: which settings have a pair that was never launched.
+        own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
+        noise: variance that one launch of a setting adds.
+        default_launches: launches of the default.
+        weights: share of each message in the default's time per step.
+    """
+
+    mean: Array
+    variance: Array
+    measured: NDArray[np.bool_]
+    reaches: NDArray[np.bool_]
+    untried: NDArray[np.bool_]
+    own: NDArray[np.bool_]
+    noise: float
+    default_launches: int
+    weights: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The policy that could be had now.
+
+    Attributes:
+        chosen: position of the setting of each message, below 0 = the default.
+        value: its expected log ratio, 0 for the default.
+        second: the best without it, at most 0.
+    """
+
+    chosen: NDArray[np.intp]
+    value: Array
+    second: Array
+
+    def share(self, weights: Array) -> float:
+        """Return the time per step under it as a share of the default's."""
+        return float(weights @ np.exp(self.value))
+
+
+def standing(beliefs: Beliefs) -> Standing:
+    """Return the policy that the measured settings allow."""
+    default_variance = beliefs.noise / beliefs.default_launches
+    confirmed = beliefs.mean < _bar(beliefs.variance + default_variance)
+    values = np.where(confirmed & beliefs.reaches & beliefs.measured[:, None], beliefs.mean, 0.0)
+    padded = np.vstack([np.zeros((2, values.shape[1])), values])
+    order = np.argsort(padded, axis=0, kind="stable")
+    columns = np.arange(values.shape[1])
+    return Standing(chosen=order[0] - 2, value=padded[order[0], columns], second=padded[order[1], columns])
+
+
+def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
+    """Return what one more launch of each setting is expected to save, per message as a share of the default's time.
+
+    Returns:
+        settings x messages, at least 0.
+    """
+    default_variance = beliefs.noise / beliefs.default_launches
+    variance = _evened(beliefs)
+    total = variance + beliefs.noise
+    moves, left = variance / np.sqrt(total), variance * beliefs.noise / total
+    bar = np.minimum(now.value, _bar(left + default_variance))
+    gains = _shortfall(now.value, bar, beliefs.mean, moves)
+    less_sure = np.where(beliefs.mean > 0, _SURPRISE_BELIEF, 1.0) * beliefs.mean
+    wide = _shortfall(now.value, bar, less_sure, np.full_like(moves, _SURPRISE_SIGMA))
+    odd = _shortfall(now.value, bar, beliefs.mean, np.full_like(moves, _ODD_SIGMA))
+    new = ~beliefs.measured & ~beliefs.untried
+    gains = np.where(beliefs.untried[:, None], (1 - _SURPRISE) * gains + _SURPRISE * wide, gains)
+    gains = np.where(new[:, None], (1 - _ODD) * gains + _ODD * odd, gains)
+    gains = np.where(beliefs.own & ~beliefs.measured[:, None], _OWN_DOUBT * gains, gains)
+    columns = np.flatnonzero(now.chosen >= 0)
+    rows = now.chosen[columns]
+    gains[rows, columns] = _shortfall(
+        -now.second[columns], -now.second[columns], -beliefs.mean[rows, columns], moves[rows, columns]
+    )
+    saved: Array = np.where(beliefs.reaches, np.maximum(gains, 0.0), 0.0) * np.exp(now.value) * beliefs.weights
+    return saved
+
+
+def default_gain(beliefs: Beliefs, now: Standing) -> Array:
+    """Return the same for one more launch of the default, per message: it is one side of every comparison."""
+    variance = beliefs.noise / beliefs.default_launches
+    moves = variance / math.sqrt(variance + beliefs.noise)
+    bar = np.minimum(now.value, _bar(beliefs.variance + beliefs.noise / (beliefs.default_launches + 1)))
+    contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(bar, moves))
+    # Where a setting is chosen already, the default decides nothing between it and the others.
+    open_still = beliefs.reaches & beliefs.measured[:, None] & (now.chosen < 0)
+    contenders = np.where(open_still, contenders, 0.0)
+    doubt = np.where(now.chosen >= 0, _shortfall(0.0, 0.0, -now.value, np.full_like(now.value, moves)), 0.0)
+    saved: Array = (contenders.max(axis=0, initial=0.0) + doubt) * np.exp(now.value) * beliefs.weights
+    return saved
+
+
+def _evened(beliefs: Beliefs) -> Array:
+    """Return the variances, with one for all settings of untried pairs.
+
+    The first launch of a pair should be made where it is expected to be fast. Extreme channel counts, which resemble
+    nothing and are therefore uncertain, would otherwise come first.
+    """
+    if not beliefs.untried.any():
+        return beliefs.variance
+    least = beliefs.variance[beliefs.untried].min(axis=0)
+    evened: Array = np.where(beliefs.untried[:, None], least, beliefs.variance)
+    return evened
+
+
+def _bar(variance: Array) -> Array:
+    """Return how far below the default an estimate of this variance must lie to count as better."""
+    bar: Array = math.log(1 - MIN_MESSAGE_GAIN) - CONFIRMED_Z * np.sqrt(variance)
+    return bar
+
+
+def _shortfall(level: Array | float, bar: Array | float, mean: Array, sigma: Array) -> Array:
+    """Return E[(level - x) where x < bar] of a normal x."""
+    scaled = (bar - mean) / sigma
+    density = np.exp(-0.5 * np.minimum(scaled**2, 700.0)) / math.sqrt(2 * math.pi)
+    result: Array = (level - mean) * ndtr(scaled) + sigma * density
+    return result

@@ -1,0 +1,99 @@
+"""What the launches of a study say, as the table that the surrogate works on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.search.noise import launch_sigma, typical_us
+
+Array = NDArray[np.float64]
+
+_HOPELESS = 0.5
+"""From here on slower settings are told apart ever less: the model spends its accuracy where the gains are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch, as the sampler sees it.
+
+    Attributes:
+        setting: what was forced.
+        times_us: time of each message in the order of the workload; None = the launch failed.
+        wrong: it failed by wrong data.
+    """
+
+    setting: Setting
+    times_us: tuple[float, ...] | None
+    wrong: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All launches of a study taken together.
+
+    Attributes:
+        default_us: typical time of each message under the default, µs.
+        ratios: setting -> ln(time / time of the default) of each message; settings that a policy may take.
+        launches: setting -> how often it was launched without fault, the default included.
+        failures: setting -> how often it failed.
+        sigma: standard deviation of the logarithm of a time between launches.
+    """
+
+    default_us: Array
+    ratios: Mapping[Setting, Array]
+    launches: Mapping[Setting, int]
+    failures: Mapping[Setting, int]
+    sigma: float
+
+    @property
+    def launches_of_default(self) -> int:
+        """Return how often the default was launched without fault."""
+        return self.launches[DEFAULT]
+
+
+def observe(launches: Sequence[Launch]) -> Observed:
+    """Take launches together; at least one of the default without fault must be among them.
+
+    What a failure means is what it means to the policy (`search.assemble.collect_times`): wrong data rules a setting out
+    for good, any other failure as long as it has not ended well more often than it failed.
+    """
+    times: dict[Setting, list[tuple[float, ...]]] = {}
+    failures: dict[Setting, int] = {}
+    wrong = {launch.setting for launch in launches if launch.wrong}
+    for launch in launches:
+        if launch.times_us is None:
+            failures[launch.setting] = failures.get(launch.setting, 0) + 1
+        else:
+            times.setdefault(launch.setting, []).append(launch.times_us)
+    sigma = launch_sigma([column for rows in times.values() if len(rows) > 1 for column in zip(*rows, strict=True)])
+    typical = {
+        setting: np.array([math.log(typical_us(column, sigma)) for column in zip(*rows, strict=True)])
+        for setting, rows in times.items()
+    }
+    default = typical[DEFAULT]
+    return Observed(
+        default_us=np.exp(default),
+        ratios={
+            s: y - default
+            for s, y in typical.items()
+            if not s.is_default and s not in wrong and failures.get(s, 0) < len(times[s])
+        },
+        launches={setting: len(rows) for setting, rows in times.items()},
+        failures=failures,
+        sigma=sigma,
+    )
+
+
+def flattened(ratios: Array) -> Array:
+    """Return log ratios with those of slower settings compressed; gains stay as they are.
+
+    A landscape spans factors of 100 where it is hopeless and a few per cent where it matters. One scale for both would
+    make the model blind for the latter.
+    """
+    return np.where(ratios > 0, _HOPELESS * np.log1p(np.maximum(ratios, 0.0) / _HOPELESS), ratios)

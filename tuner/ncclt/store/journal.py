@@ -1,0 +1,117 @@
+"""The trials of one study as its workers see them: in memory for reading, each one in the store before it counts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+from ncclt.core.setting import Setting
+from ncclt.core.study import Claim, Phase, Study, Trial
+from ncclt.errors import StoreError
+from ncclt.store.leases import RENEW_S, this_worker
+from ncclt.store.store import Store
+
+_END = "end"
+"""What only one worker does: confirm, prove and publish."""
+
+
+class StudyJournal:
+    """The journal of `ncclt.measure.trial`, shared by the threads of this process and by other processes.
+
+    Use it in a `with` block: in it this process is known as a worker of the study, afterwards it holds nothing.
+
+    Args:
+        store: where everything is kept.
+        study: as it is stored.
+        now: ISO time.
+        renew_s: how often the worker says that it is alive.
+    """
+
+    def __init__(self, store: Store, study: Study, now: Callable[[], str], *, renew_s: float = RENEW_S) -> None:
+        self._store = store
+        self._study = study
+        self._now = now
+        self._renew_s = renew_s
+        self._worker = this_worker()
+        self._trials: list[Trial] = []
+        self._known: set[int] = set()
+        self._running: tuple[Claim, ...] = ()
+        self._lock = threading.RLock()
+        self._left = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="ncclt-heartbeat", daemon=True)
+
+    def __enter__(self) -> StudyJournal:
+        """Join the workers of the study."""
+        self._store.enter(self._study.id, self._worker)
+        self._heart.start()
+        self.refresh()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Leave them; what this worker had claimed is free for others."""
+        self._left.set()
+        self._heart.join()
+        try:
+            self._store.leave(self._study.id, self._worker)
+        except StoreError:
+            # The store is what failed, and says so itself; others see that this process is gone.
+            if error is None:
+                raise
+
+    def trials(self) -> Sequence[Trial]:
+        """Return all trials of the study that are known, in the order in which they became known."""
+        return self._trials
+
+    def refresh(self) -> Sequence[Claim]:
+        """Look for trials that other workers added, and return what all workers are launching now."""
+        with self._lock:
+            # Running ones first: what ends in between is seen twice rather than not at all.
+            self._running = tuple(claim for _, claim in self._store.running(self._study.id))
+            for trial in self._store.new_trials(self._study.id, self._known):
+                self._remember(trial)
+            self._running = tuple(claim for claim in self._running if claim.number not in self._known)
+            return self._running
+
+    def claim(self, setting: Setting, *, phase: Phase, most: int | None = None) -> Claim | None:
+        """Reserve a number for a launch, or return None when others were faster: with this setting, or to the budget.
+
+        Args:
+            setting: what will be forced.
+            phase: why.
+            most: launches of the phase in the whole study, this one included; None = any number.
+        """
+        with self._lock:
+            known = Counter([*(t.setting for t in self._trials), *(c.setting for c in self._running)])
+            return self._store.claim(
+                self._study.id, setting, phase=phase, repeat=known[setting], worker=self._worker, most=most
+            )
+
+    def add(self, trial: Trial) -> Trial:
+        """Store one trial that was claimed, with the time of day, and return it as it was kept."""
+        with self._lock:
+            kept = self._store.add_trial(self._study.id, replace(trial, started=self._now()), worker=self._worker)
+            self._remember(kept)
+            return kept
+
+    def is_alone(self) -> bool:
+        """Tell whether no other process works on the study."""
+        return self._store.workers(self._study.id) == (self._worker,)
+
+    def may_end(self) -> bool:
+        """Take the end of the study, its confirmation and proof; tell whether it is ours."""
+        return self._store.acquire(self._study.id, _END, self._worker)
+
+    def _remember(self, trial: Trial) -> None:
+        self._known.add(trial.number)
+        self._trials.append(trial)
+
+    def _beat(self) -> None:
+        while not self._left.wait(self._renew_s):
+            try:
+                self._store.renew(self._study.id, self._worker)
+            except StoreError:
+                # A store that is away for a moment comes back; if not, the next trial cannot be kept and says so.
+                continue
