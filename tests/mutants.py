@@ -46,15 +46,15 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = Path("tuner/ncclt")
 # The tests of a package, near ones first.
 TESTS = {
-    "core": ["unit/core", "unit/deliver/test_agreement.py", "unit/prove/test_recheck.py", "unit/prove/test_step_times.py", "unit/deliver/test_handover.py",
-             "unit/deliver/test_witnesses.py", "unit/test_tune.py", "unit/measure/simulated/test_truth.py",
-             "unit/profile/test_merge_ranks.py"],
-    "search": ["unit/search", "unit/test_tune.py", "unit/deliver/test_agreement.py"],
+    "core": ["unit/core", "unit/search", "unit/nccl", "unit/prove", "unit/deliver", "unit/test_tune.py"],
+    "nccl": ["unit/nccl", "unit/deliver/render", "unit/measure/simulated/test_truth.py"],
+    "prove": ["unit/prove", "unit/test_tune.py", "unit/search/test_assemble.py"],
+    "deliver": ["unit/deliver", "unit/nccl/test_compile.py", "unit/cli"],
+    "search": ["unit/search", "unit/prove/test_confined.py", "unit/test_tune.py"],
     "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/test_tune.py", "unit/cli"],
-    "launch": ["unit/launch", "contract/test_launchers.py", "unit/launched", "unit/measure/test_launched_testbed.py",
-               "unit/deliver/test_job.py",
-               "integration/test_launchers.py", "integration/test_kubernetes.py", "integration/test_ssh.py"],
-    "client.py": ["unit/client/test_fetch.py", "unit/client/test_fetch_hostile.py", "integration/test_run.py"],
+    "launch": ["unit/launch", "contract/test_launchers.py", "unit/measure", "integration/test_launchers.py",
+               "integration/test_kubernetes.py", "integration/test_ssh.py"],
+    "client": ["unit/client", "integration/test_run.py"],
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Write the allow-list of variables and values into ncclt/client/answer.py from the catalogue of parameters, or check it.
+"""Write the allow-list of variables and values into ncclt/client/answer.py from the catalogue, or check it.
 
     python tuner/generate_answer_values.py            write it
     python tuner/generate_answer_values.py --check    exit 1 where it differs
@@ -25,7 +25,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.nccl.parameters import CATALOGUE, MOST_SOCKETS, SET_BY_RULES
 
-ANSWER = Path(__file__).parent / "ncclt" / "answer.py"
+ANSWER = Path(__file__).parent / "ncclt" / "client" / "answer.py"
 FIRST = "# Written by tuner/generate_answer_values.py from the catalogue; `make lint` compares.\n# fmt: off\n"
 LAST = "# fmt: on\n"
 

@@ -1,7 +1,7 @@
 """What an honest ncclt server writes, which pairs of a hostile one no job may get, and how a consumer reads both.
 
 `is_legal`, `all_legal` and `pairs_in` are the oracle: written by hand and without a line of ncclt, so that a hole in
-the allow-list of client.py is seen. Used through hostile_server.py. Standard library alone.
+the client's allow-list is seen. Used through hostile_server.py. Standard library alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server on loopback that attacks its clients: one attack per start, for `run`, `env`, client.py and TaskProlog.
+"""A server on loopback that attacks its clients: one attack per start, for `run`, `env`, the client and TaskProlog.
 
     FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "hostile_server.py")))
 

@@ -16,7 +16,7 @@ from ncclt.errors import SettingError
 from ncclt.search.space import cluster_space
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 
-_ORACLE = Path(__file__).resolve().parents[1] / "unit" / "core" / "nccl_syntax.py"
+_ORACLE = Path(__file__).resolve().parents[1] / "unit" / "nccl" / "nccl_syntax.py"
 _spec = importlib.util.spec_from_file_location("nccl_syntax_of_emitted", _ORACLE)
 oracle = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(oracle)

@@ -22,18 +22,18 @@ from ncclt.errors import NoRecommendationError, SettingError
 from ncclt.nccl.compile import rule_label
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 
-_CORE = Path(__file__).resolve().parents[1] / "unit" / "core"
+_UNIT = Path(__file__).resolve().parents[1] / "unit"
 
 
-def beside_the_core_tests(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_of_rendered", _CORE / f"{name}.py")
+def unit_helper(path):
+    spec = importlib.util.spec_from_file_location(f"{Path(path).stem}_of_rendered", _UNIT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-oracle = beside_the_core_tests("nccl_syntax")
-readers = beside_the_core_tests("format_readers")
+oracle = unit_helper("nccl/nccl_syntax.py")
+readers = unit_helper("deliver/render/format_readers.py")
 WORKLOADS = list(shipped_workloads(profiles_folder()).values())
 CLUSTERS = [shipped_clusters(profiles_folder())[name] for name in ("leonardo", "dgx-h100")]
 VERSIONS = [NcclVersion.parse(f"2.{minor}.3") for minor in range(18, 33)]

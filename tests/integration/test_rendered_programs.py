@@ -14,7 +14,7 @@ import pytest
 from ncclt.deliver.render.formats import render
 from ncclt.deliver.render.shell import assignments, removals
 
-_UNIT = Path(__file__).resolve().parents[1] / "unit" / "core" / "test_render.py"
+_UNIT = Path(__file__).resolve().parents[1] / "unit" / "deliver" / "render" / "test_formats.py"
 _spec = importlib.util.spec_from_file_location("render_samples", _UNIT)
 samples = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(samples)

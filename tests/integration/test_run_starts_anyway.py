@@ -262,8 +262,8 @@ def breaking(tmp_path, what):
     "what",
     [
         "ncclt.cli.run_options:ImportError", "ncclt.cli.run_prepare:SyntaxError", "argparse:ImportError",
-        "ncclt.deliver.handover:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.offer:RecursionError", "ncclt.client.fetch:OSError",
-        "ncclt.client.fetch:Own", "ncclt.core.policy:UnicodeError", "tomllib:AttributeError",
+        "ncclt.deliver.handover:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.offer:RecursionError",
+        "ncclt.client:OSError", "ncclt.client:Own", "ncclt.core.policy:UnicodeError", "tomllib:AttributeError",
     ],
 )  # fmt: skip
 def test_an_unexpected_exception_stops_no_job(tmp_path, what):

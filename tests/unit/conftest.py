@@ -1,10 +1,17 @@
-"""Fixtures of several rooms."""
+"""Fixtures of several rooms: a small cluster, a small workload, a landscape whose best settings are known, a full disk."""
 
 import resource
 import signal
 from contextlib import contextmanager
 
 import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+SMALL, LARGE = 16 << 10, 64 << 20
 
 
 @pytest.fixture
@@ -23,3 +30,41 @@ def full_disk():
             signal.signal(signal.SIGXFSZ, before)
 
     return full
+
+
+@pytest.fixture
+def cluster():
+    return Cluster(
+        name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink",
+        link_gbps=300, nccl_version="2.27.3",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def workload():
+    rows = tuple(
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=4),
+            calls_per_step=calls,
+        )
+        for size, calls in ((SMALL, 10.0), (LARGE, 1.0))
+    )
+    return Workload(name="w", messages=rows, provenance=Provenance(source="test"))
+
+
+@pytest.fixture
+def landscape():
+    """Small messages like tree/ll (2x), large ones ring/simple with 16 channels (1.2x); the rest loses."""
+
+    def time_of(setting, message, _number):
+        small = message.size_bytes == SMALL
+        default_us = 20.0 if small else 1000.0
+        if setting.algorithm is None:
+            return default_us
+        if small:
+            return 10.0 if (setting.algorithm, setting.protocol) == (Algorithm.TREE, Protocol.LL) else 40.0
+        if (setting.algorithm, setting.protocol) != (Algorithm.RING, Protocol.SIMPLE):
+            return 3000.0
+        return 1200.0 - 20 * min(setting.channels or 4, 18) if (setting.channels or 4) <= 18 else 1000.0
+
+    return time_of

@@ -392,18 +392,20 @@ def test_an_unknown_format_is_refused_before_anything_is_sent(options):
     assert not server.seen
 
 
-def test_client_and_answer_are_two_files_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
-    for module in (ncclt.client.fetch, ncclt.client.answer):
+def test_the_client_is_a_folder_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
+    copy = tmp_path / "client"
+    copy.mkdir()
+    for module in (ncclt.client, ncclt.client.fetch, ncclt.client.answer):
         source = Path(module.__file__).read_text()
         tree = ast.parse(source, feature_version=(3, 8))
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names | {"ncclt", "answer"}
-        (tmp_path / Path(module.__file__).name).write_text(source)
+        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0}
+        assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+        (copy / Path(module.__file__).name).write_text(source)
 
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import client; print(client.fetch_env.__module__)"
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from client import fetch; print(fetch.fetch_env.__module__)"
     alone = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
-    assert (alone.stdout, alone.stderr) == ("client\n", "")
+    assert (alone.stdout, alone.stderr) == ("client.fetch\n", "")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ncclt.client.answer import FORMS, TABLES
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation, post_attestation
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
-_spec = importlib.util.spec_from_file_location("client_servers", Path(__file__).with_name("test_client.py"))
+_spec = importlib.util.spec_from_file_location("client_servers", Path(__file__).with_name("test_fetch.py"))
 servers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(servers)
 reply, serving = servers.reply, servers.serving
@@ -98,7 +98,7 @@ def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
 
 @pytest.mark.parametrize("attack", FAKE.TEXTS)
 def test_a_job_gets_legal_values_only_whatever_the_text_holds(attack, capsys):
-    """Through client.py in every form, and through the command."""
+    """Through the client in every form, and through the command."""
     with FAKE.hostile(attack) as server:
         for form in FORMS:
             try:

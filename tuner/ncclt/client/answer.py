@@ -4,8 +4,8 @@ One allow-list says which variables may be set and to which values; a library, a
 this machine is never among them. Every text for a job is written here from what passed: nothing of an answer is passed
 on, and of a table each row is matched as a whole, field by field.
 
-The standard library alone and nothing of ncclt, in the syntax of Python 3.8: client.py and this file can be copied,
-side by side, into any training image.
+The standard library alone and nothing of ncclt, in the syntax of Python 3.8: this folder can be copied into any
+training image.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fetch a job's environment from an ncclt server and tell it what took effect; keep the last good answer for when the
 server is away.
 
-The standard library and answer.py alone, in the syntax of Python 3.8: the two files can be copied, side by side, into
-any training image. Three promises hold whatever a server, a proxy or a cache says:
+The standard library alone, in the syntax of Python 3.8: this folder can be copied into any training image. Three
+promises hold whatever a server, a proxy or a cache says:
 
 - A job gets checked values in a text that answer.py wrote, never the server's own text.
 - Nothing but ClientError is raised: `_client_errors_only`.
@@ -33,10 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-try:
-    from ncclt.client.answer import FORMS, TABLES, AnswerError, one_line, written
-except ImportError:  # copied into an image without ncclt
-    from answer import FORMS, TABLES, AnswerError, one_line, written  # type: ignore[import-not-found,no-redef]
+from .answer import FORMS, TABLES, AnswerError, one_line, written  # relative: the folder is also copied alone
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""

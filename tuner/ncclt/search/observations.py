@@ -60,8 +60,8 @@ class Observed:
 def observe(launches: Sequence[Launch]) -> Observed:
     """Take launches together; at least one of the default without fault must be among them.
 
-    What a failure means is what it means to the policy (`search.assemble.collect_times`): wrong data rules a setting out
-    for good, any other failure as long as it has not ended well more often than it failed.
+    A failure means what it means to the policy (`search.assemble.collect_times`): wrong data rules a setting out for
+    good, any other failure as long as it has not ended well more often than it failed.
     """
     times: dict[Setting, list[tuple[float, ...]]] = {}
     failures: dict[Setting, int] = {}

@@ -1,6 +1,6 @@
 """What is expected of a setting before anything was measured: NCCL's own cost model, and how channels scale it.
 
-The model is NCCL's table of the very cluster where a log holds it (`nccl.cost_model.printed`), else our estimate of that.
+The model is NCCL's table of the cluster where a log holds it (`nccl.cost_model.printed`), else our estimate of that.
 """
 
 from __future__ import annotations

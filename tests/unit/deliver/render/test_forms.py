@@ -28,7 +28,7 @@ def neighbour(name):
 
 
 readers = neighbour("format_readers")
-base = neighbour("test_render")
+base = neighbour("test_formats")
 TUNED, KEPT, V, HOSTILE, PROVEN = base.TUNED, base.KEPT, base.V, base.HOSTILE, base.PROVEN
 TRACED = {**base.PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER

@@ -12,7 +12,7 @@ from ncclt.errors import TraceError, UsageError
 from ncclt.profile import read_workload
 from ncclt.profile.readers import nccl_tests
 
-SAMPLES = Path(__file__).parents[2] / "measure" / "samples"
+SAMPLES = Path(__file__).parents[2] / "nccl" / "nccl_tests" / "samples"
 HALF = "time algbw busbw #wrong"
 
 

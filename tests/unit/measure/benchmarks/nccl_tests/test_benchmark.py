@@ -11,6 +11,7 @@ from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures
 
+SAMPLES = Path(__file__).parents[3] / "nccl" / "nccl_tests" / "samples"
 HALF = "time algbw busbw #wrong"
 HEADER = f"# nThread 1\n# size count type redop root {HALF} {HALF}\n"
 
@@ -254,14 +255,14 @@ def test_the_file_goes_before_the_table(tmp_path):
     (command,) = benchmark.commands([message(Collective.ALL_GATHER, 128, group_size=8)], folder=tmp_path)
     table = CommandOutput(exit_code=0, stdout=HEADER + row(size=128))
     assert benchmark.read(command, table).measurements[0].time_us == 20.0
-    command.output_file.write_text((Path(__file__).parent / "samples" / "nccl_tests_v3.json").read_text())
+    command.output_file.write_text((SAMPLES / "nccl_tests_v3.json").read_text())
     assert benchmark.read(command, table).measurements[0].time_us == 16.98
 
 
 def test_times_of_single_calls_are_the_samples(tmp_path):
     """-I 1 writes them into the file."""
     (command,) = NcclTests(features=NEWEST).commands([message(Collective.ALL_TO_ALL, group_size=2)], folder=tmp_path)
-    command.output_file.write_text((Path(__file__).parent / "samples" / "nccl_tests_v2.json").read_text())
+    command.output_file.write_text((SAMPLES / "nccl_tests_v2.json").read_text())
     (measured,) = NcclTests().read(command, CommandOutput(exit_code=0, stdout="")).measurements
     assert measured.samples_us == (20.0, 22.0)
 
