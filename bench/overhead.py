@@ -28,6 +28,7 @@ from ncclt.core.trial import Runner, TrialResult
 from ncclt.measure.testbed import Ground, simulated_ground
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
+from ncclt.search.space import space_of
 from ncclt.store import open_store
 from ncclt.store.journal import StudyJournal
 from ncclt.store.shipped import profiles_folder, shipped_workloads
@@ -68,7 +69,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             marks.append(time.perf_counter() - runner.seconds)
 
         started = time.perf_counter()
-        space = ground.space(workload, request.process_wide)
+        space = space_of(ground, workload, request.process_wide)
         with (
             StudyJournal(store, study, lambda: "") as journal,
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
@@ -86,7 +87,7 @@ def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
         ground = simulated_ground(store.cluster("leonardo"), seed=1, reason="bench")
         workload, _ = ground.cut(store.workload(model))
-    space = ground.space(workload, ("BUFFSIZE",))
+    space = space_of(ground, workload, ("BUFFSIZE",))
     messages = [calls.message for calls in workload.messages]
     measuring = 0.0
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'peer.db'}")

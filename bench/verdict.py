@@ -1,7 +1,7 @@
 """How often is a verdict wrong, and how soon is it right, beside what the best of many trials would have claimed?
 
-Each study proves one policy against the default with the code of `ncclt tune` (`prove.interleave`, `prove.proof`); only
-the launches are invented, so the truth is known. Unless a case says otherwise one launch in a hundred takes five times as
+Each study proves one policy against the default with the code of `ncclt tune`; only the
+launches are invented, so the truth is known. Unless a case says otherwise one launch in a hundred takes five times as
 long, and all times rise by 10 % in a straight line over the longest run.
 
 The last column is the usual practice: launch N settings once each, take the fastest, and call it a gain when it beats

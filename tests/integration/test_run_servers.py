@@ -4,7 +4,6 @@ import importlib.util
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +54,7 @@ def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
 
 def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
     from ncclt.client import fetch as client
+    from ncclt.core.recommendation import Request
     from ncclt.deliver import offer
 
     asked = []
@@ -67,10 +67,9 @@ def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
         return client.Fetched(golden.read_text().replace("id=r-1f3c", "id=r-other"), "server")
 
     monkeypatch.setattr(client, "fetch_env", fetch_env)
-    options = dict.fromkeys(("nodes", "gpus_per_node", "nccl_version"))
-    arguments = SimpleNamespace(model="bert", timeout=0.5, fallback="none", **options)
+    options = {"with_table": True, "timeout_s": 0.5, "from_cache": False, "warn": print}
     with pytest.raises(offer.InputError, match="one revision"):
-        offer.offered(arguments, "leonardo", AWAY, None, with_table=True)
+        offer.offered(Request(cluster="leonardo", model="bert"), AWAY, None, **options)
     assert asked[0] <= 0.5
     assert asked[1] <= 0.3
     assert 0 < asked[2] <= 0.1

@@ -1,4 +1,4 @@
-"""Fixtures of several rooms: a small cluster, a small workload, a landscape whose best settings are known, a full disk."""
+"""Fixtures of several packages: a small cluster and workload, a landscape with known best settings, a full disk."""
 
 import resource
 import signal

@@ -7,13 +7,13 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
+from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Ground
-from ncclt.nccl.cost_model.printed import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.search.loop import Budget
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner

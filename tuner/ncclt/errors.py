@@ -117,6 +117,14 @@ class HostLostError(NodesLostError):
     """One host cannot be reached any more; the others may well be there."""
 
 
+def described(error: Exception) -> NccltError:
+    """Return an error as a sentence and a hint, whatever it is."""
+    if isinstance(error, NccltError):
+        return error
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return StoreError(f"unexpected {said}", hint="--debug shows where; please report it")
+
+
 def reason(error: Exception) -> str:
     """Say in words why something could not be read, written or reached: the message around it names what.
 

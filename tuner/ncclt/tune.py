@@ -10,6 +10,7 @@ from typing import Protocol as Port
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.recommendation import Delivery, Recommendation
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
@@ -17,7 +18,6 @@ from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Ground
 from ncclt.measure.trial import measure_default, searched, stored_default
 from ncclt.nccl.compile import compile_policy
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.prove.collapse import collapse
 from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm, confirmed_times
 from ncclt.prove.interleave import MAX_BLOCKS, prove
@@ -27,7 +27,7 @@ from ncclt.prove.verdict import MIN_EFFECT, nothing_better
 from ncclt.search.assemble import Times, assemble
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
-from ncclt.search.space import SearchSpace
+from ncclt.search.space import SearchSpace, space_of
 from ncclt.search.warm_start import WarmSetting, warm_start
 from ncclt.store.journal import StudyJournal
 from ncclt.store.store import Store
@@ -186,7 +186,7 @@ def tune(
     # Whatever can be refused is refused before anything is stored.
     if request.printed_costs is not None:
         request.printed_costs.require(ground.runner.cluster)
-    space = ground.space(workload, request.process_wide)
+    space = space_of(ground, workload, request.process_wide)
     study = store.open_study(study_of(request, ground, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from ncclt.cli import run_prepare
+from ncclt.core.recommendation import Request
 from ncclt.deliver import offer
 from ncclt.errors import InputError
 
+REQUEST = Request(cluster="leonardo", model="bert")
+OPTIONS = {"with_table": True, "timeout_s": 1.0, "from_cache": False, "warn": print}
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
 
 
@@ -31,7 +34,7 @@ def test_a_revision_published_between_two_answers_is_asked_for_again(monkeypatch
     answers = [env.replace("r-1f3c", "r-old"), table, env]
     asked = []
 
-    def fetching(*_words):
+    def fetching(*_words, **_options):
         def fetch(format):
             asked.append(format)
             return answers[len(asked) - 1]
@@ -39,11 +42,11 @@ def test_a_revision_published_between_two_answers_is_asked_for_again(monkeypatch
         return fetch
 
     monkeypatch.setattr(offer, "_fetching", fetching)
-    found = offer.offered(argparse.Namespace(), "leonardo", "http://tuner", None, with_table=True)
+    found = offer.offered(REQUEST, "http://tuner", None, **OPTIONS)
 
     assert (found.offer().recommendation, found.table) == ("r-1f3c", table)
     assert asked == ["json", "tuner-csv", "json"]
     asked.clear()
     answers[2] = answers[0]
     with pytest.raises(InputError, match="one revision"):
-        offer.offered(argparse.Namespace(), "leonardo", "http://tuner", None, with_table=True)
+        offer.offered(REQUEST, "http://tuner", None, **OPTIONS)

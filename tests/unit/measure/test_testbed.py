@@ -12,8 +12,9 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
-from ncclt.measure.testbed import SEARCHED_UNASKED, Ground, choose_launcher, process_wide_ladders
+from ncclt.measure.testbed import Ground, choose_launcher
 from ncclt.measure.trial import launch
+from ncclt.search.space import SEARCHED_UNASKED, process_wide_ladders, space_of
 from ncclt.testing.fakes import FakeJournal, FakeRunner
 
 CLUSTER = Cluster(
@@ -126,10 +127,10 @@ def test_what_cannot_be_forced_here_is_not_in_the_space():
     )  # fmt: skip
     whole = replace(ground, expressible=lambda _: True)
 
-    settings = ground.space(workload(Collective.ALL_REDUCE), ()).distinct
+    settings = space_of(ground, workload(Collective.ALL_REDUCE), ()).distinct
 
     assert DEFAULT in settings
-    assert len(settings) < len(whole.space(workload(Collective.ALL_REDUCE), ()).distinct)
+    assert len(settings) < len(space_of(whole, workload(Collective.ALL_REDUCE), ()).distinct)
     assert not any(s.protocol == "ll128" for s in settings)
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
+from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Study, StudyState
 from ncclt.measure.trial import launch
 from ncclt.nccl.cost_model.model import nccl_choice
-from ncclt.nccl.cost_model.printed import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.proposer import Proposer
 from ncclt.search.replay import recording_of, replay

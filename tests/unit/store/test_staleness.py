@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.recommendation import Request, select
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
-from ncclt.prove.drift import Change
 from ncclt.store import open_store, published
 from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
 

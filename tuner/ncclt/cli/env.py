@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import report, say
-from ncclt.cli.job_request import job_request
+from ncclt.cli.job_request import job_request, request_of
 from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 
 if TYPE_CHECKING:
-    from ncclt.core.recommendation import Recommendation
+    pass
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
@@ -156,39 +156,14 @@ def source(
     return server.value, None
 
 
-def stored_revision(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Recommendation:
-    """Return the published revision that fits the options.
-
-    Args:
-        arguments: with model, and the job's shape as `job_request` gives it.
-        cluster: its name.
-        storage: URL of the store; None = the default store.
-
-    Raises:
-        NoRecommendationError: nothing fits, or what fits is stale.
-        NotFoundError: nothing was published for the two names, and one of them is known to nobody.
-        StoreError: the store cannot be read.
-    """
-    from ncclt.core.recommendation import Request
-    from ncclt.store import chosen
-
-    request = Request(
-        cluster=cluster,
-        model=arguments.model,
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        nccl_version=arguments.nccl_version,
-    )
-    return chosen(storage, request)
-
-
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.deliver.render.formats import check_form, remarks_left_out, render
+    from ncclt.store import chosen
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
-    found = stored_revision(arguments, cluster, storage)
+    found = chosen(storage, request_of(arguments, cluster))
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
     version = NcclVersion.parse(found.fingerprint.nccl_version)

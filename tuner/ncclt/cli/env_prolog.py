@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from ncclt.cli.edge import say
+from ncclt.cli.job_request import request_of
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES
@@ -38,7 +39,15 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
     plugin = None if arguments.policy_dir is None else _plugin(arguments)
-    texts = offered(arguments, cluster, server, storage, with_table=plugin is not None)
+    texts = offered(
+        request_of(arguments, cluster),
+        server,
+        storage,
+        with_table=plugin is not None,
+        timeout_s=arguments.timeout,
+        from_cache=arguments.fallback == "cached",
+        warn=say,
+    )
     offer = texts.offer()
     job = PrologJob(
         model=arguments.model,

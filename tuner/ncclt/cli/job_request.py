@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.recommendation import SHAPE_PARTS
+from ncclt.core.recommendation import SHAPE_PARTS, Request
 from ncclt.deliver.job_shape import Said, shape_of
 from ncclt.errors import NoRecommendationError
 
@@ -48,3 +48,14 @@ def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> I
 
 def _words(part: str, said: Said) -> str:
     return f"{SHAPE_PARTS[part]} {said.value} by {said.by}"
+
+
+def request_of(arguments: argparse.Namespace, cluster: str) -> Request:
+    """Return the job that `job_request` has completed, on a cluster by name."""
+    return Request(
+        cluster=cluster,
+        model=arguments.model,
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        nccl_version=arguments.nccl_version,
+    )

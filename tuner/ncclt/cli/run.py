@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.cli.edge import report, say
-from ncclt.errors import NccltError, StoreError, UsageError
+from ncclt.errors import NccltError, UsageError, described
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """As a shell gives them."""
@@ -92,14 +92,6 @@ def main(argv: Sequence[str]) -> int:
     if "--dry-run" in options:
         return 0
     return _started(start, unchanged, may_differ=not (start.is_common or _must_succeed(options)))
-
-
-def described(error: Exception) -> NccltError:
-    """Return an error as a sentence and a hint, whatever it is."""
-    if isinstance(error, NccltError):
-        return error
-    said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return StoreError(f"unexpected {said}", hint="--debug shows where; please report it")
 
 
 def _say_why(error: Exception) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import say
 from ncclt.cli.env import source
-from ncclt.cli.job_request import job_request
+from ncclt.cli.job_request import job_request, request_of
 from ncclt.cli.run import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import (
@@ -107,7 +107,13 @@ def _agreed(
         value = getattr(arguments, name)
         question += "" if value is None else f", {name.replace('_', ' ')} {value}"
     return agree(
-        arguments, shared, job, question=question, ask=partial(_ask, arguments, command, where, plugin), plan=plan
+        arguments,
+        shared,
+        job,
+        question=question,
+        ask=partial(_ask, arguments, command, where, plugin),
+        plan=plan,
+        tell=say,
     )
 
 
@@ -132,7 +138,15 @@ def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, pl
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
     with job_request(arguments, command) as asked:
-        return offered(asked, cluster, server, storage, with_table=plugin is not None)
+        return offered(
+            request_of(asked, cluster),
+            server,
+            storage,
+            with_table=plugin is not None,
+            timeout_s=asked.timeout,
+            from_cache=asked.fallback == "cached",
+            warn=say,
+        )
 
 
 def _shared(arguments: argparse.Namespace) -> Path | None:

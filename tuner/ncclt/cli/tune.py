@@ -276,10 +276,11 @@ def _names(process_wide: str) -> tuple[str, ...]:
 def _print_plan(request: TuneRequest, ground: Ground, *, as_json: bool) -> None:
     """Show what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
+    from ncclt.search.space import space_of
     from ncclt.tune import study_of
 
     workload, notes = ground.cut(request.workload)
-    space = ground.space(workload, request.process_wide)
+    space = space_of(ground, workload, request.process_wide)
     document = plan_document(study_of(request, ground, workload), ground, space, request, notes)
     if as_json:
         print_json(document)

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any
 
 from ncclt.errors import InputError
-from ncclt.prove.drift import Change
 
 CHECK_SCHEMA = 1
 """Version of the check document."""
@@ -19,6 +18,39 @@ class Freshness(StrEnum):
 
     FRESH = "fresh"
     STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One quantity, before and now.
+
+    Attributes:
+        what: for people.
+        before, now: medians, in the quantity's own unit.
+        noise: by how much the ratio may differ from 1 without meaning anything, as a share.
+        changed: the difference exceeds both the noise and what was to be tolerated.
+    """
+
+    what: str
+    before: float
+    now: float
+    noise: float
+    changed: bool
+
+    @property
+    def ratio(self) -> float:
+        """Return now over before."""
+        return self.now / self.before
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the change as a JSON object."""
+        return {
+            "what": self.what,
+            "before": self.before,
+            "now": self.now,
+            "noise": self.noise,
+            "changed": self.changed,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
 from ncclt.core.workload import Workload
-from ncclt.nccl.cost_model.printed import PrintedCosts
 
 
 class Phase(StrEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import time
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclt.cli.edge import say
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import Request
 from ncclt.deliver.handover import Offer, offer_from_documents, with_table_text
 from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 from ncclt.user_dirs import user_folder
@@ -44,23 +43,35 @@ class OfferTexts:
 
 
 def offered(
-    arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None, *, with_table: bool
+    request: Request,
+    server: str | None,
+    storage: str | None,
+    *,
+    with_table: bool,
+    timeout_s: float,
+    from_cache: bool,
+    warn: Callable[[str], None],
 ) -> OfferTexts:
     """Ask the server, or the store where there is none.
 
     Args:
-        arguments: with model, nodes, gpus_per_node, nccl_version, timeout and fallback. The timeout is that of all
-            that a server is asked for here, together.
-        cluster: its name.
+        request: the job that it is for.
         server, storage: one of them, or none for the default store.
         with_table: the table is wanted as well.
+        timeout_s: of all that a server is asked for here, together.
+        from_cache: a server that is away may be answered for by the cache.
+        warn: takes a line for people, as soon as it is known.
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
         ServerError: the server is away or broken, and nothing is kept of it.
         InputError: what came is no offer.
     """
-    render = _fetching(arguments, cluster, server) if server else _storing(arguments, cluster, storage)
+    render = (
+        _fetching(request, server, timeout_s=timeout_s, from_cache=from_cache, warn=warn)
+        if server
+        else _storing(request, storage)
+    )
     env = OfferTexts(env=render("json"))
     offer = env.offer()
     if not (with_table and offer.rules.rules):
@@ -75,42 +86,44 @@ def offered(
     return both
 
 
-def _fetching(arguments: argparse.Namespace, cluster: str, server: str) -> Callable[[str], str]:
+def _fetching(
+    request: Request, server: str, *, timeout_s: float, from_cache: bool, warn: Callable[[str], None]
+) -> Callable[[str], str]:
     from ncclt.client.fetch import ClientError, fetch_env
 
-    deadline_s = time.monotonic() + arguments.timeout
+    deadline_s = time.monotonic() + timeout_s
 
     def fetch(format: str) -> str:
         try:
             fetched = fetch_env(
                 server,
-                cluster=cluster,
-                model=arguments.model,
-                nodes=arguments.nodes,
-                gpus_per_node=arguments.gpus_per_node,
-                nccl_version=arguments.nccl_version,
+                cluster=request.cluster,
+                model=request.model,
+                nodes=request.nodes,
+                gpus_per_node=request.gpus_per_node,
+                nccl_version=request.nccl_version,
                 format=format,
                 # Where nothing is left this is an outage like any other, for which there may be an answer in the cache.
                 timeout_s=max(deadline_s - time.monotonic(), _LEAST_S),
                 **kept_answers(),
-                fallback="cached" if arguments.fallback == "cached" else "none",
+                fallback="cached" if from_cache else "none",
                 api_key=os.environ.get("NCCLT_API_KEY"),
             )
         except ClientError as error:
             kind = {404: NoRecommendationError, 410: StaleRecommendationError}.get(error.status or 0, ServerError)
             raise kind(error.message, hint=error.hint) from error
         if fetched.warning:
-            say(f"ncclt: {fetched.warning}")
+            warn(f"ncclt: {fetched.warning}")
         return fetched.text
 
     return fetch
 
 
-def _storing(arguments: argparse.Namespace, cluster: str, storage: str | None) -> Callable[[str], str]:
-    from ncclt.cli.env import stored_revision
+def _storing(request: Request, storage: str | None) -> Callable[[str], str]:
     from ncclt.deliver.render.formats import render
+    from ncclt.store import chosen
 
-    found = stored_revision(arguments, cluster, storage)
+    found = chosen(storage, request)
     version = NcclVersion.parse(found.fingerprint.nccl_version)
     return lambda format: render(found, format=format, version=version)
 

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ncclt.cli.edge import say
-from ncclt.cli.run import described
 from ncclt.core.attestation import Form
 from ncclt.deliver.agreement import (
     Decision,
@@ -22,7 +20,7 @@ from ncclt.deliver.agreement import (
 from ncclt.deliver.handover import Handover, Offer, effective
 from ncclt.deliver.job import Job, is_alone, job_of
 from ncclt.deliver.offer import OfferTexts
-from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError
+from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, described
 
 _LONG_AGO_S = 86400.0
 """A decision of this age is rather of an earlier job whose name was used again, and that is said."""
@@ -58,8 +56,18 @@ def agree(
     question: str,
     ask: Callable[[], OfferTexts],
     plan: Plan,
+    tell: Callable[[str], None],
 ) -> tuple[Offer | None, Handover]:
     """Return what the job was given, decided here if nobody has yet, and what that means for this process.
+
+    Args:
+        arguments: with nodes, dry_run, fallback and wait.
+        folder: shared by the job's nodes.
+        job: that decides once.
+        question: what is decided, equal on all nodes.
+        ask: gives the offer, where nobody has decided yet.
+        plan: gives what an offer means here.
+        tell: takes a line for people, as soon as it is known.
 
     Raises:
         StoreError: the decision cannot be learnt: the job must not start here.
@@ -69,28 +77,33 @@ def agree(
     folder = usable_folder(folder)
     kind = file_system_of_one_node(folder)
     if kind and arguments.nodes != 1:
-        say(
+        tell(
             f"ncclt: {folder} is on {kind}, which other nodes do not see unless this one exports it: if this job has "
             "several, each would decide alone, and NCCL can hang"
         )
     found = find_decision(folder, job, question=question)
     if found is None:
-        answer = _asked(arguments, folder, job, question, ask)
+        answer = _asked(arguments, folder, job, question, ask, tell)
         found = answer if isinstance(answer, Decision) else None
         if not isinstance(answer, Decision):
             texts = answer if isinstance(answer, OfferTexts) else None
             content = _content(texts, plan, why=answer if isinstance(answer, str) else "")
             if arguments.dry_run:
-                say("ncclt: nobody has decided for this job yet; this would be proposed")
+                tell("ncclt: nobody has decided for this job yet; this would be proposed")
                 offer = texts.offer() if texts else None
                 return offer, plan(offer, None)
             found = decide(folder, job, question=question, content=content)
     assert found is not None
-    return _followed(found, plan)
+    return _followed(found, plan, tell)
 
 
 def _asked(
-    arguments: argparse.Namespace, folder: Path, job: Job, question: str, ask: Callable[[], OfferTexts]
+    arguments: argparse.Namespace,
+    folder: Path,
+    job: Job,
+    question: str,
+    ask: Callable[[], OfferTexts],
+    tell: Callable[[str], None],
 ) -> OfferTexts | Decision | str:
     """Return an offer; else, where none can be had here, what others decided meanwhile; else why there is none."""
     try:
@@ -98,10 +111,10 @@ def _asked(
     except NotFoundError as error:
         if arguments.fallback == "fail":
             raise
-        return _tell(error)
+        return _said(error, tell)
     except Exception as error:
         # Another node may reach what this one cannot: who comes first with an answer shall decide.
-        why = _tell(described(error))
+        why = _said(described(error), tell)
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
             return found
@@ -110,8 +123,8 @@ def _asked(
         return why
 
 
-def _tell(error: NccltError) -> str:
-    say(f"ncclt: {error.message}{f' ({error.hint})' if error.hint else ''}")
+def _said(error: NccltError, tell: Callable[[str], None]) -> str:
+    tell(f"ncclt: {error.message}{f' ({error.hint})' if error.hint else ''}")
     return error.message
 
 
@@ -126,13 +139,13 @@ def _content(texts: OfferTexts | None, plan: Plan, *, why: str) -> dict[str, obj
     }
 
 
-def _followed(decision: Decision, plan: Plan) -> tuple[Offer | None, Handover]:
+def _followed(decision: Decision, plan: Plan, tell: Callable[[str], None]) -> tuple[Offer | None, Handover]:
     offer, form, decided = _read(decision)
     mine = (decision.host, decision.pid) == (os.uname().nodename, os.getpid())
     if not mine:
-        say(f"ncclt: this job was decided on {decision.host} at {decision.when}")
+        tell(f"ncclt: this job was decided on {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
-            say(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
+            tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
     why = decision.content.get("why")  # not said by an older ncclt
     unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
     handover = plan(offer, form) if form else Handover(notes=(unset,))

@@ -7,13 +7,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
@@ -21,16 +18,9 @@ from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
 from ncclt.launch import launcher_modules
 from ncclt.measure import LaunchedRunner, PersistentRunner
-from ncclt.nccl.parameters import CATALOGUE, COMPETES_WITH_COMPUTE, SET_BY_RULES, Parameter, searchable
-
-if TYPE_CHECKING:
-    from ncclt.search.space import SearchSpace
 
 NOT_LAUNCHED = ("simulate", "replay")
 """Words of `--launcher` behind which nothing is launched; all others are launchers."""
-
-SEARCHED_UNASKED = ("BUFFSIZE",)
-"""Process-wide parameters that a study searches where `--process-wide` says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,58 +197,12 @@ class Ground:
             placed = cut
         return placed, tuple(notes)
 
-    def space(self, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
-        """Return what a study of a workload may try here."""
-        from ncclt.search.space import cluster_space, recorded_space
-
-        if self.recorded is not None:
-            return recorded_space(self.recorded)
-        ladders = process_wide_ladders(process_wide, self.runner.cluster, beside_compute=self.beside_compute)
-        return cluster_space(
-            workload.collectives, self.runner.cluster, parameters=ladders, expressible=self.expressible
-        )
-
 
 def _not_alike(how: str, option: str) -> UsageError:
     return UsageError(
         f"the search of this study was {how} and cannot be compared with what would be now",
         hint=f"go on {option}, or name another --study",
     )
-
-
-def process_wide_ladders(
-    names: tuple[str, ...], cluster: Cluster, *, beside_compute: bool = False
-) -> dict[str, tuple[int, ...]]:
-    """Return the values to try of each process-wide parameter, without its default.
-
-    Raises:
-        UsageError: a parameter that may not be searched with this NCCL; the hint names those that may.
-    """
-    version = cluster.version
-    allowed = {p.name: p for p in searchable(version, beside_compute=beside_compute)}
-    known = {p.name: p for p in CATALOGUE}
-    for name in names:
-        if name not in allowed:
-            reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
-            close = get_close_matches(name, allowed, n=1)
-            meant = f"did you mean {close[0]}? " if close else ""
-            others = [n for n in allowed if n not in SEARCHED_UNASKED]
-            raise UsageError(
-                f"{name} is not searched with NCCL {version}: {reason}",
-                hint=f"{meant}where --process-wide is left out, {', '.join(SEARCHED_UNASKED)} is searched; only where "
-                f"it names them are {', '.join(others)}; `none` leaves all of them alone",
-            )
-    return {name: allowed[name].ladder for name in names}
-
-
-def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
-    if not row.exists_in(version):
-        return f"it came with NCCL {row.since}"
-    if row.name == COMPETES_WITH_COMPUTE:
-        return "channels beyond NCCL's own take SMs from compute, which only trials beside compute show (--beside gemm)"
-    if row.name in SET_BY_RULES:
-        return "the search chooses algorithm, protocol and channels itself"
-    return f"ncclt never sets it{f' ({row.note})' if row.note else ''}"
 
 
 def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:

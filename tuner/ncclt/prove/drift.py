@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+
+from ncclt.core.recheck import Change
 
 DEVIATIONS = 4.0
 """Standard errors that a change must exceed.
@@ -22,39 +22,6 @@ _NORMAL_MAD = 1.4826
 _MEDIAN_COST = 1.2533
 """Standard deviation over median absolute deviation, and standard error of a median over that of a mean, of a normal
 distribution (any textbook of robust statistics)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One quantity, before and now.
-
-    Attributes:
-        what: for people.
-        before, now: medians, in the quantity's own unit.
-        noise: by how much the ratio may differ from 1 without meaning anything, as a share.
-        changed: the difference exceeds both the noise and what was to be tolerated.
-    """
-
-    what: str
-    before: float
-    now: float
-    noise: float
-    changed: bool
-
-    @property
-    def ratio(self) -> float:
-        """Return now over before."""
-        return self.now / self.before
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the change as a JSON object."""
-        return {
-            "what": self.what,
-            "before": self.before,
-            "now": self.now,
-            "noise": self.noise,
-            "changed": self.changed,
-        }
 
 
 def compare(what: str, before: Sequence[float], now: Sequence[float], *, tolerance: float) -> Change:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.recommendation import Decision, Delivery, Recommendation
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Outcome, Runner, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
-from ncclt.prove.drift import Change, compare
+from ncclt.prove.drift import compare
 from ncclt.prove.evidence import ArmLaunch, collect_evidence
 from ncclt.prove.interleave import block_steps
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from ncclt.core.algorithms import is_legal
 from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.search.acquisition import Beliefs
 from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table
 from ncclt.search.kernels import Choice, choices, implausibility, likeness

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
+from ncclt.core.printed_costs import PrintedCosts, PrintedTable
 from ncclt.core.setting import Setting
 from ncclt.nccl.cost_model.graph import Graph, graph_of
 from ncclt.nccl.cost_model.model import Choice, channels_taken, nccl_choice
-from ncclt.nccl.cost_model.printed import Pick, PrintedCosts, PrintedTable
+from ncclt.nccl.cost_model.printed import Pick, pick, table_of
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
@@ -95,7 +96,7 @@ class _Model:
         self._message = message
         self._cluster = cluster
         self._graph = graph_of(cluster, message.group_size, message.spans_nodes)
-        self._table = None if printed_costs is None else printed_costs.table_of(message, cluster)
+        self._table = None if printed_costs is None else table_of(printed_costs, message, cluster)
 
     def log_ratio(self, setting: Setting) -> float:
         reaching = setting.applied_to(self._message.collective, version=self._cluster.version)
@@ -147,7 +148,7 @@ class _Model:
     ) -> Pick | None:
         if table is not None:
             collective = self._message.collective
-            return table.pick(collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
+            return pick(table, collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
         choice = self._estimate(size_bytes, algorithm, protocol)
         return None if choice is None else Pick(choice.algorithm, choice.protocol, choice.time_us)
 

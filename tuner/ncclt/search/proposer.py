@@ -16,13 +16,13 @@ from optuna.trial import TrialState
 from threadpoolctl import ThreadpoolController
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.score import worth
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.search.sampler import SETTING, TIMES_US, WRONG, PolicySampler
 from ncclt.search.space import SearchSpace
 from ncclt.search.warm_start import WarmSetting

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Study, Trial
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.search.assemble import Times, assemble, collect_times, expected_us
 from ncclt.search.samplers import chooser
 from ncclt.search.space import recorded_space

@@ -16,9 +16,9 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.workload import Workload
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.search.candidates import pool
 from ncclt.search.observations import Launch, Observed, observe
 from ncclt.search.posterior import Model

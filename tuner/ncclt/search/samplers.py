@@ -11,11 +11,11 @@ from typing import Protocol as Port
 import optuna
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.study import Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import MissingDependencyError, UsageError
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -12,11 +13,25 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from ncclt.core.algorithms import Algorithm, Protocol, choices
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
-from ncclt.nccl.parameters import go_together
+from ncclt.core.workload import Workload
+from ncclt.errors import UsageError
+from ncclt.measure.testbed import Ground
+from ncclt.nccl.parameters import (
+    CATALOGUE,
+    COMPETES_WITH_COMPUTE,
+    SET_BY_RULES,
+    Parameter,
+    go_together,
+    searchable,
+)
 
 CHANNEL_LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Channel counts that are tried; the best one is rarely missed by more than the noise between neighbours."""
+
+SEARCHED_UNASKED = ("BUFFSIZE",)
+"""Process-wide parameters that a study searches where `--process-wide` says nothing."""
 
 AUTO = "auto"
 
@@ -197,3 +212,56 @@ def _pair_name(algorithm: Algorithm | None, protocol: Protocol | None) -> str:
 
 def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
+
+
+def space_of(ground: Ground, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+    """Return what a study of a workload may try where a ground measures.
+
+    Args:
+        ground: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
+        workload: decides which collectives are tried.
+        process_wide: names of the process-wide parameters to search.
+
+    Raises:
+        UsageError: a parameter that may not be searched there.
+    """
+    if ground.recorded is not None:
+        return recorded_space(ground.recorded)
+    cluster = ground.runner.cluster
+    ladders = process_wide_ladders(process_wide, cluster, beside_compute=ground.beside_compute)
+    return cluster_space(workload.collectives, cluster, parameters=ladders, expressible=ground.expressible)
+
+
+def process_wide_ladders(
+    names: tuple[str, ...], cluster: Cluster, *, beside_compute: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the values to try of each process-wide parameter, without its default.
+
+    Raises:
+        UsageError: a parameter that may not be searched with this NCCL; the hint names those that may.
+    """
+    version = cluster.version
+    allowed = {p.name: p for p in searchable(version, beside_compute=beside_compute)}
+    known = {p.name: p for p in CATALOGUE}
+    for name in names:
+        if name not in allowed:
+            reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
+            close = get_close_matches(name, allowed, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            others = [n for n in allowed if n not in SEARCHED_UNASKED]
+            raise UsageError(
+                f"{name} is not searched with NCCL {version}: {reason}",
+                hint=f"{meant}where --process-wide is left out, {', '.join(SEARCHED_UNASKED)} is searched; only where "
+                f"it names them are {', '.join(others)}; `none` leaves all of them alone",
+            )
+    return {name: allowed[name].ladder for name in names}
+
+
+def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
+    if not row.exists_in(version):
+        return f"it came with NCCL {row.since}"
+    if row.name == COMPETES_WITH_COMPUTE:
+        return "channels beyond NCCL's own take SMs from compute, which only trials beside compute show (--beside gemm)"
+    if row.name in SET_BY_RULES:
+        return "the search chooses algorithm, protocol and channels itself"
+    return f"ncclt never sets it{f' ({row.note})' if row.note else ''}"

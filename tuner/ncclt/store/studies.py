@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from ncclt.core.cluster import cluster_from_document
+from ncclt.core.printed_costs import printed_costs_from_document
 from ncclt.core.study import Study, StudyState
 from ncclt.core.workload import workload_from_document
 from ncclt.errors import NotFoundError, UsageError
-from ncclt.nccl.cost_model.printed import printed_costs_from_document
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import close_names
 from ncclt.store.tables import studies

@@ -7,10 +7,11 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
+from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable, printed_costs_from_document
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
-from ncclt.nccl.cost_model.printed import PrintedCost, PrintedCosts, PrintedTable, printed_costs_from_document
+from ncclt.nccl.cost_model.printed import pick
 
 AR = Collective.ALL_REDUCE
 PAIR = Cluster(
@@ -30,22 +31,22 @@ TABLE = PrintedTable(
 COSTS = PrintedCosts(version="2.27.3", tables=(TABLE,))
 
 
-def pick(size_bytes, **forced):
-    return TABLE.pick(AR, size_bytes, graph_of(PAIR), **forced)
+def picked(size_bytes, **forced):
+    return pick(TABLE, AR, size_bytes, graph_of(PAIR), **forced)
 
 
 def test_the_cheapest_pair_is_taken_by_hand():
     """Latency + bytes / bandwidth; trees are corrected, the ring's latency grows by 1.4 where its plateau begins."""
-    assert pick(64) == (Algorithm.TREE, Protocol.LL, pytest.approx(20 + 64 / 50e3))
-    assert pick(1 << 30) == (Algorithm.RING, Protocol.SIMPLE, pytest.approx(140 + (1 << 30) / 200e3))
-    assert pick(1 << 14, algorithm=Algorithm.TREE).time_us == pytest.approx(20 + (1 << 14) / (0.7 * 50e3))
-    assert pick(24 * 16 * 64, protocol=Protocol.SIMPLE).time_us == pytest.approx(140 + 24 * 16 * 64 / 200e3)
-    assert pick(24 * 16 * 64 - 1, protocol=Protocol.SIMPLE).time_us == pytest.approx(100 + 24 * 16 * 64 / 200e3)
+    assert picked(64) == (Algorithm.TREE, Protocol.LL, pytest.approx(20 + 64 / 50e3))
+    assert picked(1 << 30) == (Algorithm.RING, Protocol.SIMPLE, pytest.approx(140 + (1 << 30) / 200e3))
+    assert picked(1 << 14, algorithm=Algorithm.TREE).time_us == pytest.approx(20 + (1 << 14) / (0.7 * 50e3))
+    assert picked(24 * 16 * 64, protocol=Protocol.SIMPLE).time_us == pytest.approx(140 + 24 * 16 * 64 / 200e3)
+    assert picked(24 * 16 * 64 - 1, protocol=Protocol.SIMPLE).time_us == pytest.approx(100 + 24 * 16 * 64 / 200e3)
 
 
 def test_what_is_not_in_the_table_has_no_time():
-    assert pick(64, algorithm=Algorithm.NVLS) is None
-    assert pick(64, protocol=Protocol.LL128) is None
+    assert picked(64, algorithm=Algorithm.NVLS) is None
+    assert picked(64, protocol=Protocol.LL128) is None
     assert TABLE.rules_out(AR, Algorithm.NVLS)
     assert TABLE.rules_out(Collective.BROADCAST, Algorithm.RING)
     assert not TABLE.rules_out(AR, Algorithm.RING)
@@ -65,7 +66,7 @@ def test_a_table_that_says_what_we_estimate_predicts_what_we_predict():
     table = PrintedTable(ranks=16, nodes=2, channels=graph.channels, costs=tuple(costs))
 
     for size in (1 << e for e in range(6, 33)):
-        found, choice = table.pick(AR, size, graph), nccl_choice(AR, size, PAIR)
+        found, choice = pick(table, AR, size, graph), nccl_choice(AR, size, PAIR)
         assert (found.algorithm, found.protocol) == (choice.algorithm, choice.protocol)
         assert found.time_us == pytest.approx(choice.time_us, rel=1e-6)
 
@@ -74,14 +75,16 @@ def test_each_group_has_the_table_of_its_own_communicator():
     inside = PrintedTable(ranks=8, nodes=1, costs=TABLE.costs)
     costs = PrintedCosts(tables=(TABLE, inside))
 
-    def table_of(group_size, spans_nodes):
-        return costs.table_of(
-            Message(collective=AR, dtype="float32", size_bytes=64, group_size=group_size, spans_nodes=spans_nodes), PAIR
+    def found(group_size, spans_nodes):
+        return table_of(
+            costs,
+            Message(collective=AR, dtype="float32", size_bytes=64, group_size=group_size, spans_nodes=spans_nodes),
+            PAIR,
         )
 
-    assert table_of(16, True) is TABLE
-    assert table_of(8, False) is inside
-    assert table_of(2, True) is None
+    assert found(16, True) is TABLE
+    assert found(8, False) is inside
+    assert found(2, True) is None
 
 
 def test_tables_of_another_job_are_refused_with_both_shapes():

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.errors import InputError
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
@@ -18,7 +19,6 @@ from ncclt.health.doctor.log_reader import LogReader
 from ncclt.health.doctor.matrix import TopologyMatrix, parse_matrix
 from ncclt.health.doctor.printed_costs import read_printed_costs
 from ncclt.health.doctor.recognise import HEAD_BYTES, Kind, recognise
-from ncclt.nccl.cost_model.printed import PrintedCosts
 from ncclt.profile.inputs import Meter, open_regular, regular_files, unpacked
 
 _MOST_LINE_CHARACTERS = 64 * 1024

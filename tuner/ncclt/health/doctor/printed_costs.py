@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
+from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import InputError
 from ncclt.health.doctor.cost_table import Cells, CostTableReader
 from ncclt.health.doctor.log_lines import CHANNELS, INIT, SHAPE, VARIABLE, VERSION, LogLine, log_lines
-from ncclt.nccl.cost_model.printed import PrintedCost, PrintedCosts, PrintedTable
 
 _HINT = (
     "start any NCCL job on these nodes with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING and give the log of its "
