@@ -11,7 +11,7 @@ from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable, pr
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
-from ncclt.nccl.cost_model.printed import pick
+from ncclt.nccl.cost_model.printed import pick, table_of
 
 AR = Collective.ALL_REDUCE
 PAIR = Cluster(
