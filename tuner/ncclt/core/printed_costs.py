@@ -1,0 +1,118 @@
+"""NCCL's own table of latencies and bandwidths, as a job of the cluster printed it when it started: the record.
+
+What NCCL would choose by it is in `nccl.cost_model.printed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective
+from ncclt.errors import UsageError
+
+
+class PrintedCost(NamedTuple):
+    """One cell of the table: latency in µs, algorithm bandwidth in 1e9 bytes/s, above 0."""
+
+    collective: Collective
+    algorithm: Algorithm
+    protocol: Protocol
+    latency_us: float
+    gbps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedTable:
+    """The table of one communicator.
+
+    Attributes:
+        ranks, nodes: of the communicator.
+        channels, nvls_channels: that its kernels run with at most; 0 = not said.
+        costs: the cells that NCCL uses; what it has ruled out (bandwidth 0) is left out.
+    """
+
+    ranks: int
+    nodes: int
+    channels: int = 0
+    nvls_channels: int = 0
+    costs: tuple[PrintedCost, ...]
+
+    def rules_out(self, collective: Collective, algorithm: Algorithm) -> bool:
+        """Tell whether NCCL uses an algorithm for a collective with no protocol at all."""
+        return not any((cost.collective, cost.algorithm) == (collective, algorithm) for cost in self.costs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedCosts:
+    """The tables of one job.
+
+    Attributes:
+        version: of NCCL; empty = the log does not say.
+        tables: one for each kind of communicator (ranks, nodes) that printed one.
+    """
+
+    version: str = ""
+    tables: tuple[PrintedTable, ...]
+
+    def require(self, cluster: Cluster) -> None:
+        """Refuse tables of jobs of another shape.
+
+        Raises:
+            UsageError: none of them is that of the whole job.
+        """
+        shapes = sorted({(table.nodes, table.ranks) for table in self.tables})
+        if (cluster.nodes, cluster.world) not in shapes:
+            told = ", ".join(_shape(*shape) for shape in shapes)
+            raise UsageError(
+                f"the log tells the costs of {told}, and {_shape(cluster.nodes, cluster.world)} are tuned",
+                hint="take the log of a job on as many nodes and GPUs",
+            )
+
+    def note(self, cluster: Cluster) -> str:
+        """Return what the reader of a result must know of them."""
+        other = "" if self.version == str(cluster.version) else f", and NCCL {cluster.version} is tuned"
+        return f"the search began from the cost tables that NCCL {self.version or '?'} printed in a job{other}"
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as plain JSON types."""
+        return {
+            "version": self.version,
+            "tables": [
+                {
+                    "ranks": table.ranks,
+                    "nodes": table.nodes,
+                    "channels": table.channels,
+                    "nvls_channels": table.nvls_channels,
+                    "costs": [list(cost) for cost in table.costs],
+                }
+                for table in self.tables
+            ],
+        }
+
+
+def _shape(nodes: int, ranks: int) -> str:
+    return f"{ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+
+
+def printed_costs_from_document(document: Mapping[str, Any]) -> PrintedCosts:
+    """Read what `PrintedCosts.to_document` wrote."""
+    return PrintedCosts(
+        version=document["version"],
+        tables=tuple(
+            PrintedTable(
+                ranks=table["ranks"],
+                nodes=table["nodes"],
+                channels=table["channels"],
+                nvls_channels=table["nvls_channels"],
+                costs=tuple(
+                    PrintedCost(Collective(collective), Algorithm(algorithm), Protocol(protocol), latency_us, gbps)
+                    for collective, algorithm, protocol, latency_us, gbps in table["costs"]
+                ),
+            )
+            for table in document["tables"]
+        ),
+    )
