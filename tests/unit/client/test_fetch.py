@@ -403,7 +403,8 @@ def test_the_client_is_a_folder_of_the_standard_library_in_the_syntax_of_python_
         assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
         (copy / Path(module.__file__).name).write_text(source)
 
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from client.fetch import fetch_env as f; print(f.__module__)"
+    asking = "from client import fetch; print(fetch.fetch_env.__module__)"
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {asking}"
     alone = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
     assert (alone.stdout, alone.stderr) == ("client.fetch\n", "")
 
