@@ -190,6 +190,8 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
     ("CLU001", {"matrices": matrix(), "cluster": cluster(topology_hash="0123456789ab")},
      {"matrices": matrix(gpus=4), "cluster": cluster()}),
     ("LOG001", {"log": log("NCCL WARN Cuda failure 'out of memory'")}, {"log": log(ONE)}),
+    ("LOG001", {"log": log("NCCL WARN RMA/Socket : no peer")},
+     {"log": log("NCCL WARN RMA/Socket : rma_socket requires GDRCopy; and GDR Copy is not available")}),
     ("LOG002", {"log": log("AllReduce: opCount 1 sendbuff 0x1")}, {"log": log(ONE)}),
     ("GPU001", {"gpu_reports": gpus() + H100}, {"gpu_reports": gpus() + gpus()}),
     ("GPU002", {"gpu_reports": gpus(uncorrected_errors=1)}, {"gpu_reports": gpus(remap_pending=True)}),
