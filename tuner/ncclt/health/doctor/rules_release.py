@@ -57,7 +57,7 @@ def _no_starts(facts: Facts) -> Iterator[Observation]:
 
 
 _EVERY_START = ("RMA/Socket : rma_socket requires GDRCopy", "lib wrapper not initialized")
-"""What NCCL 2.32 warns of at every start over sockets: one-sided transfers and InfiniBand, which it does not need there."""
+"""What NCCL 2.32 warns of at every start over sockets: one-sided transfers and InfiniBand, of no use there."""
 
 
 def _nccl_warned(facts: Facts) -> Iterator[Observation]:
