@@ -11,7 +11,7 @@ from typing import Protocol as Port
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.recommendation import Delivery, Recommendation
+from ncclt.core.recommendation import Delivery, Recommendation, recommendation_id
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
@@ -374,9 +374,9 @@ def _publish(
 ) -> Recommendation:
     """Publish the result of so many trials, unless it was published just before the study was cut off."""
     cluster, workload = study.cluster, study.workload
-    content = f"{study.id}{table}{variables}{source.digest()}{trials}"
+    source_digest = source.digest()
     recommendation = Recommendation(
-        id=hashlib.sha256(content.encode()).hexdigest()[:12],
+        id=recommendation_id(study.id, table, variables, source_digest=source_digest, trials=trials),
         revision=0,
         study=study.id,
         cluster=cluster.name,
@@ -389,7 +389,7 @@ def _publish(
         simulated=study.simulated,
         launcher=study.launcher,
         created=now,
-        source_digest=source.digest(),
+        source_digest=source_digest,
         dtypes=workload.dtypes,
     )
     # A stale one stays what it was: the same trials prove nothing new.

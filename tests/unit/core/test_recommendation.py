@@ -1,11 +1,15 @@
 """Which published revision a request gets."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from ncclt.core.recommendation import Request
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, Delivery, Request, Verdict, recommendation_id
 from ncclt.core.recommendation import select as serve
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.testing.store_contract import sample_recommendation
@@ -68,3 +72,26 @@ def test_a_job_that_is_not_known_gets_nothing_but_a_list():
         serve([FIRST], replace(JOB, nodes=9))
     gpus = FIRST.fingerprint.gpus_per_node
     assert unfit.value.hint.endswith(f"\n    --nodes 2 --gpus-per-node {gpus} --nccl-version {version}")
+
+
+@pytest.mark.parametrize(("variables", "expected"), [(False, "10ff6ff01d35"), (True, "27e603a1b94d")])
+def test_the_same_content_has_the_id_that_it_always_had(variables, expected):
+    verdict = Verdict(
+        decision=Decision.TUNED,
+        reason="6 % faster",
+        speedup=1.06,
+        interval=(1.03, math.inf),
+        blocks=4,
+        default_us=106.0,
+        policy_us=100.0,
+    )
+    rule = Rule(
+        collective=Collective.ALL_REDUCE,
+        max_bytes=1 << 20,
+        algorithm=Algorithm.RING,
+        protocol=Protocol.LL128,
+        channels=8,
+    )
+    table = Delivery(policy=Policy(rules=(rule,), parameters=(("BUFFSIZE", 8388608),)), verdict=verdict)
+    by_variables = Delivery(policy=Policy(), verdict=verdict) if variables else None
+    assert recommendation_id("study", table, by_variables, source_digest="digest", trials=12) == expected

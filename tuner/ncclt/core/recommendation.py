@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -170,6 +171,15 @@ class Recommendation:
             "stale": self.stale,
             "dtypes": sorted([collective.value, dtype] for collective, dtype in self.dtypes),
         }
+
+
+def recommendation_id(
+    study: str, table: Delivery, variables: Delivery | None, *, source_digest: str, trials: int
+) -> str:
+    """Return the id of what a study gave after so many trials: twelve hexadecimal digits of a hash of the content."""
+    # Published ids were made from the text of these records: it keeps the name that their class had then.
+    said = [form and f"Delivery(policy={form.policy!r}, verdict={form.verdict!r})" for form in (table, variables)]
+    return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
 
 
 def _delivery_row(delivery: Delivery) -> dict[str, Any]:
