@@ -1,6 +1,6 @@
 """How large the product is and how it hangs together, beside what it was at commit d73c139.
 
-    python bench/house.py [--root FOLDER] [--json]
+    python bench/house.py [--root FOLDER] [--json | --list]
 
 Read off the syntax trees of tuner/ncclt and api/ncclt_api; only the last two rows start `ncclt env` and `ncclt run`,
 against an empty store, and count the first-level packages and modules of ncclt that they load.
@@ -35,6 +35,7 @@ BEFORE: dict[str, Any] = {
     "... within measure": 0,
     "... within prove": 0,
     "... within deliver": 0,
+    "... within these four": 4,
     "one-importer fragments": 12,
     "longest parameter list 1": "47 ncclt.cli.tune.tune",
     "longest parameter list 2": "32 ncclt.cli.preflight.preflight",
@@ -137,6 +138,16 @@ def entered(root: Path, *words: str) -> int:
     return len({name.split(".")[1] for name in loaded if name.startswith("ncclt.")})
 
 
+def owners_of(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Return the modules that define a class, once for each time, by its name."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                owners[node.name].append(name)
+    return owners
+
+
 def figures(root: Path) -> dict[str, Any]:
     """Return all figures of a checkout, by what they are."""
     modules = modules_of(root)
@@ -145,11 +156,7 @@ def figures(root: Path) -> dict[str, Any]:
     for name, targets in graph.items():
         for target in targets:
             importers[target].add(name)
-    owners: dict[str, list[str]] = defaultdict(list)
-    for name, (_, tree, _) in modules.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                owners[node.name].append(name)
+    owners = owners_of({name: tree for name, (_, tree, _) in modules.items()})
     twice = {name: places for name, places in owners.items() if len(places) > 1}
     longest = sorted(parameters({name: tree for name, (_, tree, _) in modules.items()}), reverse=True)[:5]
     long = [name for name, (_, _, lines) in modules.items() if lines > LONG_LINES]
@@ -163,6 +170,8 @@ def figures(root: Path) -> dict[str, Any]:
     for package in OWNED:
         inside = [[one for one in places if one.startswith(f"ncclt.{package}.")] for places in twice.values()]
         found[f"... within {package}"] = sum(len(places) > 1 for places in inside)
+    rooms = tuple(f"ncclt.{package}." for package in OWNED)
+    found["... within these four"] = sum(sum(one.startswith(rooms) for one in places) > 1 for places in twice.values())
     found["one-importer fragments"] = sum(
         lines < FRAGMENT_LINES and len(importers[name]) == 1 and path.name != "__init__.py"
         for name, (path, _, lines) in modules.items()
@@ -180,9 +189,16 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="a checkout of ncclt")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--list", action="store_true", help="list the class names with two owners, and where they are")
     arguments = parser.parse_args(argv)
     if not (arguments.root / PRODUCT[0]).is_dir():
         parser.error(f"--root: no {PRODUCT[0]} in {arguments.root}")
+    if arguments.list:
+        trees = {name: tree for name, (_, tree, _) in modules_of(arguments.root.resolve()).items()}
+        for name, places in sorted(owners_of(trees).items()):
+            if len(places) > 1:
+                print(name, *places)
+        return
     now = figures(arguments.root.resolve())
     rows = [{"figure": name, "d73c139": BEFORE.get(name), "now": value} for name, value in now.items()]
     if arguments.json:

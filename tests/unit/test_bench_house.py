@@ -43,6 +43,7 @@ def test_every_figure_by_hand(house, capsys):
         "class names with two owners": 1,
         "... within core": 1,
         "... within measure": 0,
+        "... within these four": 1,
         "one-importer fragments": 1,  # second; first has two importers, and long is none
         "longest parameter list 1": "3 ncclt.core.second.many",
         "files above 400 lines": 1,
@@ -65,3 +66,8 @@ def test_a_folder_without_the_product_is_refused(tmp_path, capsys):
         BENCH["main"](["--root", str(tmp_path)])
     assert end.value.code == 2
     assert "no tuner/ncclt" in capsys.readouterr().err
+
+
+def test_names_with_two_owners_are_listed(house, capsys):
+    BENCH["main"](["--root", str(house), "--list"])
+    assert capsys.readouterr().out == "Row ncclt.core.first ncclt.core.second\n"
