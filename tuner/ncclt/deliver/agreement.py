@@ -41,7 +41,7 @@ _OF_ONE_NODE = frozenset({"tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class JobAgreement:
     """What one job is given.
 
     Attributes:
@@ -114,7 +114,7 @@ def file_system_of_one_node(folder: Path, *, table: Path = Path("/proc/self/moun
     return kind if kind in _OF_ONE_NODE else ""
 
 
-def find_decision(folder: Path, job: Job, *, question: str) -> Decision | None:
+def find_decision(folder: Path, job: Job, *, question: str) -> JobAgreement | None:
     """Return the decision for a job; None = nobody has decided yet.
 
     Raises:
@@ -132,7 +132,7 @@ def decide(
     content: Mapping[str, Any],
     patience_s: float = READ_BACK_S,
     clock: Callable[[], float] = time.time,
-) -> Decision:
+) -> JobAgreement:
     """Propose what a job is given, and return what was decided: this, or what somebody else proposed before.
 
     Args:
@@ -166,7 +166,7 @@ def decide(
         time.sleep(0.1)
 
 
-def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> Decision | None:
+def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> JobAgreement | None:
     """Wait until somebody has decided; None = nobody did in this time.
 
     Raises:
@@ -183,7 +183,7 @@ def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> D
         pause_s = min(2 * pause_s, 1.0)
 
 
-def _newest(folder: Path, job: Job, question: str) -> tuple[Path, Decision | None]:
+def _newest(folder: Path, job: Job, question: str) -> tuple[Path, JobAgreement | None]:
     """Return the file that holds, or would hold, the decision of this job, and the decision.
 
     Where a job's name may recur, one that is surely an earlier job's is passed over: its successor's name is made of
@@ -207,7 +207,7 @@ def _newest(folder: Path, job: Job, question: str) -> tuple[Path, Decision | Non
         name = f"{job.name}\n{found.token}"
 
 
-def _ages_s(path: Path, found: Decision) -> list[float]:
+def _ages_s(path: Path, found: JobAgreement) -> list[float]:
     """Return the age of a decision by the clocks of the two nodes, and by that of the file system where it has one.
 
     Nodes whose clocks differ by hours would else disagree about which decision holds. A file server has one clock for
@@ -225,7 +225,7 @@ def _ages_s(path: Path, found: Decision) -> list[float]:
     return ages_s
 
 
-def _read(path: Path, job: Job, question: str | None) -> Decision | None:
+def _read(path: Path, job: Job, question: str | None) -> JobAgreement | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -258,7 +258,7 @@ def _content_of(descriptor: int, path: Path) -> bytes:
 _DAMAGED = "this node does not start; remove the file before the job is started anew"
 
 
-def _same_question(decision: Decision, question: str) -> Decision:
+def _same_question(decision: JobAgreement, question: str) -> JobAgreement:
     if decision.question != question:
         raise UsageError(
             f"for this job {decision.host} asked for {decision.question}, and this process for {question}",
@@ -285,7 +285,7 @@ def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _parsed(raw: bytes, path: Path) -> Decision:
+def _parsed(raw: bytes, path: Path) -> JobAgreement:
     try:
         outer = json.loads(raw)
         if outer["ncclt_decision"] != DECISION_SCHEMA:
@@ -293,7 +293,7 @@ def _parsed(raw: bytes, path: Path) -> Decision:
         if outer["sha256"] != _digest(outer["decision"]):
             raise ValueError("its checksum is another one")
         inner = json.loads(outer["decision"])
-        return Decision(
+        return JobAgreement(
             job=str(inner["job"]),
             question=str(inner["question"]),
             content=dict(inner["content"]),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclt.core.attestation import Form
 from ncclt.deliver.agreement import (
-    Decision,
+    JobAgreement,
     await_decision,
     decide,
     file_system_of_one_node,
@@ -84,8 +84,8 @@ def agree(
     found = find_decision(folder, job, question=question)
     if found is None:
         answer = _asked(arguments, folder, job, question, ask, tell)
-        found = answer if isinstance(answer, Decision) else None
-        if not isinstance(answer, Decision):
+        found = answer if isinstance(answer, JobAgreement) else None
+        if not isinstance(answer, JobAgreement):
             texts = answer if isinstance(answer, OfferTexts) else None
             content = _content(texts, plan, why=answer if isinstance(answer, str) else "")
             if arguments.dry_run:
@@ -104,7 +104,7 @@ def _asked(
     question: str,
     ask: Callable[[], OfferTexts],
     tell: Callable[[str], None],
-) -> OfferTexts | Decision | str:
+) -> OfferTexts | JobAgreement | str:
     """Return an offer; else, where none can be had here, what others decided meanwhile; else why there is none."""
     try:
         return ask()
@@ -139,7 +139,7 @@ def _content(texts: OfferTexts | None, plan: Plan, *, why: str) -> dict[str, obj
     }
 
 
-def _followed(decision: Decision, plan: Plan, tell: Callable[[str], None]) -> tuple[Offer | None, Handover]:
+def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -> tuple[Offer | None, Handover]:
     offer, form, decided = _read(decision)
     mine = (decision.host, decision.pid) == (os.uname().nodename, os.getpid())
     if not mine:
@@ -163,7 +163,7 @@ def _followed(decision: Decision, plan: Plan, tell: Callable[[str], None]) -> tu
     return offer, handover
 
 
-def _read(decision: Decision) -> tuple[Offer | None, Form | None, dict[str, str]]:
+def _read(decision: JobAgreement) -> tuple[Offer | None, Form | None, dict[str, str]]:
     content = decision.content
     try:
         env, table = str(content["env"]), str(content["table"])
