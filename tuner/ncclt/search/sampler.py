@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class NextLaunch:
     """What to launch next, and why.
 
     Attributes:
@@ -91,7 +91,7 @@ class PolicySampler(BaseSampler):
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
         self._random = RandomSampler(seed=seed)
-        self.decision: Decision | None = None
+        self.decision: NextLaunch | None = None
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial  # noqa: ARG002
@@ -136,7 +136,7 @@ class PolicySampler(BaseSampler):
         """Choose one parameter alone, which happens only where no point means what was decided: at random."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
-    def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Decision | None:
+    def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> NextLaunch | None:
         """Return what to launch next, None where nothing is left that could tell anything.
 
         Args:
@@ -164,11 +164,11 @@ class PolicySampler(BaseSampler):
         again, other = round(seen.default, _DIGITS), 0.0 if best is None else float(gains[best])
         if DEFAULT not in running and _default_first(seen, observed, again, other):
             reason = "the default again: every comparison hangs on it"
-            return Decision(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
+            return NextLaunch(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
         if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
             return None
         reason = self._reason(seen.by_message[best], repeat=bool(beliefs.measured[best]))
-        return Decision(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
+        return NextLaunch(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
 
     def _rank(self, setting: Setting) -> str:
         return hashlib.sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest()
