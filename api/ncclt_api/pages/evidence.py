@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ncclt.core.study import Arm
-from ncclt.prove.evidence import ArmLaunch, Evidence
+from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.verdict import block_speedups
 
 _LAUNCHES_PER_BLOCK = 2
@@ -38,13 +38,13 @@ class Block:
         return tuple(launch.time_us for launch in self.launches.get(arm, ()) if launch.time_us is not None)
 
 
-def blocks_of(evidence: Evidence) -> tuple[Block, ...]:
+def blocks_of(evidence: LaunchEvidence) -> tuple[Block, ...]:
     """Return the blocks of the last verification, in order; empty before it began."""
     numbers = sorted({launch.block // _LAUNCHES_PER_BLOCK for launch in evidence.launches})
     return tuple(_block(evidence, number) for number in numbers)
 
 
-def _block(evidence: Evidence, number: int) -> Block:
+def _block(evidence: LaunchEvidence, number: int) -> Block:
     mine = [launch for launch in evidence.launches if launch.block // _LAUNCHES_PER_BLOCK == number]
     arms = {launch.arm for launch in mine}
     return Block(

@@ -11,7 +11,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.workload import MessageCalls
-from ncclt.prove.evidence import Evidence
+from ncclt.prove.evidence import LaunchEvidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class MessageRow:
         return self.message.busbw_gbps(self.policy_us) if self.policy_us else None
 
 
-def policy_rows(study: Study, evidence: Evidence, policy: Policy) -> tuple[MessageRow, ...]:
+def policy_rows(study: Study, evidence: LaunchEvidence, policy: Policy) -> tuple[MessageRow, ...]:
     """Return the workload's messages as the verification measured them, the longest per step first."""
     return _rows(
         study,

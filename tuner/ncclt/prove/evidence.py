@@ -36,7 +36,7 @@ class ArmLaunch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class LaunchEvidence:
     """The launches of the last verification of a study, in order."""
 
     launches: tuple[ArmLaunch, ...]
@@ -87,14 +87,14 @@ def last_verification(trials: Sequence[Trial]) -> list[Trial]:
     return verification[max(begun, default=0) :]
 
 
-def collect_evidence(trials: Sequence[Trial]) -> Evidence:
+def collect_evidence(trials: Sequence[Trial]) -> LaunchEvidence:
     """Gather the launches of the last verification out of all trials of a study."""
     grouped: dict[tuple[Arm, int], list[Trial]] = {}
     for trial in last_verification(trials):
         assert trial.arm is not None
         grouped.setdefault((trial.arm, trial.block), []).append(trial)
     launches = [_launch(arm, block, parts) for (arm, block), parts in grouped.items()]
-    return Evidence(launches=tuple(sorted(launches, key=lambda launch: launch.order)))
+    return LaunchEvidence(launches=tuple(sorted(launches, key=lambda launch: launch.order)))
 
 
 def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
