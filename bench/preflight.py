@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.preflight import Finding, Part, Section, State
+from ncclt.core.preflight import FabricFinding, Part, Section, State
 from ncclt.health.preflight import TOLERANCE, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.simulated import SimulatedFabric, Weakness
@@ -84,7 +84,7 @@ def weaknesses(
 
 def examine(
     cluster: Cluster, faults: Sequence[Weakness], *, noise: float, seed: int
-) -> tuple[State, tuple[Finding, ...], int]:
+) -> tuple[State, tuple[FabricFinding, ...], int]:
     """Run one preflight on a simulated fleet."""
     hosts = tuple(f"n{index:03d}" for index in range(cluster.nodes))
     healthy = SimulatedFabric(cluster, hosts, seed=seed, sigma=0)
@@ -102,7 +102,7 @@ def examine(
     return result.state, result.findings, len(result.readings)
 
 
-def _key(part: Weakness | Finding) -> tuple[frozenset[str], tuple[int, ...]]:
+def _key(part: Weakness | FabricFinding) -> tuple[frozenset[str], tuple[int, ...]]:
     return frozenset(part.hosts), part.gpus
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.preflight import Finding, Part, Preflight, Reading, Section, State, preflight_from_document
+from ncclt.core.preflight import FabricFinding, Part, Preflight, Reading, Section, State, preflight_from_document
 from ncclt.core.trial import Outcome
 from ncclt.errors import InputError
 from ncclt.health.preflight.heat_map import heat_maps
@@ -30,8 +30,8 @@ def sample_preflight(**changes):
         benchmark="nccl_tests", simulated=False, hosts=HOSTS, gpus_per_node=8, source="by its links",
         expected=((GIB, 100.0),), tolerance=0.15, state=State.DEGRADED,
         findings=(
-            Finding(part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"),
-            Finding(part=Part.GPU_LINK, hosts=("c",), gpus=(2, 5), outcome=Outcome.TIMEOUT, reference_gbps=200.0),
+            FabricFinding(part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"),
+            FabricFinding(part=Part.GPU_LINK, hosts=("c",), gpus=(2, 5), outcome=Outcome.TIMEOUT, reference_gbps=200.0),
         ),
         readings=(
             reading(HOSTS, 60.0), reading("ab", 60.0), reading("ab", 62.0, repeat=1), reading("cd", 100.0),
@@ -69,14 +69,14 @@ def test_rows_are_of_all_nodes_alone_and_medians():
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (Finding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
+        (FabricFinding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
          "node n07 reaches 61 % of 187 GB/s with every partner"),
-        (Finding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT), "the link n07+n12 does not finish"),
-        (Finding(part=Part.GPU, hosts=("n1",), gpus=(3,), outcome=Outcome.WRONG_RESULT),
+        (FabricFinding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT), "the link n07+n12 does not finish"),
+        (FabricFinding(part=Part.GPU, hosts=("n1",), gpus=(3,), outcome=Outcome.WRONG_RESULT),
          "GPU 3 of node n1 gives WRONG DATA with every partner"),
-        (Finding(part=Part.GPU_LINK, hosts=("n1",), gpus=(3, 4), outcome=Outcome.CRASHED, remark="why"),
+        (FabricFinding(part=Part.GPU_LINK, hosts=("n1",), gpus=(3, 4), outcome=Outcome.CRASHED, remark="why"),
          "the link between GPU 3 and 4 of node n1 crashes; why"),
-        (Finding(part=Part.FABRIC, hosts=("a", "b", "c", "d"), busbw_gbps=1, reference_gbps=2),
+        (FabricFinding(part=Part.FABRIC, hosts=("a", "b", "c", "d"), busbw_gbps=1, reference_gbps=2),
          "all of a..d (4 nodes) alike reaches 50 % of 2 GB/s"),
     ],
 )  # fmt: skip

@@ -113,7 +113,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FabricFinding:
     """A part of the fabric that falls short.
 
     Attributes:
@@ -221,7 +221,7 @@ class Preflight:
     expected: tuple[tuple[int, float], ...]
     tolerance: float
     state: State
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FabricFinding, ...] = ()
     readings: tuple[Reading, ...] = ()
     notes: tuple[str, ...] = ()
     wall_s: float = 0.0
@@ -339,8 +339,8 @@ def preflight_from_document(document: Mapping[str, Any]) -> Preflight:
     )
 
 
-def _finding(document: Mapping[str, Any]) -> Finding:
-    return Finding(
+def _finding(document: Mapping[str, Any]) -> FabricFinding:
+    return FabricFinding(
         part=Part(document["part"]),
         hosts=tuple(document["hosts"]),
         gpus=tuple(document["gpus"]),

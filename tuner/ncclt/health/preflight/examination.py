@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.preflight import SEVERITY, Finding, Part, Reading, Section, State
+from ncclt.core.preflight import SEVERITY, FabricFinding, Part, Reading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.elimination import pair_rounds, rounds
 from ncclt.health.preflight.examination_gpus import GpuExamination, finding_of
@@ -66,7 +66,7 @@ class Examination:
         self._least = 1 - expectation.tolerance
         self._cut = peer_tolerance(tolerance)
         self._gpus = GpuExamination(cluster, expectation, soundings, cut=self._cut)
-        self.findings: list[Finding] = []
+        self.findings: list[FabricFinding] = []
         self.notes: list[str] = []
 
     def run(self) -> State:
@@ -243,7 +243,7 @@ class Examination:
         worst = min((reading.outcome for reading in readings), key=SEVERITY.index)
         failed = _middle([reading.share for reading in readings]) == 0 or worst is Outcome.WRONG_RESULT
         self.findings.append(
-            Finding(
+            FabricFinding(
                 part=part,
                 hosts=hosts,
                 outcome=worst if failed else Outcome.OK,
@@ -276,7 +276,7 @@ class Examination:
             if not set(section.hosts) & blamed:
                 blamed |= set(section.hosts)
                 self.findings.append(
-                    Finding(
+                    FabricFinding(
                         part=Part.GROUP,
                         hosts=section.hosts,
                         gpus=section.gpus,

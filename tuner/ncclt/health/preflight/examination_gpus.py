@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.preflight import SEVERITY, Finding, Part, Reading, Section
+from ncclt.core.preflight import SEVERITY, FabricFinding, Part, Reading, Section
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.expectation import Expectation
 from ncclt.health.preflight.localise import Group, Localised, Localiser, Named
@@ -35,7 +35,7 @@ class GpuExamination:
         self._cut = cut
         self.notes: list[str] = []
 
-    def examine(self, host: str, peer: str) -> tuple[list[Finding], str]:
+    def examine(self, host: str, peer: str) -> tuple[list[FabricFinding], str]:
         """Compare a slow node with a good one, each alone, and find its slow GPUs.
 
         Args:
@@ -56,7 +56,7 @@ class GpuExamination:
         found = self.slow_gpus(host, share, peer=peer if readings[-1].gbps else "")
         return found, f"alone it reaches {share * 100:.0f} % of the others as well, and no GPU stands out"
 
-    def examine_alone(self, hosts: Sequence[str]) -> list[Finding]:
+    def examine_alone(self, hosts: Sequence[str]) -> list[FabricFinding]:
         """Measure nodes each by itself and look into those that are slower than the others."""
         if self._cluster.gpus_per_node < 2 or not hosts:
             return []
@@ -64,7 +64,7 @@ class GpuExamination:
         usual = statistics.median(reading.gbps for reading in readings) or readings[0].expected_gbps
         slow = {r.section.hosts[0]: r for r in readings if r.gbps < (1 - self._cut) * usual}
         peer = next((host for host in hosts if host not in slow), "")
-        findings: list[Finding] = []
+        findings: list[FabricFinding] = []
         for host, first in slow.items():
             again = [first, *self._soundings.measure([first.section] * 2)]
             gbps = statistics.median(reading.gbps for reading in again)
@@ -90,7 +90,7 @@ class GpuExamination:
             return f"{slow[0]} is slow alone as well: look at its GPUs"
         return "alone both are alike: look at the network between them; two nodes do not tell which end it is"
 
-    def slow_gpus(self, host: str, share: float, *, peer: str) -> list[Finding]:
+    def slow_gpus(self, host: str, share: float, *, peer: str) -> list[FabricFinding]:
         """Narrow a slow node down to its GPUs; each group of them is compared with the same one of a peer.
 
         Args:
@@ -163,7 +163,7 @@ def finding_of(
     gpus: tuple[int, ...] = (),
     remark: str = "",
     usual: float = 0.0,
-) -> Finding:
+) -> FabricFinding:
     """Return what was narrowed down as a finding.
 
     Args:
@@ -177,7 +177,7 @@ def finding_of(
     outcomes = [reading.outcome for reading in readings]
     worst = min(outcomes, key=SEVERITY.index, default=Outcome.OK)
     failed = named.share == 0 or worst is Outcome.WRONG_RESULT
-    return Finding(
+    return FabricFinding(
         part=part,
         hosts=hosts,
         gpus=gpus,
