@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.search.observations import Observed
+from ncclt.search.observations import Observations
 
 _MOST_PLAIN = 400
 """Settings without parameters that are thought about; of more, every second, third ... is left out."""
@@ -16,7 +16,7 @@ _BASES = 6
 Parameters = tuple[tuple[str, int], ...]
 
 
-def pool(space: Collection[Setting], observed: Observed, running: Collection[Setting]) -> tuple[Setting, ...]:
+def pool(space: Collection[Setting], observed: Observations, running: Collection[Setting]) -> tuple[Setting, ...]:
     """Return the settings of interest in a fixed order.
 
     A space with several process-wide parameters has tens of thousands of points. Parameters are climbed one at a time:
@@ -35,7 +35,7 @@ def pool(space: Collection[Setting], observed: Observed, running: Collection[Set
     return tuple(dict.fromkeys([*thinned, *known, *steps]))
 
 
-def _steps(space: Collection[Setting], observed: Observed) -> Iterator[Setting]:
+def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setting]:
     groups = list(dict.fromkeys(s.parameters for s in space if s.parameters))
     if not groups:
         return

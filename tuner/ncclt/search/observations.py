@@ -34,7 +34,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observations:
     """All launches of a study taken together.
 
     Attributes:
@@ -57,7 +57,7 @@ class Observed:
         return self.launches[DEFAULT]
 
 
-def observe(launches: Sequence[Launch]) -> Observed:
+def observe(launches: Sequence[Launch]) -> Observations:
     """Take launches together; at least one of the default without fault must be among them.
 
     A failure means what it means to the policy (`search.assemble.collect_times`): wrong data rules a setting out for
@@ -77,7 +77,7 @@ def observe(launches: Sequence[Launch]) -> Observed:
         for setting, rows in times.items()
     }
     default = typical[DEFAULT]
-    return Observed(
+    return Observations(
         default_us=np.exp(default),
         ratios={
             s: y - default

@@ -14,7 +14,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.acquisition import Beliefs
 from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table
 from ncclt.search.kernels import Choice, choices, implausibility, likeness
-from ncclt.search.observations import Observed, flattened
+from ncclt.search.observations import Observations, flattened
 from ncclt.search.prior import expected_log_ratios, expected_own
 
 _FITTED_ROWS = 48
@@ -64,7 +64,7 @@ class Model:
         reaches = [[is_legal(m.collective, *pair, version=cluster.version) for m in self._messages] for pair in order]
         self._reaches = np.array(reaches, dtype=np.bool_)[self._pair]
 
-    def believe(self, observed: Observed, running: Collection[Setting]) -> Beliefs:
+    def believe(self, observed: Observations, running: Collection[Setting]) -> Beliefs:
         """Return what is known about every setting of interest.
 
         What is being launched counts as measured once with the result that is expected of it, so that the next

@@ -20,7 +20,7 @@ from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.workload import Workload
 from ncclt.search.candidates import pool
-from ncclt.search.observations import Launch, Observed, observe
+from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
 from ncclt.search.process_wide import Outlook, outlook
 from ncclt.search.space import SearchSpace
@@ -182,7 +182,7 @@ class PolicySampler(BaseSampler):
         return f"{what}, most for {message.label}"
 
 
-def _default_first(seen: Outlook, observed: Observed, again: float, other: float) -> bool:
+def _default_first(seen: Outlook, observed: Observations, again: float, other: float) -> bool:
     """Tell whether the default should be launched again before anything else.
 
     It should where that brings most, and where a single launch of it makes gains appear that are too good.
@@ -191,7 +191,7 @@ def _default_first(seen: Outlook, observed: Observed, again: float, other: float
     return doubtful or again > max(other, _NOTHING)
 
 
-def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed: Observed) -> NDArray[np.bool_]:
+def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed: Observations) -> NDArray[np.bool_]:
     """Bar all pairs that never ran here as well, where that leaves anything.
 
     After failures in a row it must become clear whether the settings are to blame or the cluster.
@@ -201,7 +201,7 @@ def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed
     return barred if stricter.all() else stricter
 
 
-def _chance_to_run(settings: Sequence[Setting], observed: Observed) -> Array:
+def _chance_to_run(settings: Sequence[Setting], observed: Observations) -> Array:
     """Return how likely each setting is to run without fault, by what became of its pair and of its protocol."""
     chance = np.ones(len(settings))
     for kind in (_pair, _protocol):
