@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclt.core.attestation import Outcome
+from ncclt.core.attestation import CallOutcome
 from ncclt.core.message import Collective
 from ncclt.deliver.witnesses import observe
 
@@ -75,7 +75,7 @@ def read_choices(log: Path) -> Choices:
     """
     found: dict[tuple[Collective, int], Choice] = {}
     for use in observe([log]).uses:
-        if use.outcome is not Outcome.CHOSEN or use.group_size == 1:
+        if use.outcome is not CallOutcome.CHOSEN or use.group_size == 1:
             continue
         algorithm, protocol, channels = use.choice.split("/")
         choice = Choice(algorithm=algorithm, protocol=protocol, channels=int(channels))

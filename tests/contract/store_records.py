@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.core.attestation import CallOutcome as Chosen
 from ncclt.core.attestation import Form, Observed, Use, Witness
-from ncclt.core.attestation import Outcome as Chosen
 from ncclt.core.message import Collective
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest

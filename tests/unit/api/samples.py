@@ -4,8 +4,8 @@ import json
 import math
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.attestation import CallOutcome as Outcomes
 from ncclt.core.attestation import Delivered, Form, Observed, Use, Witness
-from ncclt.core.attestation import Outcome as Outcomes
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule

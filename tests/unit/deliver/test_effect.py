@@ -7,11 +7,11 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import (
     MOST_ROWS,
+    CallOutcome,
     Delivered,
     Effect,
     Form,
     Observed,
-    Outcome,
     RowState,
     Use,
     Witness,
@@ -40,7 +40,7 @@ USING = ("TUNER/Plugin: Using ncclt (v5)",)
 LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
 
 
-def use(size, choice, calls=10, *, outcome=Outcome.APPLIED, group=8, collective=Collective.ALL_REDUCE, remark=""):
+def use(size, choice, calls=10, *, outcome=CallOutcome.APPLIED, group=8, collective=Collective.ALL_REDUCE, remark=""):
     return Use(
         collective=collective, size_bytes=size, group_size=group, choice=choice, outcome=outcome, calls=calls,
         remark=remark,
@@ -60,7 +60,7 @@ GOOD = (use(4 * KIB, "tree/ll/4"), use(MIB, "ring/simple"), use(4 * KIB, "ring/l
 
 
 def test_everything_as_the_table_says_took_effect():
-    found = judged(seen(*GOOD, use(8, "", collective=Collective.BROADCAST, outcome=Outcome.UNMATCHED)))
+    found = judged(seen(*GOOD, use(8, "", collective=Collective.BROADCAST, outcome=CallOutcome.UNMATCHED)))
     assert found.effect is Effect.TOOK_EFFECT
     assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (30, 0, 10)
     assert {row.state for row in found.rows} == {RowState.AS_WANTED}
@@ -68,12 +68,12 @@ def test_everything_as_the_table_says_took_effect():
 
 
 def test_a_table_speaks_of_the_whole_job_and_of_no_other_group():
-    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=Outcome.UNMATCHED)))
+    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=CallOutcome.UNMATCHED)))
     assert (found.effect, found.calls_unruled) == (Effect.TOOK_EFFECT, 10)
 
 
 def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
-    found = judged(seen(use(4 * KIB, "tree/ll/4", outcome=Outcome.UNAVAILABLE), use(MIB, "ring/simple")))
+    found = judged(seen(use(4 * KIB, "tree/ll/4", outcome=CallOutcome.UNAVAILABLE), use(MIB, "ring/simple")))
     (row,) = [row for row in found.rows if row.state is RowState.DIFFERS]
     assert (found.effect, row.size_bytes, row.wanted, row.used) == (Effect.PARTLY, 4 * KIB, "tree/ll/4", "")
     assert "offers no such choice" in row.reason
@@ -82,23 +82,23 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
 @pytest.mark.parametrize(
     ("observed", "said"),
     [
-        (seen(use(MIB, "", outcome=Outcome.UNMATCHED, remark="it is for NCCL 2.27"),
+        (seen(use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
               witnesses=(replace(REPORT, not_in_use="it is for NCCL 2.27"),)), "used no table: it is for NCCL 2.27"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,),
+        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,),
               variables={"NCCL_BUFFSIZE": ("8388608",)}, tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",)),
          "the plugin was not loaded: TUNER/Plugin: Could not find: /x/ncclt.so"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,),
+        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,),
               tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; NCCL's own choice stays",)),
          "the plugin said: /t.csv is not used: the file is cut off"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
+        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
               variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)}), "NCCL_ALGO=Tree in the job"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
+        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
               variables={"NCCL_DEBUG": ("INFO",)}), "did not get NCCL_BUFFSIZE: a container or launcher"),
-        (seen(use(MIB, "tree/ll/2", outcome=Outcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
+        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
               variables={"NCCL_BUFFSIZE": ("4194304",)}), "NCCL_BUFFSIZE was 4194304 in the job, not 8388608"),
         (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, table="r0"),)), "used the table of r0"),
         (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
-        (seen(use(MIB, "ring_sym/4", outcome=Outcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
+        (seen(use(MIB, "ring_sym/4", outcome=CallOutcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
     ],
 )  # fmt: skip
 def test_what_did_not_take_effect_says_why(observed, said):
@@ -123,7 +123,7 @@ def test_a_rank_that_used_no_table_while_others_did_is_the_same_danger():
 
 def test_a_group_for_which_the_table_has_no_rows_is_none():
     pairs = replace(REPORT, table="", checksum="", not_in_use="none of its rows is for 4 ranks", ranks=4)
-    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=Outcome.UNMATCHED), witnesses=(REPORT, pairs)))
+    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=CallOutcome.UNMATCHED), witnesses=(REPORT, pairs)))
     assert (found.effect, found.calls_unruled) == (Effect.TOOK_EFFECT, 10)
     assert "none of its rows" not in found.reason
 
@@ -143,14 +143,14 @@ def test_without_any_source_nothing_is_known():
 
 
 def test_a_job_that_sent_other_messages_proves_nothing():
-    found = judged(seen(use(MIB, "", collective=Collective.BROADCAST, outcome=Outcome.UNMATCHED)))
+    found = judged(seen(use(MIB, "", collective=Collective.BROADCAST, outcome=CallOutcome.UNMATCHED)))
     assert (found.effect, found.calls_unruled) == (Effect.UNKNOWN, 10)
 
 
 def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choice():
     tuned = {"witnesses": (LOG,)}
-    fewer = judged(seen(use(4 * KIB, "tree/ll/2", outcome=Outcome.CHOSEN), **tuned))
-    more = judged(seen(use(4 * KIB, "tree/ll/8", outcome=Outcome.CHOSEN), **tuned))
+    fewer = judged(seen(use(4 * KIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), **tuned))
+    more = judged(seen(use(4 * KIB, "tree/ll/8", outcome=CallOutcome.CHOSEN), **tuned))
     assert (fewer.effect, more.effect) == (Effect.TOOK_EFFECT, Effect.NOT_AT_ALL)
     assert any("fewer channels" in note for note in fewer.notes)
 
@@ -160,7 +160,7 @@ def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choic
     [("ring/ll", RowState.UNCERTAIN), ("ring/ll128", RowState.DIFFERS), ("tree/ll/4", RowState.UNCERTAIN)],
 )
 def test_a_group_that_the_log_does_not_tell_is_certain_only_where_no_rule_fits(choice, state):
-    found = judged(seen(use(4 * KIB, choice, group=0, outcome=Outcome.CHOSEN), witnesses=(LOG,)))
+    found = judged(seen(use(4 * KIB, choice, group=0, outcome=CallOutcome.CHOSEN), witnesses=(LOG,)))
     assert found.rows[0].state is state
 
 

@@ -45,7 +45,7 @@ class RowState(StrEnum):
     NOT_SEEN = "not-seen"
 
 
-class Outcome(StrEnum):
+class CallOutcome(StrEnum):
     """What a source says about a call: the plugin's three words (docs/plugin.md), and `chosen` for a line of NCCL."""
 
     APPLIED = "applied"
@@ -96,7 +96,7 @@ class Use:
     size_bytes: int
     group_size: int
     choice: str
-    outcome: Outcome
+    outcome: CallOutcome
     calls: int
     remark: str = ""
 

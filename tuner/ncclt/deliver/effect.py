@@ -12,11 +12,11 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.attestation import (
     MOST_ROWS,
     Attestation,
+    CallOutcome,
     Delivered,
     Effect,
     Form,
     Observed,
-    Outcome,
     Row,
     RowState,
     Use,
@@ -151,10 +151,10 @@ def _row(use: Use, rules: list[Rule], causes: list[str]) -> Row:
     )
     why = "; ".join(causes)
     match use.outcome:
-        case Outcome.UNAVAILABLE:
+        case CallOutcome.UNAVAILABLE:
             why = why or "for this call NCCL offers no such choice: its links, its data type or a variable rule it out"
             return replace(row, used="", reason=why)
-        case Outcome.UNMATCHED:
+        case CallOutcome.UNMATCHED:
             why = use.remark or why or "the table that the job used has no row for it"
             return replace(row, used="", reason=why)
         case _:
@@ -180,8 +180,8 @@ def _fits(use: Use, rule: Rule) -> bool:
     if rule.algorithm not in (None, algorithm) or rule.protocol not in (None, protocol):
         return False
     if rule.channels is None or not number.isdecimal():
-        return rule.channels is None or use.outcome is Outcome.CHOSEN
-    return int(number) <= rule.channels if use.outcome is Outcome.CHOSEN else int(number) == rule.channels
+        return rule.channels is None or use.outcome is CallOutcome.CHOSEN
+    return int(number) <= rule.channels if use.outcome is CallOutcome.CHOSEN else int(number) == rule.channels
 
 
 def _causes(delivered: Delivered, seen: Observed) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclt.core.attestation import Attestation, Delivered, Form, Observed, Outcome, Use, Witness
+from ncclt.core.attestation import Attestation, CallOutcome, Delivered, Form, Observed, Use, Witness
 from ncclt.core.message import MOST_BYTES
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
@@ -219,7 +219,7 @@ def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
 def _report_uses(reports: Sequence[Report]) -> Iterator[Use]:
     for report in reports:
         group, left = int(report.head["ranks"]), Counter(report.calls)
-        for outcome, told in ((Outcome.APPLIED, report.asked), (Outcome.UNAVAILABLE, report.refused)):
+        for outcome, told in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
             for (collective, size, choice), calls in told.items():
                 left[collective, size] -= calls
                 yield Use(
@@ -237,7 +237,7 @@ def _report_uses(reports: Sequence[Report]) -> Iterator[Use]:
                     size_bytes=size,
                     group_size=group,
                     choice="",
-                    outcome=Outcome.UNMATCHED,
+                    outcome=CallOutcome.UNMATCHED,
                     calls=calls,
                     remark=str(report.head["not_in_use"]),
                 )
@@ -257,7 +257,7 @@ def _log_uses(books: Sequence[LogBook]) -> Iterator[Use]:
                 size_bytes=size if complete else 0,
                 group_size=group,
                 choice=line.choice.lower(),
-                outcome=Outcome.CHOSEN,
+                outcome=CallOutcome.CHOSEN,
                 calls=calls,
             )
 
