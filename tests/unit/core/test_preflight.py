@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.preflight import FabricFinding, Part, Preflight, Reading, Section, State, preflight_from_document
+from ncclt.core.preflight import FabricFinding, Part, Preflight, ProbeReading, Section, State, preflight_from_document
 from ncclt.core.trial import Outcome
 from ncclt.errors import InputError
 from ncclt.health.preflight.heat_map import heat_maps
@@ -19,7 +19,7 @@ def reading(hosts, gbps, *, gpus=(), outcome=Outcome.OK, repeat=0, sizes=(GIB,))
     section = Section(hosts=tuple(hosts), gpus=tuple(gpus))
     ranks = section.ranks(8)
     times = tuple((size, size * 2 * (ranks - 1) / ranks / gbps / 1e3) for size in sizes) if gbps else ()
-    return Reading(
+    return ProbeReading(
         section=section, ranks=ranks, repeat=repeat, outcome=outcome, times_us=times, expected_gbps=100.0, wall_s=2.0
     )
 

@@ -18,7 +18,7 @@ from ncclt.core.trial import Outcome
 from ncclt.health.preflight.heat_map import HeatMap, heat_maps
 
 if TYPE_CHECKING:
-    from ncclt.core.preflight import Preflight, Reading
+    from ncclt.core.preflight import Preflight, ProbeReading
     from ncclt.health.preflight import PreflightCost, PreflightRequest
 
 PLAN_SCHEMA = 1
@@ -27,11 +27,11 @@ PLAN_SCHEMA = 1
 _ROUNDS = 4
 
 
-def watcher(*, hidden: bool) -> Callable[[Reading], None]:
+def watcher(*, hidden: bool) -> Callable[[ProbeReading], None]:
     """Return what says on stderr how each launch went."""
     count = 0
 
-    def watch(reading: Reading) -> None:
+    def watch(reading: ProbeReading) -> None:
         nonlocal count
         count += 1
         if hidden:

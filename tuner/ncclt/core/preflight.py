@@ -72,7 +72,7 @@ def hosts_label(hosts: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ProbeReading:
     """What one launch of all_reduce gave at one section.
 
     Attributes:
@@ -222,7 +222,7 @@ class Preflight:
     tolerance: float
     state: State
     findings: tuple[FabricFinding, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[ProbeReading, ...] = ()
     notes: tuple[str, ...] = ()
     wall_s: float = 0.0
 
@@ -301,7 +301,7 @@ class Preflight:
         }
 
 
-def _reading_document(reading: Reading) -> dict[str, Any]:
+def _reading_document(reading: ProbeReading) -> dict[str, Any]:
     return {
         "hosts": list(reading.section.hosts),
         "gpus": list(reading.section.gpus),
@@ -352,8 +352,8 @@ def _finding(document: Mapping[str, Any]) -> FabricFinding:
     )
 
 
-def _reading(document: Mapping[str, Any]) -> Reading:
-    return Reading(
+def _reading(document: Mapping[str, Any]) -> ProbeReading:
+    return ProbeReading(
         section=Section(hosts=tuple(document["hosts"]), gpus=tuple(document["gpus"])),
         ranks=document["ranks"],
         repeat=document["repeat"],

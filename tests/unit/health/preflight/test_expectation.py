@@ -6,7 +6,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
-from ncclt.core.preflight import Preflight, Reading, Section, State
+from ncclt.core.preflight import Preflight, ProbeReading, Section, State
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
@@ -23,7 +23,7 @@ HOSTS = ("a", "b", "c", "d")
 def run(gbps, *, small_us=50.0, **changes):
     """A healthy preflight of all nodes: its bandwidth at 1 GiB, and the time of 64 bytes."""
     times = ((64, small_us), (1 << 30, (1 << 30) * 2 * 31 / 32 / gbps / 1e3))
-    everything = Reading(
+    everything = ProbeReading(
         section=Section(hosts=HOSTS), ranks=32, repeat=0, outcome=Outcome.OK, times_us=times, expected_gbps=180.0
     )
     healthy = Preflight(

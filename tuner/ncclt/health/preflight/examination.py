@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.preflight import SEVERITY, FabricFinding, Part, Reading, Section, State
+from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.elimination import pair_rounds, rounds
 from ncclt.health.preflight.examination_gpus import GpuExamination, finding_of
@@ -292,7 +292,7 @@ def _middle(values: Sequence[float]) -> float:
     return statistics.median_low(values)
 
 
-def _decided(readings: Sequence[Reading], least: float) -> bool:
+def _decided(readings: Sequence[ProbeReading], least: float) -> bool:
     """Tell whether more launches cannot change on which side of the limit the median of three lies."""
     fine = sum(reading.share >= least for reading in readings)
     return fine == 1 if len(readings) == 1 else max(fine, len(readings) - fine) >= 2

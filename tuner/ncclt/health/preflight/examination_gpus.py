@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.preflight import SEVERITY, FabricFinding, Part, Reading, Section
+from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.expectation import Expectation
 from ncclt.health.preflight.localise import Group, Localised, Localiser, Named
@@ -156,7 +156,7 @@ def _gpus(group: Group) -> tuple[int, ...]:
 def finding_of(
     named: Named,
     level: float,
-    readings: Sequence[Reading],
+    readings: Sequence[ProbeReading],
     *,
     part: Part,
     hosts: tuple[str, ...],

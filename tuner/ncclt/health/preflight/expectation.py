@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, bus_factor
-from ncclt.core.preflight import Preflight, Reading, Section, State
+from ncclt.core.preflight import Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import nccl_choice
@@ -150,7 +150,7 @@ def _baseline(runs: Sequence[Preflight], sizes: Sequence[int]) -> tuple[tuple[in
     return tuple((size, statistics.median(seen[size])) for size in sizes if len(seen.get(size, ())) >= BASELINE_RUNS)
 
 
-def latency_note(first: Reading, expected: Expectation) -> str:
+def latency_note(first: ProbeReading, expected: Expectation) -> str:
     """Say that small messages take much longer than they used to, empty where they do not or nothing tells it."""
     known = dict(expected.sizes)
     if first.outcome is not Outcome.OK:

@@ -8,7 +8,7 @@ from typing import Protocol as Port
 from typing import runtime_checkable
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.preflight import Reading, Section
+from ncclt.core.preflight import ProbeReading, Section
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, Runner, TrialResult
 from ncclt.errors import HostLostError
@@ -56,7 +56,7 @@ class Soundings:
         at_once: int = 1,
         time_s: float | None = None,
         clock: Callable[[], float],
-        watch: Callable[[Reading], None] = lambda _reading: None,
+        watch: Callable[[ProbeReading], None] = lambda _reading: None,
     ) -> None:
         self._runner_for = runner_for
         self._expectation = expectation
@@ -66,21 +66,21 @@ class Soundings:
         self._clock = clock
         self._watch = watch
         self._began = clock()
-        self.readings: list[Reading] = []
-        self._by_section: dict[Section, list[Reading]] = {}
+        self.readings: list[ProbeReading] = []
+        self._by_section: dict[Section, list[ProbeReading]] = {}
 
-    def of(self, section: Section) -> list[Reading]:
+    def of(self, section: Section) -> list[ProbeReading]:
         """Return the readings of a section, in order."""
         return list(self._by_section.get(section, ()))
 
-    def measure(self, sections: Sequence[Section], sizes: Sequence[int] = ()) -> list[Reading]:
+    def measure(self, sections: Sequence[Section], sizes: Sequence[int] = ()) -> list[ProbeReading]:
         """Launch once in each section; no sizes = the one that is judged.
 
         Raises:
             TimeIsOverError: the time does not suffice; what was read so far is kept.
         """
         wanted = tuple(sizes) or (self._expectation.largest_bytes,)
-        found: dict[int, Reading] = {}
+        found: dict[int, ProbeReading] = {}
         for wave in self._waves(sections):
             self._check_time()
             for index, reading in zip(wave, self._launch([sections[i] for i in wave], wanted), strict=True):
@@ -116,7 +116,7 @@ class Soundings:
             launches = len(self.readings)
             raise TimeIsOverError(f"ended after {launches} launches: the {self._time_s:g} s of --time are over")
 
-    def _launch(self, sections: Sequence[Section], sizes: Sequence[int]) -> list[Reading]:
+    def _launch(self, sections: Sequence[Section], sizes: Sequence[int]) -> list[ProbeReading]:
         runners = [self._runner_for(section.hosts, section.gpus) for section in sections]
         if len(sections) == 1:
             return [self._reading(sections[0], runners[0], sizes)]
@@ -133,7 +133,7 @@ class Soundings:
                         runner.kill()
                 raise
 
-    def _reading(self, section: Section, runner: Runner, sizes: Sequence[int]) -> Reading:
+    def _reading(self, section: Section, runner: Runner, sizes: Sequence[int]) -> ProbeReading:
         ranks = section.ranks(self._expectation.cluster.gpus_per_node)
         messages = [
             Message(
@@ -151,7 +151,7 @@ class Soundings:
         except HostLostError as error:
             # Which one it is, smaller parts will show.
             result = TrialResult(outcome=Outcome.CRASHED, detail=error.message)
-        return Reading(
+        return ProbeReading(
             section=section,
             ranks=ranks,
             repeat=repeat,
