@@ -17,7 +17,7 @@ from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure import LaunchedRunner, Pace, TimeoutRule, Timeouts, asking
-from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, Reading
+from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures, detect
 
@@ -212,7 +212,9 @@ class Sampler:
 
     def read(self, command, output):
         self.told.append(self.enough_us)
-        return Reading(measurements=tuple(Measurement(message=m, samples_us=(100.0,)) for m in command.messages))
+        return BenchmarkReading(
+            measurements=tuple(Measurement(message=m, samples_us=(100.0,)) for m in command.messages)
+        )
 
 
 def paced(pace, launcher):

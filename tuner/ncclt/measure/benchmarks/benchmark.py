@@ -46,7 +46,7 @@ class CommandOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class BenchmarkReading:
     """What the output of a command says.
 
     Attributes:
@@ -88,7 +88,7 @@ class Benchmark(Port):
         """
         ...
 
-    def read(self, command: BenchmarkCommand, output: CommandOutput) -> Reading:
+    def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
         """Read what a command gave.
 
         Raises:

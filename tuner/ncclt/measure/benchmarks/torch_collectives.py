@@ -17,7 +17,7 @@ from pathlib import Path
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.core.trial import Measurement
 from ncclt.errors import BenchmarkError, UsageError
-from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Reading
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.torch_collectives_result import TorchResult, failed_rank, find_result, parse_result
 
 WORKER = Path(__file__).parent / "torch_worker" / "ncclt_torch_worker.py"
@@ -108,7 +108,7 @@ class TorchCollectives:
             ),
         )
 
-    def read(self, command: BenchmarkCommand, output: CommandOutput) -> Reading:
+    def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
         """Read the result file where it can be reached, else what rank 0 printed."""
         printed = f"{output.stdout}\n{output.stderr}"
         if command.output_file is not None and command.output_file.is_file():
@@ -119,9 +119,11 @@ class TorchCollectives:
         if result.error:
             reason = f"{failed_rank(printed) or result.error}"
             if result.wrong:
-                return Reading(measurements=(), failed_check=f"{result.wrong} elements came out wrong, then: {reason}")
+                return BenchmarkReading(
+                    measurements=(), failed_check=f"{result.wrong} elements came out wrong, then: {reason}"
+                )
             raise BenchmarkError(f"the PyTorch benchmark ended early: {reason}", hint=_HINT)
-        return Reading(measurements=self._measurements(command.messages, result))
+        return BenchmarkReading(measurements=self._measurements(command.messages, result))
 
     def _measurements(self, messages: Sequence[Message], result: TorchResult) -> tuple[Measurement, ...]:
         expected = [worker_word(message) for message in messages]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError, UsageError
-from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Reading
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
 from ncclt.measure.benchmarks.nccl_tests.groups import group_variables
 from ncclt.measure.benchmarks.nccl_tests.rows import measurement
@@ -136,7 +136,7 @@ class NcclTests:
             )
         return self.gpus_per_process
 
-    def read(self, command: BenchmarkCommand, output: CommandOutput) -> Reading:
+    def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
         """Read the result file where there is one, else the table on standard output."""
         says_wrong = output.exit_code == WRONG_DATA_EXIT_CODE
         try:
@@ -147,11 +147,13 @@ class NcclTests:
             )
         except BenchmarkError:
             if says_wrong:
-                return Reading(measurements=(), failed_check=_WRONG_DATA_MEANING)
+                return BenchmarkReading(measurements=(), failed_check=_WRONG_DATA_MEANING)
             raise
         if test.out_of_bounds:
-            return Reading(measurements=measurements, failed_check=f"{test.out_of_bounds} values out of bounds")
-        return Reading(measurements=measurements, failed_check=_WRONG_DATA_MEANING if says_wrong else "")
+            return BenchmarkReading(
+                measurements=measurements, failed_check=f"{test.out_of_bounds} values out of bounds"
+            )
+        return BenchmarkReading(measurements=measurements, failed_check=_WRONG_DATA_MEANING if says_wrong else "")
 
     def _test(self, command: BenchmarkCommand, output: CommandOutput) -> NcclTest:
         # With a launcher that runs elsewhere the file may be out of reach: the table says the same, less precisely.
