@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class LandscapeReading:
     """What a file gave: its rows and what was left out of it."""
 
     rows: tuple[Row, ...]
@@ -71,7 +71,7 @@ _ALGORITHMS = {a.value.replace("_", ""): a for a in Algorithm}
 _PROTOCOLS = {p.value: p for p in Protocol}
 
 
-def read_rows(path: Path, where: Mapping[str, str]) -> Reading:
+def read_rows(path: Path, where: Mapping[str, str]) -> LandscapeReading:
     """Read the rows that `where` keeps.
 
     Args:
@@ -100,7 +100,7 @@ def read_rows(path: Path, where: Mapping[str, str]) -> Reading:
     notes = tuple(f"{count} rows with {why} were left out" for why, count in dropped.items())
     if not rows:
         raise LandscapeError(f"no row of {path.name} can be used: {'; '.join(notes)}", hint="choose other rows")
-    return Reading(rows=tuple(rows), notes=notes)
+    return LandscapeReading(rows=tuple(rows), notes=notes)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
