@@ -150,7 +150,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MessageUse:
     """One kind of message: what was wanted and what was used.
 
     Attributes:
@@ -199,7 +199,7 @@ class Attestation:
     calls_as_wanted: int
     calls_differing: int
     calls_unruled: int
-    rows: tuple[Row, ...]
+    rows: tuple[MessageUse, ...]
     witnesses: tuple[Witness, ...]
     hosts: int
     notes: tuple[str, ...]
@@ -299,8 +299,8 @@ def attestation_from_document(document: Mapping[str, Any]) -> Attestation:
     return found
 
 
-def _row_from(row: Mapping[str, Any]) -> Row:
-    return Row(
+def _row_from(row: Mapping[str, Any]) -> MessageUse:
+    return MessageUse(
         collective=Collective(row["collective"]),
         size_bytes=int(row["size_bytes"]),
         group_size=int(row["group_size"]),

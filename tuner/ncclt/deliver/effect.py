@@ -16,8 +16,8 @@ from ncclt.core.attestation import (
     Delivered,
     Effect,
     Form,
+    MessageUse,
     Observed,
-    Row,
     RowState,
     Use,
     content_id,
@@ -54,7 +54,7 @@ def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation
         created: ISO time.
     """
     causes = _causes(delivered, seen)
-    rows: Counter[Row] = Counter()
+    rows: Counter[MessageUse] = Counter()
     unruled = 0
     met: set[Rule] = set()
     for use in seen.uses:
@@ -137,10 +137,10 @@ def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
     return found
 
 
-def _row(use: Use, rules: list[Rule], causes: list[str]) -> Row:
+def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
     """Return the row of a call without its number."""
     wanted = " or ".join(dict.fromkeys(_wish(rule) for rule in rules))
-    row = Row(
+    row = MessageUse(
         collective=use.collective,
         size_bytes=use.size_bytes,
         group_size=use.group_size,
@@ -274,9 +274,9 @@ def _wish(rule: Rule) -> str:
     return "/".join([*parts, str(rule.channels)] if rule.channels else parts)
 
 
-def _unmet(rule: Rule) -> Row:
+def _unmet(rule: Rule) -> MessageUse:
     end = "any size" if rule.max_bytes is None else format_bytes(rule.max_bytes)
-    return Row(
+    return MessageUse(
         collective=rule.collective,
         size_bytes=0,
         group_size=rule.group_size,
@@ -288,7 +288,7 @@ def _unmet(rule: Rule) -> Row:
     )
 
 
-def _kept(rows: Iterable[Row]) -> tuple[Row, ...]:
+def _kept(rows: Iterable[MessageUse]) -> tuple[MessageUse, ...]:
     ordered = sorted(
         rows,
         key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used),
@@ -296,7 +296,7 @@ def _kept(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(ordered[:MOST_ROWS])
 
 
-def _notes(rows: list[Row]) -> list[str]:
+def _notes(rows: list[MessageUse]) -> list[str]:
     notes = [f"{len(rows) - MOST_ROWS} more kinds of messages are not listed"] if len(rows) > MOST_ROWS else []
     fewer = sum(1 for row in rows if row.state is RowState.AS_WANTED and _fewer(row))
     if fewer:
@@ -306,6 +306,6 @@ def _notes(rows: list[Row]) -> list[str]:
     return notes
 
 
-def _fewer(row: Row) -> bool:
+def _fewer(row: MessageUse) -> bool:
     wanted, used = row.wanted.rpartition("/")[2], row.used.rpartition("/")[2]
     return wanted.isdecimal() and used.isdecimal() and int(used) < int(wanted)
