@@ -26,7 +26,7 @@ from ncclt.measure.simulated import Landscape, SimulatedRunner
 from ncclt.measure.simulated.landscape import Curve
 from ncclt.measure.simulated.landscape_cluster import guess_cluster
 from ncclt.measure.simulated.landscape_pick import pick_one
-from ncclt.measure.simulated.landscape_rows import Row, read_rows
+from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 from ncclt.search.space import SearchSpace, cluster_space, recorded_space
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -228,7 +228,7 @@ def _recorded_time(landscape: Landscape) -> Callable[[Setting, Message], float]:
 
 def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape]], list[str]]:
     """Return (name, note, landscape) of every system, shape, version and condition, and what was left out."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[LandscapeRow]] = {}
     for row in read_rows(path, {}).rows:
         key = (row.system, row.gpus, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.condition)
         groups.setdefault(key, []).append(row)
@@ -254,7 +254,7 @@ def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape
     return list(landscapes.values()), left_out
 
 
-def _landscape(rows: Sequence[Row], name: str) -> tuple[str, Landscape]:
+def _landscape(rows: Sequence[LandscapeRow], name: str) -> tuple[str, Landscape]:
     """Return what stands in for the default, if anything does, and the landscape of the rows of one group."""
     chosen, note = _with_default(list(pick_one(rows, name=name).rows))
     curves: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
@@ -274,7 +274,7 @@ def _landscape(rows: Sequence[Row], name: str) -> tuple[str, Landscape]:
     return note, landscape
 
 
-def _with_default(rows: list[Row]) -> tuple[list[Row], str]:
+def _with_default(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], str]:
     """Return rows with a default among them, and what stands in for it if none was recorded."""
     if any(row.setting.is_default for row in rows):
         return rows, ""

@@ -15,7 +15,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import LandscapeError
 from ncclt.measure.simulated.landscape_cluster import guess_cluster
 from ncclt.measure.simulated.landscape_pick import pick_one
-from ncclt.measure.simulated.landscape_rows import Row, read_rows
+from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 
 Curve = tuple[tuple[int, tuple[float, ...]], ...]
 """Sizes in bytes, ascending, each with its samples in µs."""
@@ -120,7 +120,7 @@ def load_landscape(path: Path, where: Mapping[str, str]) -> Landscape:
     return Landscape(cluster=guess.cluster, curves=curves, notes=(*reading.notes, *pick.notes, *guess.notes))
 
 
-def _curves(rows: tuple[Row, ...]) -> dict[tuple[Collective, Setting], Curve]:
+def _curves(rows: tuple[LandscapeRow, ...]) -> dict[tuple[Collective, Setting], Curve]:
     """Collect rows to curves; several rows of one point are its samples."""
     points: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
     for row in rows:

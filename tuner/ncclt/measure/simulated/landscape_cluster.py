@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ncclt.core.cluster import Cluster
-from ncclt.measure.simulated.landscape_rows import Row
+from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
 FALLBACK_VERSION = "2.21.5"
 """Taken where the table names no NCCL version: old enough that nothing newer is relied upon."""
@@ -40,7 +40,7 @@ _FABRICS = (
 )  # fmt: skip
 
 
-def guess_cluster(row: Row) -> Guess:
+def guess_cluster(row: LandscapeRow) -> Guess:
     """Return the cluster that a row of a landscape was measured on."""
     words = f"{row.system} {row.interconnect}"
     notes = []
@@ -118,7 +118,7 @@ def _link_gbps(link_class: str, capability: int, words: str) -> float:
     return _PCIE_GBPS[generation[1] if generation else "4"]
 
 
-def _network(row: Row) -> tuple[str, int, float]:
+def _network(row: LandscapeRow) -> tuple[str, int, float]:
     """Return (fabric, ports per node, 1e9 bytes/s per port)."""
     if row.nodes == 1:
         return "none", 0, 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ncclt.errors import LandscapeError
-from ncclt.measure.simulated.landscape_rows import Row
+from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
 _MOST_CHOICES = 12
 """Choices that an error message lists."""
@@ -19,11 +19,11 @@ _COLUMNS = ("system", "gpus", "nodes", "gpus_per_node", "interconnect", "nccl_ve
 class Pick:
     """The rows of one landscape and what was decided on the way."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LandscapeRow, ...]
     notes: tuple[str, ...]
 
 
-def pick_one(rows: Sequence[Row], *, name: str) -> Pick:
+def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> Pick:
     """Return the rows of the only landscape.
 
     Rows without a condition are taken where forced settings are among them, out-of-place rows where both are there.
@@ -54,7 +54,7 @@ def _telling_apart(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str
     return _options(options)
 
 
-def _one_condition(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
+def _one_condition(rows: list[LandscapeRow], name: str) -> tuple[list[LandscapeRow], list[str]]:
     groups = _split(rows, lambda row: (row.condition,))
     if len(groups) == 1:
         (condition,) = next(iter(groups))
@@ -66,7 +66,7 @@ def _one_condition(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
     raise _ambiguous(name, "conditions", [(_options([("other_env", key[0])]), found) for key, found in groups.items()])
 
 
-def _one_placement(rows: list[Row]) -> tuple[list[Row], list[str]]:
+def _one_placement(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], list[str]]:
     """Return out-of-place rows where they alone make a landscape, else in-place ones, else the unmarked."""
     groups = _split(rows, lambda row: (row.in_place,))
     if len(groups) == 1:
@@ -80,12 +80,14 @@ def _one_placement(rows: list[Row]) -> tuple[list[Row], list[str]]:
     return groups[mine], [f"{words.get(mine[0], mine[0])} times are used; {others} ones are also there"]
 
 
-def _replayable(rows: Sequence[Row]) -> bool:
+def _replayable(rows: Sequence[LandscapeRow]) -> bool:
     return any(row.setting.is_default for row in rows) and any(not row.setting.is_default for row in rows)
 
 
-def _split(rows: Sequence[Row], key: Callable[[Row], tuple[str, ...]]) -> dict[tuple[str, ...], list[Row]]:
-    groups: dict[tuple[str, ...], list[Row]] = {}
+def _split(
+    rows: Sequence[LandscapeRow], key: Callable[[LandscapeRow], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[LandscapeRow]]:
+    groups: dict[tuple[str, ...], list[LandscapeRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
@@ -105,7 +107,7 @@ def _some(texts: Sequence[str]) -> str:
     return "; ".join(repr(text) for text in texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
-def _ambiguous(name: str, what: str, choices: Sequence[tuple[str, Sequence[Row]]]) -> LandscapeError:
+def _ambiguous(name: str, what: str, choices: Sequence[tuple[str, Sequence[LandscapeRow]]]) -> LandscapeError:
     # What can be replayed first, then what has most rows.
     ordered = sorted(choices, key=lambda choice: (not _replayable(choice[1]), -len(choice[1])))
     lines = []

@@ -29,7 +29,7 @@ OPTIONAL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LandscapeRow:
     """One measurement.
 
     Attributes:
@@ -61,7 +61,7 @@ class Row:
 class LandscapeReading:
     """What a file gave: its rows and what was left out of it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LandscapeRow, ...]
     notes: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ def read_rows(path: Path, where: Mapping[str, str]) -> LandscapeReading:
     if not kept:
         wanted = " ".join(f"{column}={value}" for column, value in where.items())
         raise LandscapeError(f"no row of {path.name} has {wanted}", hint=_values_hint(table, where))
-    rows: list[Row] = []
+    rows: list[LandscapeRow] = []
     dropped: Counter[str] = Counter()
     for number, line in kept:
         gap = _gap(line)
@@ -170,13 +170,13 @@ def _gap(line: Mapping[str, str]) -> str:
     return "" if line["time_us"] or bandwidths else "neither a time nor a bandwidth"
 
 
-def _row(number: int, line: Mapping[str, str], path: Path) -> Row:
+def _row(number: int, line: Mapping[str, str], path: Path) -> LandscapeRow:
     where = f"{path.name}, line {number}"
     gpus = _whole(line, "gpus", where)
     nodes = _whole(line, "nodes", where)
     collective = _known(line, "collective", _COLLECTIVES, where)
     size_bytes = _whole(line, "size_bytes", where)
-    return Row(
+    return LandscapeRow(
         number=number,
         system=line["system"],
         interconnect=line["interconnect"],
