@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.errors import TraceError
-from ncclt.profile.readers.csv_table.rows import ByteLines, Row, rows, whole_number
+from ncclt.profile.readers.csv_table.rows import ByteLines, TableRow, rows, whole_number
 from ncclt.profile.readers.kineto.names import Operation, classify
 
 NO_DTYPE = "uint8"
@@ -116,7 +116,7 @@ def _without_answered_receives(calls: Sequence[AicbCall]) -> tuple[AicbCall, ...
     return tuple(call for call in calls if not (sends and call.is_receive))
 
 
-def _cells(header: Sequence[str], row: Row) -> dict[str, str]:
+def _cells(header: Sequence[str], row: TableRow) -> dict[str, str]:
     """Return a row by the names of the columns, a tuple in `msg_size` put together again."""
     cells, at = list(row.cells), _HEADER.index("msg_size")
     if len(cells) > at and cells[at].startswith("("):
@@ -129,7 +129,7 @@ def _cells(header: Sequence[str], row: Row) -> dict[str, str]:
     return dict(zip(header, cells, strict=True))
 
 
-def _call(row: Row, cells: Mapping[str, str]) -> AicbCall | str:
+def _call(row: TableRow, cells: Mapping[str, str]) -> AicbCall | str:
     """Return a row's call, or why it makes none; an empty reason for what is no communication."""
     kind, stage = _word(cells["comm_type"]), cells["stage"]
     if kind == "computation":
@@ -172,14 +172,14 @@ def _word(text: str) -> str:
     return text.rpartition(".")[2]
 
 
-def _whole(row: Row, cells: Mapping[str, str], column: str) -> int:
+def _whole(row: TableRow, cells: Mapping[str, str], column: str) -> int:
     number = whole_number(cells[column])
     if number is None:
         raise row.refused(f"{column} is {cells[column][:40]!r}", "it must be a whole number")
     return number
 
 
-def _elapsed_ms(row: Row, text: str) -> float | None:
+def _elapsed_ms(row: TableRow, text: str) -> float | None:
     if text in ("", "None"):
         return None
     if not _NUMBER.fullmatch(text):

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.readers.csv_table.rows import Row, cells_by_name, whole_number
+from ncclt.profile.readers.csv_table.rows import TableRow, cells_by_name, whole_number
 from ncclt.profile.readers.kineto.names import classify
 
 NO_DTYPE = "uint8"
@@ -113,7 +113,7 @@ def columns_of(header: Sequence[str], *, label: str) -> Columns:
     return Columns(header=tuple(header), named=named, ignored=tuple(ignored), calls_are_per_step=per_step)
 
 
-def entry_of(columns: Columns, row: Row) -> Entry:
+def entry_of(columns: Columns, row: TableRow) -> Entry:
     """Read one row.
 
     Raises:
@@ -144,7 +144,7 @@ def entry_of(columns: Columns, row: Row) -> Entry:
     )
 
 
-def _collective(row: Row, text: str) -> Collective:
+def _collective(row: TableRow, text: str) -> Collective:
     operation = classify(text.lower().removeprefix("nccl")) if text else None
     if text == Collective.SEND_RECV or text.lower() in ("sendrecv", "send/recv"):
         return Collective.SEND_RECV
@@ -153,7 +153,7 @@ def _collective(row: Row, text: str) -> Collective:
     return operation.collective
 
 
-def _dtype(row: Row, text: str) -> str:
+def _dtype(row: TableRow, text: str) -> str:
     if not text:
         return NO_DTYPE
     try:
@@ -162,7 +162,7 @@ def _dtype(row: Row, text: str) -> str:
         raise row.refused(error.message, error.hint) from error
 
 
-def _size_bytes(row: Row, text: str) -> int:
+def _size_bytes(row: TableRow, text: str) -> int:
     """Return exact bytes; `K`, `M`, `G` are refused, because they are 1000 to some and 1024 to others."""
     found = _SIZE.fullmatch(text)
     unit = found[2].lower() if found else ""
@@ -182,21 +182,21 @@ def _size_bytes(row: Row, text: str) -> int:
     return int(size)
 
 
-def _whole(row: Row, column: str, text: str) -> int:
+def _whole(row: TableRow, column: str, text: str) -> int:
     number = whole_number(text)
     if number is None:
         raise row.refused(f"{column} is {text[:40]!r}, no whole number", "give digits alone")
     return number
 
 
-def _positive(row: Row, column: str, text: str) -> float:
+def _positive(row: TableRow, column: str, text: str) -> float:
     number = float(text) if _NUMBER.fullmatch(text) else 0.0
     if not number > 0:
         raise row.refused(f"{column} is {text[:40]!r}, no number above 0", "give digits, with a point for decimals")
     return number
 
 
-def _truth(row: Row, text: str) -> bool:
+def _truth(row: TableRow, text: str) -> bool:
     if text.lower() not in _TRUTH:
         raise row.refused(f"spans_nodes is {text[:40]!r}", "give true or false")
     return _TRUTH[text.lower()]

@@ -56,7 +56,7 @@ class DocumentLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One row of a table.
 
     Attributes:
@@ -74,7 +74,7 @@ class Row:
         return TraceError(f"{self.label}, line {self.number}: {why}", hint=hint)
 
 
-def rows(stream: ByteLines, label: str, *, comment: str = "#") -> Iterator[Row]:
+def rows(stream: ByteLines, label: str, *, comment: str = "#") -> Iterator[TableRow]:
     """Yield the rows of a table, its header first; empty lines and comment lines are skipped.
 
     Raises:
@@ -92,7 +92,7 @@ def rows(stream: ByteLines, label: str, *, comment: str = "#") -> Iterator[Row]:
                     f"{label} has more than {_ROWS} rows", hint="give one row per kind of message, with its calls"
                 )
             if any(cell.strip() for cell in cells):
-                yield Row(label=label, number=lines.number, cells=tuple(cell.strip() for cell in cells))
+                yield TableRow(label=label, number=lines.number, cells=tuple(cell.strip() for cell in cells))
     except csv.Error as error:
         raise TraceError(
             f"{label}, line {lines.number}: {error}", hint="is a quote never closed? quote cells as a spreadsheet does"
@@ -108,7 +108,7 @@ def first_row(head: bytes, *, comment: str = "#") -> tuple[str, ...]:
     return found.cells if found else ()
 
 
-def cells_by_name(header: Sequence[str], row: Row) -> dict[str, str]:
+def cells_by_name(header: Sequence[str], row: TableRow) -> dict[str, str]:
     """Return a row's cells by the names of the columns.
 
     Raises:
