@@ -18,7 +18,7 @@ from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessag
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, documents, heads, load_json
 from ncclt.profile.ranks import RankFile, check_one_job
-from ncclt.profile.readers.deepspeed.rows import CommsLog, Row, read_dictionary, read_text
+from ncclt.profile.readers.deepspeed.rows import CommsLog, LogRow, read_dictionary, read_text
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 
@@ -92,7 +92,7 @@ def _read(document: Document) -> CommsLog:
     return read_dictionary(document.label, content if isinstance(content, Mapping) else {})
 
 
-def _messages(rows: Sequence[Row], world: int, left_out: Counter[str]) -> Iterator[tuple[Row, Message]]:
+def _messages(rows: Sequence[LogRow], world: int, left_out: Counter[str]) -> Iterator[tuple[LogRow, Message]]:
     """Yield the rows that make messages; a receive counts where the rank sends nothing."""
     sends = any(row.operation in ("send", "isend") for row in rows)
     for row in rows:

@@ -29,7 +29,7 @@ _VERBOSE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LogRow:
     """Calls of one operation and size.
 
     Attributes:
@@ -66,7 +66,7 @@ class CommsLog:
 
     label: str
     kind: str
-    rows: dict[int | None, list[Row]] = field(default_factory=dict)
+    rows: dict[int | None, list[LogRow]] = field(default_factory=dict)
     tables: int = 0
     world_size: int = 0
     is_rounded: bool = True
@@ -83,8 +83,8 @@ def read_text(document: Document) -> CommsLog:
     Raises:
         TraceError: damaged.
     """
-    tables: list[list[Row]] = []
-    verbose: dict[int | None, dict[tuple[str, int], Row]] = {}
+    tables: list[list[LogRow]] = []
+    verbose: dict[int | None, dict[tuple[str, int], LogRow]] = {}
     torn, operation, is_open, kinds = 0, "", False, 0
     for line in lines(document):
         if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
@@ -131,14 +131,14 @@ def read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
     )
 
 
-def _dictionary_rows(operations: object) -> Iterator[Row]:
+def _dictionary_rows(operations: object) -> Iterator[LogRow]:
     for name, sizes in operations.items() if isinstance(operations, Mapping) else ():
         for size, facts in sizes.items() if isinstance(sizes, Mapping) else ():
             if not isinstance(facts, Mapping) or not re.fullmatch(r"[0-9]{1,15}", str(size)):
                 continue
             calls = facts.get("count")
             if _is_count(calls) and calls > 0:
-                yield Row(
+                yield LogRow(
                     operation=str(name).split(" | ")[0],
                     size_bytes=int(size),
                     calls=calls,
@@ -148,9 +148,9 @@ def _dictionary_rows(operations: object) -> Iterator[Row]:
                 )
 
 
-def _table_row(operation: str, found: re.Match[bytes]) -> Row:
+def _table_row(operation: str, found: re.Match[bytes]) -> LogRow:
     number, unit, calls, _total, mean, tput, busbw = found.groups()
-    return Row(
+    return LogRow(
         operation=operation,
         size_bytes=_bytes(number, unit),
         calls=int(calls),
@@ -160,9 +160,9 @@ def _table_row(operation: str, found: re.Match[bytes]) -> Row:
     )
 
 
-def _verbose_row(said: re.Match[bytes]) -> tuple[int | None, Row]:
+def _verbose_row(said: re.Match[bytes]) -> tuple[int | None, LogRow]:
     rank, operation, time, number, unit, tput, busbw = said.groups()
-    row = Row(
+    row = LogRow(
         operation=operation.decode("ascii"),
         size_bytes=_bytes(number, unit),
         calls=1,
@@ -173,7 +173,7 @@ def _verbose_row(said: re.Match[bytes]) -> tuple[int | None, Row]:
     return (None if rank is None else int(rank)), row
 
 
-def _joined(before: Row, row: Row) -> Row:
+def _joined(before: LogRow, row: LogRow) -> LogRow:
     """Add one call; of the bandwidths the larger pair is kept, whose two decimals are the more exact."""
     calls = before.calls + row.calls
     faster = max(before, row, key=lambda one: one.tput_gbps)
