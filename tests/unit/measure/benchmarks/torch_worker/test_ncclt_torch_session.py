@@ -45,7 +45,7 @@ def rank(monkeypatch):
         monkeypatch.delenv(name)
     own = {"host": "a", "node": "a", "device": "cpu", "index": -1, "problem": "", "equal": {}}
     job = SimpleNamespace(
-        own=own, environment={}, agreement=OneRank(), place=worker.Place(0, 1, 0, "a"), device=None, store=None
+        own=own, environment={}, agreement=OneRank(), place=worker.RankPlace(0, 1, 0, "a"), device=None, store=None
     )
     made = session.Session(worker, job, SimpleNamespace(backend="gloo"), worker.Report(None), None)
     yield made

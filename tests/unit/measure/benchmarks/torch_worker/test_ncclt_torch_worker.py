@@ -294,7 +294,7 @@ def test_a_rank_takes_the_gpu_of_its_place(visible, local_rank, built, index, pr
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: built)
     monkeypatch.setenv("NCCL_ALGO", "Ring")
 
-    facts = worker.describe_self(worker.Place(0, 8, local_rank, "a"), "nccl")
+    facts = worker.describe_self(worker.RankPlace(0, 8, local_rank, "a"), "nccl")
 
     assert facts["index"] == index
     assert facts["problem"].endswith(problem) if problem else facts["problem"] == ""

@@ -52,7 +52,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where this process stands in the job; the name of its node is NCCL's own idea first, then the launcher's."""
 
     rank: int
@@ -61,7 +61,7 @@ class Place:
     node: str
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
+def find_place(environ: Mapping[str, str]) -> RankPlace:
     """Read the launcher's variables."""
     for rank, world, local_rank, node in LAUNCHERS:
         if all(name in environ for name in (rank, world, local_rank)):
@@ -69,7 +69,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
                 raise RefusedError("MASTER_ADDR and MASTER_PORT have to name the host of rank 0 and a free port there")
             name = f"node {environ[node]}" if node in environ else socket.gethostname()
             name = environ.get("NCCL_HOSTID", name)
-            return Place(int(environ[rank]), int(environ[world]), int(environ[local_rank]), name)
+            return RankPlace(int(environ[rank]), int(environ[world]), int(environ[local_rank]), name)
     raise RefusedError("no launcher has given this process a rank: start it with torchrun, mpirun or srun")
 
 
@@ -118,7 +118,7 @@ class Agreement:
         return [bytes(value) for value in self._store.multi_get(keys)]
 
 
-def describe_self(place: Place, backend: str) -> dict[str, Any]:
+def describe_self(place: RankPlace, backend: str) -> dict[str, Any]:
     """Return what the others have to know about this rank; `problem` says why it cannot take part."""
     import torch
     import torch.distributed as dist
@@ -262,7 +262,7 @@ class Groups:
 class Job(NamedTuple):
     """What a rank knows once all have met: `own` is what it told the others, `environment` what was found of all."""
 
-    place: Place
+    place: RankPlace
     own: Mapping[str, Any]
     environment: Mapping[str, Any]
     store: Any
