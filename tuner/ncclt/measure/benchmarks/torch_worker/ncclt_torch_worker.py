@@ -259,7 +259,7 @@ class Groups:
         return handle, ranks, ranks.index(self._rank)
 
 
-class Job(NamedTuple):
+class RankJob(NamedTuple):
     """What a rank knows once all have met: `own` is what it told the others, `environment` what was found of all."""
 
     place: RankPlace
@@ -280,7 +280,7 @@ class Job(NamedTuple):
         return Groups(self.environment["nodes"], self.place.rank, self.timeout)
 
 
-def meet(options: argparse.Namespace, report: Report) -> Job:
+def meet(options: argparse.Namespace, report: Report) -> RankJob:
     """Meet the other ranks, and go on only if all of them can work together."""
     place = find_place(os.environ)
     report.rank = place.rank
@@ -301,7 +301,7 @@ def meet(options: argparse.Namespace, report: Report) -> Job:
     device = torch.device("cuda", own["index"]) if own["index"] >= 0 else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return Job(place, own, environment, store, agreement, device, timeout)
+    return RankJob(place, own, environment, store, agreement, device, timeout)
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
