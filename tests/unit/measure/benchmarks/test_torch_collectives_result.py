@@ -44,7 +44,7 @@ def _document(*rows, **changes):
 
 
 def _printed(capsys, document):
-    report = ncclt_torch_worker.Report(None)
+    report = ncclt_torch_worker.WorkerReport(None)
     report.document = document
     report.write()
     return capsys.readouterr().out

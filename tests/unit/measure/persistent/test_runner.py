@@ -95,7 +95,7 @@ class PlayedRanks:
                 channel._socket.sendall(answer)
                 self._ended.wait(PATIENCE_S)
                 return
-            report = worker.Report(None)
+            report = worker.WorkerReport(None)
             words = order["arguments"][order["arguments"].index("--messages") + 1 :]
             report.document["measurements"] = [
                 {"message": word, "samples_us": [10.0, 12.0, 11.0], "settled": True, "wrong": answer.get("wrong", 0)}

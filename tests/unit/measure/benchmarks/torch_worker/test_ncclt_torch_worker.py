@@ -213,7 +213,7 @@ def test_a_cut_leaves_nobody_out(per_node, nodes, group_size, across, data):
 def test_a_result_is_a_whole_file_or_short_lines(tmp_path, capsys):
     """Where the folder is, the file; where it is not (another node), lines that launchers do not cut."""
     for output in (tmp_path / "result.json", tmp_path / "elsewhere" / "result.json", None):
-        report = worker.Report(output)
+        report = worker.WorkerReport(output)
         report.document["measurements"] = [{"message": str(i), "samples_us": [i * 1.37]} for i in range(500)]
         report.write()
         if output == tmp_path / "result.json":
@@ -230,7 +230,7 @@ def test_a_result_is_a_whole_file_or_short_lines(tmp_path, capsys):
 
 def test_only_rank_0_reports(tmp_path, capsys):
     """The other ranks have no samples."""
-    report = worker.Report(tmp_path / "result.json")
+    report = worker.WorkerReport(tmp_path / "result.json")
     report.rank = 1
     report.write()
 

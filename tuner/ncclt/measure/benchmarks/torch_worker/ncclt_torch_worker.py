@@ -189,7 +189,7 @@ def plan_groups(nodes: Sequence[Sequence[int]], group_size: int, across: bool) -
     return groups
 
 
-class Report:
+class WorkerReport:
     """What this rank has found and how it ended; rank 0's is the result."""
 
     def __init__(self, output: Path | None) -> None:
@@ -280,7 +280,7 @@ class RankJob(NamedTuple):
         return Groups(self.environment["nodes"], self.place.rank, self.timeout)
 
 
-def meet(options: argparse.Namespace, report: Report) -> RankJob:
+def meet(options: argparse.Namespace, report: WorkerReport) -> RankJob:
     """Meet the other ranks, and go on only if all of them can work together."""
     place = find_place(os.environ)
     report.rank = place.rank
@@ -304,7 +304,7 @@ def meet(options: argparse.Namespace, report: Report) -> RankJob:
     return RankJob(place, own, environment, store, agreement, device, timeout)
 
 
-def run(options: argparse.Namespace, report: Report) -> None:
+def run(options: argparse.Namespace, report: WorkerReport) -> None:
     """Measure all messages in their order; the report holds what was measured, whatever happens."""
     job = meet(options, report)
     try:
@@ -333,7 +333,7 @@ def load(file: Path) -> ModuleType:
 
 
 def measure_all(
-    options: argparse.Namespace, report: Report, agreement: Agreement, groups: Groups, device: torch.device
+    options: argparse.Namespace, report: WorkerReport, agreement: Agreement, groups: Groups, device: torch.device
 ) -> None:
     """Measure one message after another, all of them beside the same other work."""
     measuring = load(options.measuring)
@@ -378,7 +378,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure and report; returns the exit code."""
     gc.disable()  # its pauses would be measured, and importing PyTorch is faster by a tenth
     options = parse(arguments)
-    report = Report(options.output)
+    report = WorkerReport(options.output)
     code = 0
     try:
         run(options, report)
