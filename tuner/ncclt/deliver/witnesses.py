@@ -26,7 +26,7 @@ from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read
 from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
 from ncclt.profile.readers.nccl_log.lines import check_distinct, lines
 from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, full_size
-from ncclt.profile.readers.plugin_report import Report, read_reports
+from ncclt.profile.readers.plugin_report import CommunicatorReport, read_reports
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
@@ -189,7 +189,7 @@ def _facts(logs: Sequence[Path]) -> tuple[LogFacts, tuple[str, ...]]:
     return reader.facts(), tuple(ours.said)
 
 
-def _report_witnesses(reports: Sequence[Report]) -> list[Witness]:
+def _report_witnesses(reports: Sequence[CommunicatorReport]) -> list[Witness]:
     heads = Counter(
         Witness(
             kind="plugin-report",
@@ -216,7 +216,7 @@ def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
     return [Witness(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
 
 
-def _report_uses(reports: Sequence[Report]) -> Iterator[Use]:
+def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[Use]:
     for report in reports:
         group, left = int(report.head["ranks"]), Counter(report.calls)
         for outcome, told in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
@@ -262,7 +262,7 @@ def _log_uses(books: Sequence[LogBook]) -> Iterator[Use]:
             )
 
 
-def _notes(reports: Sequence[Report], books: Sequence[LogBook]) -> Iterator[str]:
+def _notes(reports: Sequence[CommunicatorReport], books: Sequence[LogBook]) -> Iterator[str]:
     if reports:
         yield "a report says what the plugin asked for; NCCL's TUNING lines would say what it did"
         uncounted = sum(report.uncounted for report in reports)

@@ -33,7 +33,7 @@ _NO_COMMUNICATOR = "0" * 16
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class CommunicatorReport:
     """One communicator as one process saw it.
 
     Attributes:
@@ -111,19 +111,19 @@ def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
     )
 
 
-def read_reports(paths: Sequence[Path]) -> tuple[Report, ...]:
+def read_reports(paths: Sequence[Path]) -> tuple[CommunicatorReport, ...]:
     """Return what the files hold, ordered by process and communicator.
 
     Raises:
         TraceError: damaged, of another format, or given twice.
     """
     check_distinct(paths)
-    found: dict[tuple[Any, ...], Report] = {}
+    found: dict[tuple[Any, ...], CommunicatorReport] = {}
     for document in (document for path in sorted(paths, key=str) for document in documents(path)):
-        report: Report | None = None
+        report: CommunicatorReport | None = None
         for row in _rows(lines(document), document.label):
             if "ncclt_plugin_report" in row:
-                report = Report(head=_checked_head(row, document.label), label=document.label)
+                report = CommunicatorReport(head=_checked_head(row, document.label), label=document.label)
                 key = (*report.process, report.head["number"], report.head["started_us"])
                 if key in found:
                     raise TraceError(
@@ -176,7 +176,7 @@ def _checked_head(row: dict[str, Any], label: str) -> dict[str, Any]:
     return row
 
 
-def _add(report: Report, row: Mapping[str, Any]) -> None:
+def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
     collective, calls = _TUNABLE.get(str(row.get("collective"))), whole(row.get("calls"))
     if collective is None or not calls:
         raise TraceError(f"{report.label} has a line without collective or calls", hint="copy the file again")
@@ -192,7 +192,7 @@ def _add(report: Report, row: Mapping[str, Any]) -> None:
         told[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
 
 
-def _views(reports: Sequence[Report], world: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
+def _views(reports: Sequence[CommunicatorReport], world: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
     """Return the calls GPU by GPU; a process that drives several shows one communicator several times."""
     gpus: dict[tuple[Any, ...], Counter[tuple[str, Message]]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()
@@ -218,7 +218,7 @@ def _views(reports: Sequence[Report], world: int) -> tuple[tuple[RankMessages, .
 
 
 def _provenance(
-    reports: Sequence[Report], views: Sequence[RankMessages], world: int, left_out: Counter[str]
+    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world: int, left_out: Counter[str]
 ) -> Provenance:
     asked = Choices()
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
@@ -243,13 +243,13 @@ def _provenance(
     )
 
 
-def _tables(reports: Sequence[Report]) -> set[str]:
+def _tables(reports: Sequence[CommunicatorReport]) -> set[str]:
     used = [report.head for report in reports if not report.head["not_in_use"]]
     return {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in used}
 
 
 def _notes(
-    reports: Sequence[Report], views: Sequence[RankMessages], world: int, left_out: Counter[str]
+    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world: int, left_out: Counter[str]
 ) -> tuple[str, ...]:
     """Return what a report cannot tell, and what these lack."""
     notes = [
