@@ -68,7 +68,7 @@ def test_the_worker_takes_the_command(tmp_path):
     assert (options.backend, options.beside, options.output) == ("nccl", "gemm", command.output_file)
     assert options.measuring == ncclt_torch_worker.parse(["--messages", "x"]).measuring == MEASURING
     for message, word in zip(messages, options.messages, strict=True):
-        parsed = ncclt_torch_measuring.Message.parse(word)
+        parsed = ncclt_torch_measuring.MeasuredMessage.parse(word)
         assert (parsed.collective, parsed.group_size, parsed.across) == (message.collective, 8, message.spans_nodes)
 
 

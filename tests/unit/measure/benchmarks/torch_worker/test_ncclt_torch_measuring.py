@@ -16,7 +16,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8",
 
 
 def _payloads(collective, *, ranks=4, dtype="float32", elements=5000):
-    message = measuring.Message(collective, dtype, elements, ranks, False)
+    message = measuring.MeasuredMessage(collective, dtype, elements, ranks, False)
     payloads = [measuring.Payload(message, measuring.Group(None, [*range(ranks)], me), CPU) for me in range(ranks)]
     for payload in payloads:
         payload.fill()
@@ -86,11 +86,11 @@ def test_sums_are_exact_in_every_dtype_and_order(ranks):
 
 def test_a_few_and_many_parts_of_a_message_word():
     """Words are what the tuner writes; anything else is an error and no guess."""
-    assert measuring.Message.parse("all_reduce:float32:7:8") == ("all_reduce", "float32", 7, 8, False)
-    assert measuring.Message.parse("all_gather:uint8:7:8:across") == ("all_gather", "uint8", 7, 8, True)
+    assert measuring.MeasuredMessage.parse("all_reduce:float32:7:8") == ("all_reduce", "float32", 7, 8, False)
+    assert measuring.MeasuredMessage.parse("all_gather:uint8:7:8:across") == ("all_gather", "uint8", 7, 8, True)
     for word in ("all_reduce:float32:7", "all_reduce:float32:x:8", "all_reduce:float32:7:8:sideways"):
         with pytest.raises(ValueError, match=r".+"):
-            measuring.Message.parse(word)
+            measuring.MeasuredMessage.parse(word)
 
 
 @pytest.mark.parametrize(

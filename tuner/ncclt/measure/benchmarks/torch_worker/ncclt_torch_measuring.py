@@ -27,7 +27,7 @@ PERIOD = 4093  # of the numbers that are sent: prime, so that data which land a 
 POISON = 127  # what no element is expected to be
 
 
-class Message(NamedTuple):
+class MeasuredMessage(NamedTuple):
     """One message: `elements` of a torch dtype in each part of the buffer (all_gather has one part per rank, ...)."""
 
     collective: str
@@ -37,7 +37,7 @@ class Message(NamedTuple):
     across: bool
 
     @classmethod
-    def parse(cls, word: str) -> Message:
+    def parse(cls, word: str) -> MeasuredMessage:
         """Read `all_reduce:float32:4232978:8`, with `:across` behind it where the group spans nodes."""
         collective, dtype, elements, group_size, *across = word.split(":")
         if across not in ([], ["across"]):
@@ -73,7 +73,7 @@ def number_tables(ranks: int) -> tuple[list[int], list[int]]:
 class Payload:
     """The buffers of one message on this rank, how it is sent, and what has to come out."""
 
-    def __init__(self, message: Message, group: Group, device: torch.device) -> None:
+    def __init__(self, message: MeasuredMessage, group: Group, device: torch.device) -> None:
         import torch
 
         me, ranks, self._part = group.me, range(len(group.ranks)), message.elements
@@ -305,7 +305,7 @@ class Gemm:
 
 
 def measure(
-    message: Message,
+    message: MeasuredMessage,
     group: Group,
     agreement: Any,
     device: torch.device,
