@@ -70,7 +70,7 @@ def number_tables(ranks: int) -> tuple[list[int], list[int]]:
         table = [number if i % thinning == 0 else 0 for i, number in enumerate(table)]
 
 
-class Payload:
+class MessageBuffers:
     """The buffers of one message on this rank, how it is sent, and what has to come out."""
 
     def __init__(self, message: MeasuredMessage, group: Group, device: torch.device) -> None:
@@ -329,7 +329,7 @@ def measure(
     """
     problem = ""
     try:
-        payload = Payload(message, group, device)
+        payload = MessageBuffers(message, group, device)
     except RuntimeError as error:  # no memory: the others must not wait for this rank in a collective
         problem = str(error)
     agreement.require(problem)
