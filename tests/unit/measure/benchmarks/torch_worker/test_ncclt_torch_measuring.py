@@ -18,7 +18,8 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8",
 def _payloads(collective, *, ranks=4, dtype="float32", elements=5000):
     message = measuring.MeasuredMessage(collective, dtype, elements, ranks, False)
     payloads = [
-        measuring.MessageBuffers(message, measuring.Group(None, [*range(ranks)], me), CPU) for me in range(ranks)
+        measuring.MessageBuffers(message, measuring.MeasuredGroup(None, [*range(ranks)], me), CPU)
+        for me in range(ranks)
     ]
     for payload in payloads:
         payload.fill()

@@ -45,7 +45,7 @@ class MeasuredMessage(NamedTuple):
         return cls(collective, dtype, int(elements), int(group_size), bool(across))
 
 
-class Group(NamedTuple):
+class MeasuredGroup(NamedTuple):
     """This rank's group of one kind; `ranks` are those of the world, `me` is this rank's place among them."""
 
     handle: Any
@@ -73,7 +73,7 @@ def number_tables(ranks: int) -> tuple[list[int], list[int]]:
 class MessageBuffers:
     """The buffers of one message on this rank, how it is sent, and what has to come out."""
 
-    def __init__(self, message: MeasuredMessage, group: Group, device: torch.device) -> None:
+    def __init__(self, message: MeasuredMessage, group: MeasuredGroup, device: torch.device) -> None:
         import torch
 
         me, ranks, self._part = group.me, range(len(group.ranks)), message.elements
@@ -112,7 +112,7 @@ class MessageBuffers:
         return table.roll(-(begin % PERIOD)).repeat(-(-self._part // PERIOD))[: self._part]
 
 
-def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: Group) -> Callable[[], Any]:
+def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: MeasuredGroup) -> Callable[[], Any]:
     import torch.distributed as dist
 
     handle, root, me = group.handle, group.ranks[0], group.me
@@ -306,7 +306,7 @@ class Gemm:
 
 def measure(
     message: MeasuredMessage,
-    group: Group,
+    group: MeasuredGroup,
     agreement: Any,
     device: torch.device,
     budget_s: float,
