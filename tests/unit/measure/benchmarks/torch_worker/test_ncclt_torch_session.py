@@ -47,7 +47,7 @@ def rank(monkeypatch):
     job = SimpleNamespace(
         own=own, environment={}, agreement=OneRank(), place=worker.RankPlace(0, 1, 0, "a"), device=None, store=None
     )
-    made = session.Session(worker, job, SimpleNamespace(backend="gloo"), worker.WorkerReport(None), None)
+    made = session.RankSession(worker, job, SimpleNamespace(backend="gloo"), worker.WorkerReport(None), None)
     yield made
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         os.environ.pop(name)

@@ -55,10 +55,10 @@ def stay(worker: Any, job: Any, options: argparse.Namespace, report: Any) -> Non
         except (OSError, module.ChannelError) as error:
             problem = str(error)
     job.agreement.require(problem)
-    Session(worker, job, options, report, channel).run()
+    RankSession(worker, job, options, report, channel).run()
 
 
-class Session:
+class RankSession:
     """One rank between two settings.
 
     Args:
