@@ -41,7 +41,7 @@ def publish(table, rows, generation):
 
 
 def test_it_is_byte_for_byte_what_the_library_writes():
-    ours = worker.Table(LAYOUT)
+    ours = worker.RankTable(LAYOUT)
     with SharedTable() as theirs:
         for generation, rows in enumerate(TABLES, 1):
             publish(ours, rows, generation)
@@ -50,13 +50,13 @@ def test_it_is_byte_for_byte_what_the_library_writes():
 
 
 def test_nobody_can_cut_it_short():
-    table = worker.Table(LAYOUT)
+    table = worker.RankTable(LAYOUT)
     with Path(table.path).open("r+b") as file, pytest.raises(PermissionError):
         file.truncate(0)
 
 
 def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
-    table, reports = worker.Table(LAYOUT), worker.Reports()
+    table, reports = worker.RankTable(LAYOUT), worker.Reports()
     environ = {"NCCLT_POLICY_SHM": table.path, "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": str(reports.folder)}
     with plugin.communicator(ranks=2, nodes=1, environ=environ) as comm:
         assert comm.ask(ALL_REDUCE, 4096).costs == [1.0] * 21

@@ -80,7 +80,7 @@ class RankSession:
         if version := loaded_nccl():
             equal["version of NCCL"] = version
         self._own = {**job.own, "equal": equal}
-        self._table: Table | None = None
+        self._table: RankTable | None = None
         self._reports: Reports | None = None
         self._environment: dict[str, Any] = {}
         self._gone = ""
@@ -113,7 +113,7 @@ class RankSession:
         problem = ""
         if order["do"] == "begin" and order["table"]:
             try:
-                self._table = Table(order["table"])
+                self._table = RankTable(order["table"])
                 os.environ[TABLE_VARIABLE] = self._table.path
                 if self._job.place.rank == 0:
                     self._reports = Reports()
@@ -253,7 +253,7 @@ class RankSession:
         os.kill(os.getpid(), number)
 
 
-class Table:
+class RankTable:
     """The table of this rank, laid out by the controller; this rank only puts its bytes where they belong.
 
     It lies in memory that has no name in any folder and is sealed: a file that somebody cuts short while the plugin has
