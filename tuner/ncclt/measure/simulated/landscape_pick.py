@@ -16,14 +16,14 @@ _COLUMNS = ("system", "gpus", "nodes", "gpus_per_node", "interconnect", "nccl_ve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class LandscapePick:
     """The rows of one landscape and what was decided on the way."""
 
     rows: tuple[LandscapeRow, ...]
     notes: tuple[str, ...]
 
 
-def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> Pick:
+def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> LandscapePick:
     """Return the rows of the only landscape.
 
     Rows without a condition are taken where forced settings are among them, out-of-place rows where both are there.
@@ -40,7 +40,7 @@ def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> Pick:
     chosen, note = _one_condition(list(rows), name)
     notes += note
     chosen, note = _one_placement(chosen)
-    return Pick(rows=tuple(chosen), notes=(*notes, *note))
+    return LandscapePick(rows=tuple(chosen), notes=(*notes, *note))
 
 
 def _telling_apart(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:
