@@ -10,7 +10,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.measure.simulated.physics import physics_of
-from ncclt.measure.simulated.truth import Kernel, kernel_us
+from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
 
 AR = Collective.ALL_REDUCE
 RING, TREE = Algorithm.RING, Algorithm.TREE
@@ -35,7 +35,7 @@ TCP = Cluster(
 
 
 def time_us(cluster: Cluster, size: int, algorithm=RING, protocol=SIMPLE, channels=8, **changes) -> float:
-    kernel = Kernel(
+    kernel = SimulatedKernel(
         collective=changes.pop("collective", AR), size_bytes=size, algorithm=algorithm, protocol=protocol,
         channels=channels, **changes,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from ncclt.measure.simulated.chunks import BUFFER_BYTES
 from ncclt.measure.simulated.faults import DETAIL, NO_FAULTS, Faults
 from ncclt.measure.simulated.noise import noise_of
 from ncclt.measure.simulated.physics import physics_of
-from ncclt.measure.simulated.truth import Kernel, kernel_us
+from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import Choice, cell_channels, nccl_choice
 
@@ -90,10 +90,11 @@ class SimulatedRunner:
         choice = self._choice(setting, message)
         if choice is None:
             return kernel_us(
-                Kernel(collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize), physics
+                SimulatedKernel(collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize),
+                physics,
             )
         return kernel_us(
-            Kernel(
+            SimulatedKernel(
                 collective=message.collective,
                 size_bytes=message.size_bytes,
                 algorithm=choice.algorithm,

@@ -42,7 +42,7 @@ _P2P_CHANNELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class SimulatedKernel:
     """What runs for one message: all that matters for its time besides the hardware."""
 
     collective: Collective
@@ -54,7 +54,7 @@ class Kernel:
     buffsize: int = BUFFER_BYTES[Protocol.SIMPLE]
 
 
-def kernel_us(kernel: Kernel, physics: Physics) -> float:
+def kernel_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of one call, µs."""
     if physics.graph.ranks == 1:
         # A copy within one GPU, at an eighth of a microsecond per 200 KB (HBM at about 1.6e12 bytes/s).
@@ -85,7 +85,7 @@ def _slower(first: float, second: float) -> float:
     return float((first**-6 + second**-6) ** (-1 / 6))
 
 
-def _intra_gbps(kernel: Kernel, physics: Physics) -> float:
+def _intra_gbps(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the rate of one channel within the node; a tree reaches less of the link, but its channels carry more."""
     # Fewer threads keep fewer loads in flight; above 512 nothing is gained.
     threads = min(1.0, kernel.threads / 512) ** 0.6
@@ -96,7 +96,7 @@ def _intra_gbps(kernel: Kernel, physics: Physics) -> float:
     return _saturating(one, link, kernel.channels) / kernel.channels / crowd
 
 
-def _net_gbps(kernel: Kernel, physics: Physics) -> float:
+def _net_gbps(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the rate of one channel between nodes."""
     share = physics.net_share[kernel.protocol]
     crowd = 1 + physics.crowding * max(0, kernel.channels - 8)
@@ -105,13 +105,13 @@ def _net_gbps(kernel: Kernel, physics: Physics) -> float:
     return total / kernel.channels / crowd
 
 
-def _hop_us(kernel: Kernel, physics: Physics) -> float:
+def _hop_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return one hop between nodes: the progress thread of a GPU serves its channels one after the other."""
     per_gpu = kernel.channels / physics.graph.per_node
     return physics.inter_us[kernel.protocol] + physics.proxy_us * max(0.0, per_gpu - 1)
 
 
-def _chunk(kernel: Kernel, physics: Physics) -> float:
+def _chunk(kernel: SimulatedKernel, physics: Physics) -> float:
     return chunk_bytes(
         kernel.collective,
         kernel.algorithm,
@@ -124,7 +124,7 @@ def _chunk(kernel: Kernel, physics: Physics) -> float:
     )
 
 
-def _ring_us(kernel: Kernel, physics: Physics) -> float:
+def _ring_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of a ring: all ranks take their steps together, each as long as the slowest hop.
 
     The first loop pays latency and transfer of every step; in later loops the second half of a chunk hides the
@@ -151,7 +151,7 @@ def _ring_us(kernel: Kernel, physics: Physics) -> float:
     return physics.base_us[protocol] + steps * (first_step + rest + (count - 1) * exposed)
 
 
-def _chain_us(kernel: Kernel, physics: Physics) -> float:
+def _chain_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of broadcast or reduce: chunks follow each other along the ring, from or to the root."""
     graph = physics.graph
     hops = graph.ranks - 1
@@ -171,7 +171,7 @@ def _chain_us(kernel: Kernel, physics: Physics) -> float:
     return physics.base_us[kernel.protocol] + latency + fill + stream
 
 
-def _tree_us(kernel: Kernel, physics: Physics) -> float:
+def _tree_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of a tree for all_reduce: up and down a chain in each node and a double tree over nodes.
 
     Within a node every GPU but the ends of the chain sends twice. Between nodes a node sends 2 (N - 1) / N times the
@@ -203,7 +203,7 @@ def _tree_us(kernel: Kernel, physics: Physics) -> float:
     return physics.base_us[kernel.protocol] + latency + fill + max(0.0, stream) + (count - 1) * per_chunk
 
 
-def _nvls_us(kernel: Kernel, physics: Physics) -> float:
+def _nvls_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of NVLS: the switch reduces and multicasts, over nodes as a tree of the node results."""
     graph = physics.graph
     rate = _saturating(_NVLS_CHANNEL_GBPS, physics.nvls_gbps, kernel.channels)
@@ -217,7 +217,7 @@ def _nvls_us(kernel: Kernel, physics: Physics) -> float:
     return latency + (kernel.size_bytes / rate + levels * chunk * 0.2 / net) / 1e3
 
 
-def _pat_us(kernel: Kernel, physics: Physics) -> float:
+def _pat_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of PAT, one rank per node: a logarithmic number of hops, at three quarters of the ports."""
     ranks = physics.graph.ranks
     rate = 0.75 * _net_gbps(kernel, physics) * kernel.channels
@@ -226,7 +226,7 @@ def _pat_us(kernel: Kernel, physics: Physics) -> float:
     return physics.base_us[Protocol.SIMPLE] + hops * _hop_us(kernel, physics) + moved / rate / 1e3
 
 
-def _peer_to_peer_us(kernel: Kernel, physics: Physics) -> float:
+def _peer_to_peer_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of send_recv or all_to_all: no algorithm, LL up to 16 KiB per peer, own channels and chunks."""
     graph = physics.graph
     peers = graph.ranks - 1 if kernel.collective is Collective.ALL_TO_ALL else 1
