@@ -11,7 +11,7 @@ from ncclt.core.workload import MessageCalls, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WorkloadChange:
     """A message that both workloads send, but not equally often."""
 
     message: Message
@@ -52,7 +52,7 @@ class Difference:
 
     added: tuple[MessageCalls, ...]
     removed: tuple[MessageCalls, ...]
-    changed: tuple[Change, ...]
+    changed: tuple[WorkloadChange, ...]
     unchanged: int
     before: Totals
     after: Totals
@@ -82,7 +82,7 @@ def difference(before: Workload, after: Workload) -> Difference:
         added=tuple(c for m, c in second.items() if m not in first),
         removed=tuple(c for m, c in first.items() if m not in second),
         changed=tuple(
-            Change(message=m, calls_before=first[m].calls_per_step, calls_after=second[m].calls_per_step)
+            WorkloadChange(message=m, calls_before=first[m].calls_per_step, calls_after=second[m].calls_per_step)
             for m in changed
         ),
         unchanged=len(both) - len(changed),
