@@ -12,7 +12,7 @@ from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PluginChoice:
     """What the plugin makes the cheapest for one size; empty words = left to NCCL, channels 0 = left to NCCL."""
 
     collective: str
@@ -44,7 +44,7 @@ class Examination:
     library: str
     api_versions: tuple[int, ...]
     said: str
-    choices: tuple[Choice, ...]
+    choices: tuple[PluginChoice, ...]
     works: bool
 
     def to_document(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _ask(
     nodes: int,
     collective: str,
     sizes: Sequence[int],
-) -> tuple[str, tuple[Choice, ...]]:
+) -> tuple[str, tuple[PluginChoice, ...]]:
     environ = {
         "NCCLT_POLICY": None if policy is None else str(policy),
         "NCCL_TUNER_CONFIG_FILE": None,
@@ -103,7 +103,7 @@ def _ask(
             answer = communicator.ask(COLLECTIVES.index(collective), size)
             chosen = next((at for at, cost in enumerate(answer.costs) if cost < 1), None)
             choices.append(
-                Choice(
+                PluginChoice(
                     collective=collective,
                     size_bytes=size,
                     algorithm="" if chosen is None else ALGORITHMS[chosen // len(PROTOCOLS)],
