@@ -30,7 +30,7 @@ class PluginChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
+class TableExamination:
     """What was seen.
 
     Attributes:
@@ -54,7 +54,7 @@ class Examination:
 
 def examine(
     library: Path, *, policy: Path | None, ranks: int, nodes: int, collective: str, sizes: Sequence[int]
-) -> Examination:
+) -> TableExamination:
     """Load a plugin and ask it for every size, under every tuner API that has a cost table.
 
     Raises:
@@ -72,7 +72,7 @@ def examine(
             f"{library} answers differently under two tuner APIs", hint="build it here: ncclt plugin build"
         )
     said, choices = found[0]
-    return Examination(
+    return TableExamination(
         library=str(library),
         api_versions=tabled,
         said=said,
