@@ -40,7 +40,7 @@ UNKNOWN_DTYPE = "uint8"
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class RankFindings:
     """What the logs show.
 
     Attributes:
@@ -73,9 +73,9 @@ class Findings:
                 self.choices.add(collective, size, line.choice, count, per_rank=not complete)
 
 
-def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> Findings:
+def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
     """Read the COLL lines; the receiving half of a send_recv counts where the rank sends nothing."""
-    found = Findings()
+    found = RankFindings()
     for book in books:
         found.left_out["calls whose line is cut off or torn apart"] += book.torn
         sending = {comms.rank_of(line, book.label) for line in book.calls if line.operation == "Send"}
@@ -94,9 +94,9 @@ def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> Findi
     return found
 
 
-def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> Findings:
+def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
     """Read the TUNING lines, which rank 0 of each communicator writes, and which tell bytes but no dtype."""
-    found = Findings()
+    found = RankFindings()
     for book in books:
         for line, count in book.tunings.items():
             group, spans_nodes = comms.group_decided_by(line.origin)

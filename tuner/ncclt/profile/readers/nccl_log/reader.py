@@ -18,7 +18,7 @@ from ncclt.profile.documents import documents, heads
 from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
 from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
-from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, Findings, findings_from_calls, findings_from_tunings
+from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, RankFindings, findings_from_calls, findings_from_tunings
 
 name = "nccl_log"
 
@@ -60,7 +60,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     )
 
 
-def _nothing(books: Sequence[LogBook], calls: Findings, decisions: Findings) -> TraceError:
+def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindings) -> TraceError:
     """Say why a log gives no message."""
     files = books[0].label if len(books) == 1 else f"the {len(books)} files"
     reasons = _left_out(calls) + _left_out(decisions)
@@ -74,7 +74,7 @@ def _nothing(books: Sequence[LogBook], calls: Findings, decisions: Findings) -> 
     return TraceError(f"{files} is no NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
 
 
-def _provenance(books: Sequence[LogBook], comms: Communicators, found: Findings, read_from: str) -> Provenance:
+def _provenance(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> Provenance:
     facts = {
         "files": ", ".join(book.label for book in books),
         "read_from": read_from,
@@ -92,7 +92,7 @@ def _provenance(books: Sequence[LogBook], comms: Communicators, found: Findings,
     )
 
 
-def _notes(books: Sequence[LogBook], comms: Communicators, found: Findings, read_from: str) -> tuple[str, ...]:
+def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> tuple[str, ...]:
     """Return what a log cannot tell, and what this one lacks."""
     messages = {message for calls in found.calls.values() for _, message in calls}
     notes = [WHOLE_FILE]
@@ -123,5 +123,5 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: Findings, read
     return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
 
 
-def _left_out(found: Findings) -> list[str]:
+def _left_out(found: RankFindings) -> list[str]:
     return [f"{count} x {reason}" for reason, count in sorted(found.left_out.items()) if count]
