@@ -40,7 +40,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class FormView:
     """One way in which the result reaches a job.
 
     Attributes:
@@ -90,7 +90,7 @@ class StudyView:
     study: Study
     recommendation: Recommendation | None
     heading: Heading
-    forms: tuple[Form, ...]
+    forms: tuple[FormView, ...]
     compared: str
     rows: tuple[MessageRow, ...]
     interpolated: frozenset[Message]
@@ -215,7 +215,7 @@ def _verdict_heading(verdict: Verdict, *, simulated: bool) -> Heading:
     return Heading(mood="keep-default", word="keep default", sentence=sentence)
 
 
-def _forms(recommendation: Recommendation, *, server: str) -> tuple[Form, ...]:
+def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ...]:
     place = recommendation.fingerprint
     command = shlex.join(
         ["ncclt", "env", "--server", server, "--cluster", recommendation.cluster, "--model", recommendation.model,
@@ -224,7 +224,7 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[Form, ...]:
     )  # fmt: skip
     plain, served = recommendation.variables, not recommendation.stale
     reach = interval_reach(delivery.verdict.interval for delivery in (recommendation.table, plain) if delivery)
-    table = Form(
+    table = FormView(
         name="tuner table",
         arm=Arm.TABLE,
         delivery=recommendation.table,
@@ -233,7 +233,7 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[Form, ...]:
         else "",
         picture=_picture(recommendation.table, "table", reach=reach),
     )
-    variables = Form(
+    variables = FormView(
         name="plain variables",
         arm=Arm.VARIABLES,
         delivery=plain,
