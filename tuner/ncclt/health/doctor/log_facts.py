@@ -80,7 +80,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class SearchedGraph:
     """What NCCL's search found for one pattern.
 
     Attributes:
@@ -132,7 +132,7 @@ class RankStart:
     channels: tuple[tuple[str, int], ...] = ()
     channels_line: Evidence | None = None
     connections: tuple[Connection, ...] = ()
-    graphs: tuple[Graph, ...] = ()
+    graphs: tuple[SearchedGraph, ...] = ()
     multi_node_nvlink: bool = False
 
     @property

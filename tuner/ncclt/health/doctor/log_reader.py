@@ -9,7 +9,7 @@ from re import Match, Pattern
 from ncclt.errors import InputError
 from ncclt.health.doctor.cost_table import CostTableReader
 from ncclt.health.doctor.evidence import Evidence, shortened
-from ncclt.health.doctor.log_facts import Connection, CostRow, Graph, LogFacts, Process, RankStart, Said
+from ncclt.health.doctor.log_facts import Connection, CostRow, LogFacts, Process, RankStart, Said, SearchedGraph
 from ncclt.health.doctor.log_jobs import jobs_of
 from ncclt.health.doctor.log_lines import (
     ADAPTER,
@@ -85,7 +85,7 @@ class _Start:
     channels: dict[str, int] = field(default_factory=dict)
     channels_line: Evidence | None = None
     ways: dict[tuple[tuple[int, str], tuple[int, str], str], tuple[set[int], Evidence]] = field(default_factory=dict)
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[SearchedGraph] = field(default_factory=list)
     multi_node_nvlink: bool = False
 
     def frozen(self) -> RankStart:
@@ -244,7 +244,7 @@ class LogReader:
             start.channels = {word: int(count) for count, word in counts}
             start.channels_line = evidence
         elif match := GRAPH.search(said.text):
-            graph = Graph(
+            graph = SearchedGraph(
                 pattern=int(match[1]),
                 channels=int(match[2]),
                 bw_intra=_float(match[3]),
