@@ -24,7 +24,7 @@ _DEEPEST_LIST = 4  # GenericList[GenericList[Tensor]] and one to spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TraceGroup:
     """A process group as the trace lists it; `ranks` is empty where it is the whole job."""
 
     size: int
@@ -102,15 +102,15 @@ def comms_node(node: Mapping[str, Any]) -> CommsNode:
     )
 
 
-def groups_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Group]:
+def groups_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, TraceGroup]:
     """Return the process groups that torch.profiler lists in a trace, by name and by number (schema 1.0.2)."""
-    found: dict[str, Group] = {}
+    found: dict[str, TraceGroup] = {}
     for node in nodes:
         values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
         for row in _listed(values[0] if values else None):
             ranks = [counted(n, MOST_RANKS) for n in row["ranks"]] if isinstance(row.get("ranks"), list) else []
             size = counted(row.get("group_size"), MOST_RANKS) or len(ranks)
-            group = Group(
+            group = TraceGroup(
                 size=size,
                 ranks=tuple(n for n in ranks if n is not None) if None not in ranks else (),
                 backend=_text(row.get("backend_config")),

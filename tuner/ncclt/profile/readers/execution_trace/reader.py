@@ -15,7 +15,7 @@ from typing import Any
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, heads, load_json
-from ncclt.profile.readers.execution_trace.nodes import COMMS, CommsNode, Group, comms_node, groups_of
+from ncclt.profile.readers.execution_trace.nodes import COMMS, CommsNode, TraceGroup, comms_node, groups_of
 from ncclt.profile.readers.execution_trace.steps import calls_in_steps, inside_barriers
 from ncclt.profile.readers.kineto.names import classify, is_barrier
 from ncclt.profile.readers.param_comms.calls import RecordedCall, ledger_of, shown, told_group_sizes
@@ -100,7 +100,7 @@ def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     )
 
 
-def _record(node: CommsNode, groups: Mapping[str, Group]) -> RecordedCall:
+def _record(node: CommsNode, groups: Mapping[str, TraceGroup]) -> RecordedCall:
     known = groups.get(node.group)
     return RecordedCall(
         name=node.name,
@@ -112,7 +112,7 @@ def _record(node: CommsNode, groups: Mapping[str, Group]) -> RecordedCall:
     )
 
 
-def _bypasses_nccl(group: str, groups: Mapping[str, Group]) -> bool:
+def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
     """Tell whether a group of a job over NCCL runs over another backend."""
     known = groups.get(group)
     if known is None or not known.backend or "nccl" in known.backend:
@@ -120,7 +120,7 @@ def _bypasses_nccl(group: str, groups: Mapping[str, Group]) -> bool:
     return any("nccl" in other.backend for other in groups.values())
 
 
-def _rank(comms: Sequence[CommsNode], groups: Mapping[str, Group]) -> int | None:
+def _rank(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup]) -> int | None:
     """Return the global rank, from the places inside the groups; None where they do not tell or disagree."""
     only_group = len({node.group for node in comms}) == 1
     told = {_global_rank(node, groups, only_group=only_group) for node in comms if _tells_place(node)} - {None}
@@ -132,7 +132,7 @@ def _tells_place(node: CommsNode) -> bool:
     return operation is not None and operation.word not in _ROOTED and node.place is not None
 
 
-def _global_rank(node: CommsNode, groups: Mapping[str, Group], *, only_group: bool) -> int | None:
+def _global_rank(node: CommsNode, groups: Mapping[str, TraceGroup], *, only_group: bool) -> int | None:
     place, known = node.place, groups.get(node.group)
     assert place is not None, "callers ask _tells_place first"
     if known is not None and known.ranks:
@@ -144,7 +144,7 @@ def _global_rank(node: CommsNode, groups: Mapping[str, Group], *, only_group: bo
     return place if only_group else None  # the one group of a training job is the whole job
 
 
-def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, Group], sizes: Mapping[str, int]) -> int:
+def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup], sizes: Mapping[str, int]) -> int:
     """Return the size of the default group, or of the only one; 0 where nothing tells which is the whole job."""
     listed = [g.size for name, g in groups.items() if not g.ranks or g.description == "default_pg" or name == "0"]
     if listed:
