@@ -17,7 +17,7 @@ _RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DumpGroup:
     """A process group of `pg_config`: its global ranks, empty where not listed."""
 
     description: str
@@ -31,20 +31,20 @@ def entries_of(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry for entry in found if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)]
 
 
-def groups_of(dump: Mapping[str, Any]) -> dict[str, Group]:
+def groups_of(dump: Mapping[str, Any]) -> dict[str, DumpGroup]:
     """Return name -> group; `ranks` is a list written as text, or a list."""
     config = dump.get("pg_config")
-    found: dict[str, Group] = {}
+    found: dict[str, DumpGroup] = {}
     for key, row in config.items() if isinstance(config, Mapping) else ():
         if isinstance(key, str) and isinstance(row, Mapping):
             description = row.get("desc")
-            found[key] = Group(
+            found[key] = DumpGroup(
                 description=description if isinstance(description, str) else "", ranks=_ranks(row.get("ranks"))
             )
     return found
 
 
-def group_of(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Group | None:
+def group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup | None:
     """Return the group of an entry, by its name; the only group there is where the names do not meet (gloo)."""
     known = groups.get(_group_name(entry))
     if known is None and len(groups) == 1:
@@ -52,7 +52,7 @@ def group_of(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Group | N
     return known
 
 
-def call_of(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> RecordedCall:
+def call_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> RecordedCall:
     """Return the call that an entry shows."""
     group = group_of(entry, groups)
     place = counted(entry.get("pg_id"), MOST_RANKS)
@@ -70,14 +70,14 @@ def call_of(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> RecordedCa
     )
 
 
-def world_size_of(groups: Mapping[str, Group]) -> int:
+def world_size_of(groups: Mapping[str, DumpGroup]) -> int:
     """Return the ranks of the default group, or of the only one; 0 where neither is listed."""
     default = [group for name, group in groups.items() if group.description == "default_pg" or name == "0"]
     chosen = default or (list(groups.values()) if len(groups) == 1 else [])
     return max((len(group.ranks) for group in chosen), default=0)
 
 
-def rank_of(entries: list[Mapping[str, Any]], groups: Mapping[str, Group], label: str) -> tuple[int | None, str]:
+def rank_of(entries: list[Mapping[str, Any]], groups: Mapping[str, DumpGroup], label: str) -> tuple[int | None, str]:
     """Return the rank of a dump and where it is read from.
 
     The content tells it by point-to-point calls alone (`nccl:send 0->1`, numbers inside the group). PyTorch puts the
