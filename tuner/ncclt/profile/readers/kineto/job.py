@@ -12,7 +12,7 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class KinetoGroup:
     """A process group: its ranks, and its backends as in `cpu:gloo,cuda:nccl`."""
 
     size: int
@@ -36,7 +36,7 @@ class Job:
     world_size: int
     backend: str
     nccl_version: str
-    groups: Mapping[str, Group]
+    groups: Mapping[str, KinetoGroup]
     node_gpus: int
 
     @property
@@ -67,12 +67,12 @@ def job_of(document: Mapping[str, Any]) -> Job:
     """Read the head of a trace; every field of it may be missing, and numbers may be strings."""
     info = document.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
-    groups: dict[str, Group] = {}
+    groups: dict[str, KinetoGroup] = {}
     config = info.get("pg_config")
     for row in config if isinstance(config, list) else ():
         size = integer(row.get("pg_size")) if isinstance(row, Mapping) else None
         if size:
-            groups[str(row.get("pg_name"))] = Group(size=size, backend=str(row.get("backend_config", "")))
+            groups[str(row.get("pg_name"))] = KinetoGroup(size=size, backend=str(row.get("backend_config", "")))
     devices = document.get("deviceProperties")
     return Job(
         rank=integer(info.get("rank")),
