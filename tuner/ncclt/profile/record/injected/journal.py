@@ -49,7 +49,7 @@ class Journal:
             part.replace(self._path)
 
 
-class Guard:
+class ErrorGuard:
     """Keeps errors of the recording away from the training: hands their description to `give_up` instead."""
 
     def __init__(self, give_up: Callable[[str], None], doing: str) -> None:

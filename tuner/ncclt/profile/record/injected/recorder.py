@@ -10,7 +10,7 @@ import time
 import weakref
 from pathlib import Path
 
-from .journal import Guard, Journal
+from .journal import ErrorGuard, Journal
 from .timing import Timing
 from .trace import Trace
 from .watch import Watch
@@ -46,7 +46,7 @@ class Recorder:
 
     def attach(self, optim: ModuleType) -> None:
         """Register with PyTorch's optimizers."""
-        with Guard(self._give_up, "following the optimizers"):
+        with ErrorGuard(self._give_up, "following the optimizers"):
             plan = json.loads((self._folder / "inject" / "recording.json").read_text(encoding="utf-8"))
             self._window = Window(warmup=plan["warmup"], steps=plan["steps"])
             self._stop_after = plan["stop_after"]
@@ -71,7 +71,7 @@ class Recorder:
         self._journal.facts["failures"].append(reason)
         trace, self._trace = self._trace, None
         if trace is not None:
-            with Guard(self._give_up, "ending the profiler"):
+            with ErrorGuard(self._give_up, "ending the profiler"):
                 trace.cut(save=False)
         self._journal.write(state="failed")
 
@@ -83,7 +83,7 @@ class Recorder:
             os._exit(0)
         # The hook stays registered: removing it in here would break PyTorch's loop over its hooks.
         if not self._over and os.getpid() == self._pid:
-            with Guard(self._give_up, "counting steps"):
+            with ErrorGuard(self._give_up, "counting steps"):
                 if self._is_step(optimizer):
                     self._count_step()
 
@@ -175,7 +175,7 @@ class Recorder:
             return
         trace, self._trace = self._trace, None
         complete = len(self._journal.facts["inside_s"])
-        with Guard(self._give_up, "saving a window that was cut short"):
+        with ErrorGuard(self._give_up, "saving a window that was cut short"):
             if trace is not None:
                 trace.cut(save=complete > 0)
                 self._journal.facts.update(state="cut short", steps_recorded=complete, write_s=trace.write_s)
