@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.manifests import Job, Site, label_value, manifests
+from ncclt.launch.kubernetes.manifests import LaunchedJob, Site, label_value, manifests
 from ncclt.launch.kubernetes.yaml import to_yaml
 from ncclt.launch.launcher import MARK, JobShape
 
@@ -99,7 +99,7 @@ def check(value, schema, where=""):
 
 
 def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
-    job = Job(
+    job = LaunchedJob(
         **{
             "name": "ncclt-0123456789ab-000001",
             "argv": ("python3", "/ncclt/w.py", "-b", "8"),

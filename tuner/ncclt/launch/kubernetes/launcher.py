@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
-from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, Job, Site, label_value, manifests
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, label_value, manifests
 from ncclt.launch.kubernetes.yaml import to_yaml
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.mpi.ending import ending_of_mpi
@@ -103,7 +103,7 @@ class KubernetesLauncher:
             raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
         for_ranks = {**self._starter.kept(variables), **variables}
-        job = Job(
+        job = LaunchedJob(
             name=_NAME,
             argv=tuple(places.get(word, word) for word in checked(argv, for_ranks)),
             variables=tuple(sorted(for_ranks.items())),

@@ -64,7 +64,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LaunchedJob:
     """What one launch is to run.
 
     Attributes:
@@ -96,7 +96,7 @@ def label_value(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
-def manifests(kind: str, job: Job, site: Site) -> list[Mapping[str, Node]]:
+def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node]]:
     """Return the objects of a launch.
 
     Raises:
@@ -111,7 +111,7 @@ def manifests(kind: str, job: Job, site: Site) -> list[Mapping[str, Node]]:
     return [*([_config_map(job, site)] if job.files else []), body]
 
 
-def mpi_job(job: Job, site: Site) -> Mapping[str, Node]:
+def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     """Return an MPIJob: one pod that runs mpirun, and a pod for each node."""
     names = [name for name, _value in job.variables]
     # An ssh session to a worker has nothing of the container's environment, so mpirun brings it: the image's paths too.
@@ -152,7 +152,7 @@ def mpi_job(job: Job, site: Site) -> Mapping[str, Node]:
     }
 
 
-def train_job(job: Job, site: Site) -> Mapping[str, Node]:
+def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     """Return a TrainJob whose every pod runs torchrun, which learns from the runtime where the others are."""
     container = {
         key: value for key, value in _container("node", job, site).items() if key not in ("image", "env")
@@ -190,19 +190,19 @@ def train_job(job: Job, site: Site) -> Mapping[str, Node]:
     }
 
 
-def _config_map(job: Job, site: Site) -> Mapping[str, Node]:
+def _config_map(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)}
 
 
-def _metadata(job: Job, site: Site) -> Mapping[str, Node]:
+def _metadata(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     return {"name": job.name, "namespace": site.namespace, "labels": _labels(job, site)}
 
 
-def _labels(job: Job, site: Site) -> dict[str, Node]:
+def _labels(job: LaunchedJob, site: Site) -> dict[str, Node]:
     return {"app.kubernetes.io/managed-by": "ncclt", LAUNCH_LABEL: job.name, **dict(site.labels)}
 
 
-def _replicas(count: int, job: Job, site: Site, pod: Mapping[str, Node]) -> Mapping[str, Node]:
+def _replicas(count: int, job: LaunchedJob, site: Site, pod: Mapping[str, Node]) -> Mapping[str, Node]:
     return {
         "replicas": count,
         "restartPolicy": "Never",
@@ -210,7 +210,7 @@ def _replicas(count: int, job: Job, site: Site, pod: Mapping[str, Node]) -> Mapp
     }
 
 
-def _pod(job: Job, site: Site) -> dict[str, Node]:
+def _pod(job: LaunchedJob, site: Site) -> dict[str, Node]:
     # NCCL's ranks of one pod share memory; a container's own /dev/shm has 64 MiB.
     volumes: list[Node] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
     if job.files:
@@ -226,7 +226,7 @@ def _placement(site: Site) -> dict[str, Node]:
     return {**selector, "tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}]}
 
 
-def _container(name: str, job: Job, site: Site) -> dict[str, Node]:
+def _container(name: str, job: LaunchedJob, site: Site) -> dict[str, Node]:
     mounts: list[Node] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108  of the container
     if job.files:
         mounts.append({"name": "ncclt-files", "mountPath": FILES_PATH, "readOnly": True})
@@ -241,7 +241,7 @@ def _container(name: str, job: Job, site: Site) -> dict[str, Node]:
     return container
 
 
-def _environment(job: Job) -> Sequence[Node]:
+def _environment(job: LaunchedJob) -> Sequence[Node]:
     return [{"name": name, "value": value} for name, value in job.variables]
 
 
