@@ -20,7 +20,7 @@ class KinetoGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class KinetoJob:
     """The job as one rank's trace describes it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Job:
         return start // self.node_gpus != (start + stride * (size - 1)) // self.node_gpus
 
 
-def job_of(document: Mapping[str, Any]) -> Job:
+def job_of(document: Mapping[str, Any]) -> KinetoJob:
     """Read the head of a trace; every field of it may be missing, and numbers may be strings."""
     info = document.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
@@ -74,7 +74,7 @@ def job_of(document: Mapping[str, Any]) -> Job:
         if size:
             groups[str(row.get("pg_name"))] = KinetoGroup(size=size, backend=str(row.get("backend_config", "")))
     devices = document.get("deviceProperties")
-    return Job(
+    return KinetoJob(
         rank=integer(info.get("rank")),
         world_size=max(0, integer(info.get("world_size")) or 0),
         backend=str(info.get("backend", "")),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ncclt.core.message import Collective
 from ncclt.profile.readers.kineto.calls import CallBook
-from ncclt.profile.readers.kineto.job import Job, integer
+from ncclt.profile.readers.kineto.job import KinetoJob, integer
 from ncclt.profile.readers.kineto.names import Operation, classify
 from ncclt.profile.readers.kineto.trace import Event
 
@@ -41,7 +41,7 @@ def is_sized_collective(event: Event) -> bool:
     return has_metadata(event) and classify(event.args["Collective name"]) is not None
 
 
-def calls_from_metadata(events: Iterable[Event], job: Job, *, source: str) -> CallBook:
+def calls_from_metadata(events: Iterable[Event], job: KinetoJob, *, source: str) -> CallBook:
     """Read one call from each event that has metadata."""
     book = CallBook(source=source)
     for event in events:
@@ -62,7 +62,7 @@ def torch_version_hint(events: Iterable[Event]) -> str:
     return next((f">={version}" for key, version in _SINCE if key in keys), "<=2.2" if seen else "")
 
 
-def _add(book: CallBook, event: Event, job: Job) -> None:
+def _add(book: CallBook, event: Event, job: KinetoJob) -> None:
     args = event.args
     operation = classify(args["Collective name"])
     assert operation is not None, "callers ask is_sized_collective first"

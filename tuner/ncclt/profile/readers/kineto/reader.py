@@ -20,7 +20,7 @@ from ncclt.profile.documents import Document, documents, heads
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.kineto.calls import CallBook
 from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed
-from ncclt.profile.readers.kineto.job import Job
+from ncclt.profile.readers.kineto.job import KinetoJob
 from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times
 from ncclt.profile.readers.kineto.metadata import calls_from_metadata, is_sized_collective, torch_version_hint
 from ncclt.profile.readers.kineto.shapes import calls_from_shapes
@@ -56,7 +56,7 @@ class _RankReading:
     """What remains of one rank's trace once its events are counted."""
 
     label: str
-    job: Job
+    job: KinetoJob
     steps: Steps
     times: KernelTimes
     exposure: RankExposure

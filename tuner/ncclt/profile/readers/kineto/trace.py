@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclt.profile.documents import Document
 from ncclt.profile.readers.kineto.exposure import KernelTimeline
-from ncclt.profile.readers.kineto.job import Job, integer, job_of, number
+from ncclt.profile.readers.kineto.job import KinetoJob, integer, job_of, number
 from ncclt.profile.readers.kineto.names import is_barrier
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.readers.kineto.stream_kernels import KERNEL_CATEGORIES, note_kernels
@@ -97,7 +97,7 @@ class RankTrace:
     """
 
     label: str
-    job: Job
+    job: KinetoJob
     comms: tuple[Event, ...]
     operators: tuple[Event, ...]
     annotations: tuple[Event, ...]
