@@ -13,7 +13,7 @@ from markupsafe import Markup
 from ncclt.core.message import format_bytes
 from ncclt.core.trial import Outcome
 from ncclt_api.pages import svg
-from ncclt_api.pages.message_rows import MessageRow
+from ncclt_api.pages.message_rows import MessageLine
 from ncclt_api.pages.scale import Scale, scale_over
 from ncclt_api.pages.wording import format_interval, format_speedup, format_time
 
@@ -134,7 +134,7 @@ def _legend(root: Element, entries: Sequence[tuple[str, str]], *, y: float) -> N
         x -= 42
 
 
-def messages_chart(rows: Sequence[MessageRow], *, policy_name: str) -> Markup | None:
+def messages_chart(rows: Sequence[MessageLine], *, policy_name: str) -> Markup | None:
     """Draw the time of each message under default and policy, the longest per step first.
 
     Args:
@@ -169,7 +169,7 @@ def messages_chart(rows: Sequence[MessageRow], *, policy_name: str) -> Markup | 
     return svg.markup(root)
 
 
-def _message_line(root: Element, row: MessageRow, default_us: float, policy_us: float, *, x: Scale, y: float) -> None:
+def _message_line(root: Element, row: MessageLine, default_us: float, policy_us: float, *, x: Scale, y: float) -> None:
     faster = policy_us <= default_us
     group = svg.add(root, "g", class_="gain" if faster else "loss")
     svg.tooltip(group, f"{row.message.label}: {format_time(default_us)} → {format_time(policy_us)}, {row.setting}")

@@ -15,7 +15,7 @@ from ncclt.prove.evidence import LaunchEvidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRow:
+class MessageLine:
     """One message under the default and under the policy.
 
     Attributes:
@@ -55,7 +55,7 @@ class MessageRow:
         return self.message.busbw_gbps(self.policy_us) if self.policy_us else None
 
 
-def policy_rows(study: Study, evidence: LaunchEvidence, policy: Policy) -> tuple[MessageRow, ...]:
+def policy_rows(study: Study, evidence: LaunchEvidence, policy: Policy) -> tuple[MessageLine, ...]:
     """Return the workload's messages as the verification measured them, the longest per step first."""
     return _rows(
         study,
@@ -65,7 +65,7 @@ def policy_rows(study: Study, evidence: LaunchEvidence, policy: Policy) -> tuple
     )
 
 
-def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> tuple[MessageRow, ...]:
+def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> tuple[MessageLine, ...]:
     """Return the workload's messages as the search measured them under the default and under its best setting."""
     version = study.cluster.version
     return _rows(
@@ -95,9 +95,9 @@ def _rows(
     default_us: Mapping[Message, float],
     policy_us: Mapping[Message, float],
     label: Callable[[Message], str],
-) -> tuple[MessageRow, ...]:
+) -> tuple[MessageLine, ...]:
     rows = [
-        MessageRow(
+        MessageLine(
             calls=calls,
             default_us=default_us.get(calls.message),
             policy_us=policy_us.get(calls.message),

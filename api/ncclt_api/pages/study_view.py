@@ -18,7 +18,7 @@ from ncclt.prove.payback import cost_words
 from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
 from ncclt_api.pages.evidence import Block, blocks_of
 from ncclt_api.pages.jobs import NO_JOBS, Jobs
-from ncclt_api.pages.message_rows import MessageRow, best_setting_rows, interpolated_messages, policy_rows
+from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpolated_messages, policy_rows
 from ncclt_api.pages.wording import format_saving, format_speedup
 
 TRIALS_PER_PAGE = 100
@@ -92,7 +92,7 @@ class StudyView:
     heading: Heading
     forms: tuple[FormView, ...]
     compared: str
-    rows: tuple[MessageRow, ...]
+    rows: tuple[MessageLine, ...]
     interpolated: frozenset[Message]
     blocks: tuple[Block, ...]
     arms: tuple[Arm, ...]
