@@ -36,7 +36,7 @@ class VerificationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttestationRow:
+class AttestationLine:
     """One job's attestation.
 
     Attributes:
@@ -56,7 +56,7 @@ class Jobs:
     """All that jobs told, newest first."""
 
     verifications: tuple[VerificationRow, ...] = ()
-    attestations: tuple[AttestationRow, ...] = ()
+    attestations: tuple[AttestationLine, ...] = ()
 
 
 NO_JOBS = Jobs()
@@ -75,7 +75,7 @@ def jobs_of(verifications: Iterable[Verification], attestations: Iterable[Attest
             for one in verifications
         ),
         attestations=tuple(
-            AttestationRow(
+            AttestationLine(
                 attestation=one,
                 mood=EFFECT_WORDS[one.effect][0],
                 word=EFFECT_WORDS[one.effect][1],
