@@ -12,7 +12,7 @@ from ncclt.core.trial import Outcome
 from ncclt.health.preflight.elimination import pair_rounds, rounds
 from ncclt.health.preflight.examination_gpus import GpuExamination, finding_of
 from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
-from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, Named
+from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, NamedPart
 from ncclt.health.preflight.soundings import Soundings, TimeIsOverError
 
 _PASSES = 4
@@ -171,7 +171,7 @@ class Examination:
 
     def _localised(self, hosts: tuple[str, ...], share: float, *, first: bool) -> Localised:
         if len(hosts) == 2:
-            pair = Named(
+            pair = NamedPart(
                 parts=hosts, share=share, partners=hosts, launches=len(self._soundings.of(Section(hosts=hosts)))
             )
             return Localised(named=(pair,) if share < self._least else (), level=1.0)
@@ -188,7 +188,7 @@ class Examination:
         played = pair_rounds(self._plan, hosts) if first else None
         return localiser.run() if played is None else localiser.run_rounds(played)
 
-    def _add(self, named: Named, found: Localised) -> None:
+    def _add(self, named: NamedPart, found: Localised) -> None:
         """Keep a slow node or link; a node is looked into, for it may be slow because of a GPU."""
         order = self._hosts.index
         partners = named.parts[1:] if len(named.parts) == 2 else named.partners

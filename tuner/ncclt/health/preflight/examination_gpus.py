@@ -9,7 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.expectation import Expectation
-from ncclt.health.preflight.localise import Group, Localised, Localiser, Named
+from ncclt.health.preflight.localise import Group, Localised, Localiser, NamedPart
 from ncclt.health.preflight.soundings import Soundings
 
 _NETWORK = "alone its GPUs are as fast as others: look at its network"
@@ -73,7 +73,7 @@ class GpuExamination:
                 continue
             findings += self.slow_gpus(host, gbps / usual, peer=peer) or [
                 finding_of(
-                    Named(parts=(host,), share=gbps / usual, partners=(), launches=len(again)), 1.0, again,
+                    NamedPart(parts=(host,), share=gbps / usual, partners=(), launches=len(again)), 1.0, again,
                     part=Part.NODE, hosts=(host,), remark="alone, and no GPU stands out",
                 )
             ]  # fmt: skip
@@ -125,7 +125,7 @@ class GpuExamination:
     def _localised(self, host: str, share: float, peer: str) -> Localised:
         names = tuple(str(gpu) for gpu in range(self._cluster.gpus_per_node))
         if len(names) == 2:
-            return Localised(named=(Named(parts=names, share=share, partners=names, launches=1),), level=1.0)
+            return Localised(named=(NamedPart(parts=names, share=share, partners=names, launches=1),), level=1.0)
 
         def measure(groups: Sequence[Group]) -> list[float]:
             sections = [Section(hosts=(host,), gpus=_gpus(group)) for group in groups]
@@ -154,7 +154,7 @@ def _gpus(group: Group) -> tuple[int, ...]:
 
 
 def finding_of(
-    named: Named,
+    named: NamedPart,
     level: float,
     readings: Sequence[ProbeReading],
     *,

@@ -35,7 +35,7 @@ _SAMPLE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedPart:
     """A part or link that was found slow.
 
     Attributes:
@@ -64,7 +64,7 @@ class Localised:
         acquitted: suspects that were fast when they were launched again.
     """
 
-    named: tuple[Named, ...] = ()
+    named: tuple[NamedPart, ...] = ()
     level: float
     even: bool = False
     good: Group = ()
@@ -196,7 +196,7 @@ class Localiser:
 
     def _confirmed(self) -> Localised:
         """Launch what is suspected again, with other partners where there are any, and name what stays slow."""
-        named: dict[Group, Named] = {}
+        named: dict[Group, NamedPart] = {}
         acquitted: list[Group] = []
         while fresh := [part for part in self._suspects(named, acquitted).parts if (part,) not in named]:
             for part in fresh:
@@ -234,7 +234,7 @@ class Localiser:
             trusted=self._good,
         )
 
-    def _judged_part(self, part: str, *, excluded: Sequence[str]) -> Named | None:
+    def _judged_part(self, part: str, *, excluded: Sequence[str]) -> NamedPart | None:
         """Launch a part with good partners until it has three launches; None = it is not slow."""
         others = [one for one in self._parts if one != part]
         partners = (
@@ -252,15 +252,15 @@ class Localiser:
         share = statistics.median(value for values in met.values() for value in values)
         if share >= (1 - self._cut) * self._level():
             return None
-        return Named(parts=(part,), share=share, partners=tuple(met), launches=sum(map(len, met.values())))
+        return NamedPart(parts=(part,), share=share, partners=tuple(met), launches=sum(map(len, met.values())))
 
-    def _judged_link(self, pair: Pair) -> Named | None:
+    def _judged_link(self, pair: Pair) -> NamedPart | None:
         while len(self._pairs[pair]) < LAUNCHES:
             self._add([pair])
         share = statistics.median(self._pairs[pair])
         if share >= (1 - self._cut) * self._level():
             return None
-        return Named(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
+        return NamedPart(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
 
     # --- the book ---
 
