@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ncclt.profile.readers.nccl_log.parse import (
     NOWHERE,
-    Origin,
+    LineOrigin,
     coll_lines,
     comm_line,
     library_version,
@@ -23,14 +23,14 @@ CALL = (
 @pytest.mark.parametrize(
     ("before", "origin"),
     [
-        (b"gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"5: gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"(Worker pid=77, ip=10.0.0.1) gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"[1,0]<stdout>:gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"[2026-01-02 03:04:05] gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"gpu1:77:78 [3] 1700000000123456 NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"> gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
-        (b"gpu9:1:1 [0] NCCL INFO gpu1:77:78 [3] NCCL INFO ", Origin("gpu1", "77", "3")),
+        (b"gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"5: gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"(Worker pid=77, ip=10.0.0.1) gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"[1,0]<stdout>:gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"[2026-01-02 03:04:05] gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"gpu1:77:78 [3] 1700000000123456 NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"> gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
+        (b"gpu9:1:1 [0] NCCL INFO gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
         (b"[7] NCCL INFO ", NOWHERE),
         (b"", NOWHERE),
     ],
@@ -97,7 +97,7 @@ def test_impossible_counts_are_no_calls(text):
 def test_tuning_lines_of_every_form(line, operation, size, choice, full):
     """NCCL 2.20 to 2.32."""
     (decision,) = tuning_lines(b"gpu1:7:8 [2] NCCL INFO " + line)
-    assert decision == (Origin("gpu1", "7", "2"), operation, size, choice, full)
+    assert decision == (LineOrigin("gpu1", "7", "2"), operation, size, choice, full)
 
 
 def test_init_lines_of_every_form():

@@ -11,7 +11,7 @@ from ncclt.profile.readers.nccl_log.lines import Statements, check_bounded
 from ncclt.profile.readers.nccl_log.parse import (
     CollLine,
     CommLine,
-    Origin,
+    LineOrigin,
     TuningLine,
     coll_lines,
     comm_line,
@@ -103,7 +103,7 @@ def _joined(book: LogBook) -> LogBook:
     the process that is known by the address of its communicator, if there is exactly one.
     """
     hosts = _real_hosts(book.processes)
-    owners: dict[tuple[str, str], set[Origin]] = {}
+    owners: dict[tuple[str, str], set[LineOrigin]] = {}
     for call in book.calls:
         if call.origin.host:
             owners.setdefault((call.comm, call.ranks), set()).add(_renamed(call.origin, hosts))
@@ -133,7 +133,7 @@ def _real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
     return found
 
 
-def _renamed(origin: Origin, hosts: dict[tuple[str, str], str]) -> Origin:
+def _renamed(origin: LineOrigin, hosts: dict[tuple[str, str], str]) -> LineOrigin:
     return origin._replace(host=hosts.get((origin.host, origin.pid), origin.host))
 
 

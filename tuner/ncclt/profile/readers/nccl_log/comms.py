@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ncclt.profile.readers.nccl_log.book import LogBook
-from ncclt.profile.readers.nccl_log.parse import CollLine, CommLine, Origin, TuningLine
+from ncclt.profile.readers.nccl_log.parse import CollLine, CommLine, LineOrigin, TuningLine
 
 
 class Rank(NamedTuple):
@@ -70,7 +70,7 @@ class Communicators:
         known = self.described.get(_handle(line))
         return known is not None and self.part_spans_nodes(known)
 
-    def group_decided_by(self, origin: Origin) -> tuple[int, bool]:
+    def group_decided_by(self, origin: LineOrigin) -> tuple[int, bool]:
         """Return the ranks of the communicator that a TUNING line is about, and whether it spans nodes.
 
         Such a line comes from rank 0 of its communicator and does not name it: where all communicators that this

@@ -33,7 +33,7 @@ _VERSION = re.compile(rb"(R|N)CCL version ?:? ?(\d{1,3}\.\d{1,3}[\w.+-]{0,40})")
 _GRAPH = re.compile(rb"(?i)cuda ?graph|stream captur|# nThread .{0,200} graph: [1-9]")
 
 
-class Origin(NamedTuple):
+class LineOrigin(NamedTuple):
     """Who wrote a line; all empty where its beginning is torn off."""
 
     host: str
@@ -44,7 +44,7 @@ class Origin(NamedTuple):
 class CollLine(NamedTuple):
     """One call as COLL lines tell it: the elements are those of the API's `count`, of one rank."""
 
-    origin: Origin
+    origin: LineOrigin
     operation: str
     elements: str
     datatype: str
@@ -55,7 +55,7 @@ class CollLine(NamedTuple):
 class TuningLine(NamedTuple):
     """One decision as TUNING lines tell it; fields that the form lacks are empty."""
 
-    origin: Origin
+    origin: LineOrigin
     operation: str
     size: str
     choice: str
@@ -65,7 +65,7 @@ class TuningLine(NamedTuple):
 class CommLine(NamedTuple):
     """A communicator as INIT lines tell it; `comm_id` is the same on all of its ranks."""
 
-    origin: Origin
+    origin: LineOrigin
     comm: str
     rank: int
     ranks: str
@@ -74,7 +74,7 @@ class CommLine(NamedTuple):
     nodes: int
 
 
-NOWHERE = Origin("", "", "")
+NOWHERE = LineOrigin("", "", "")
 
 
 def coll_lines(line: bytes) -> Iterator[CollLine]:
@@ -149,11 +149,11 @@ def _named(word: str, names: tuple[str, ...]) -> str:
     return names[int(word)] if word.isdigit() and int(word) < len(names) else word
 
 
-def _origin(before: bytes) -> Origin:
+def _origin(before: bytes) -> LineOrigin:
     """Return the last origin in the text before a statement: an earlier one belongs to the line torn off there."""
     origin = NOWHERE
     for host, pid, device in _ORIGIN.findall(before):
-        origin = Origin(_text(host), _text(pid), _text(device))
+        origin = LineOrigin(_text(host), _text(pid), _text(device))
     return origin
 
 
