@@ -18,7 +18,7 @@ import pytest
 from ncclt.launch.kubernetes import driver as kubernetes_driver
 from ncclt.launch.kubernetes.launcher import KubernetesLauncher
 from ncclt.launch.kubernetes.manifests import Site
-from ncclt.launch.kubernetes.pods import Progress, Stage
+from ncclt.launch.kubernetes.pods import PodProgress, Stage
 from ncclt.launch.launcher import JobShape
 from ncclt.testing.launcher_contract import LauncherContract
 
@@ -254,7 +254,7 @@ def test_a_log_that_does_not_end_is_cut_off_and_the_failed_pods_are_still_shown(
     monkeypatch.setattr(kubernetes_driver, "_CALL_S", 1.0)
     driver = kubernetes_driver.Driver([str(kubectl)], argparse.Namespace(container="ncclt"))
 
-    driver._show_logs(Progress(stage=Stage.ENDED, leader="leader", failed=("other",)))
+    driver._show_logs(PodProgress(stage=Stage.ENDED, leader="leader", failed=("other",)))
 
     out, err = capfd.readouterr()
     assert out == "begun\n"

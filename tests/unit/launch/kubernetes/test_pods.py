@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.launch.kubernetes.pods import Progress, Stage, progress
+from ncclt.launch.kubernetes.pods import PodProgress, Stage, progress
 
 RUNNING = {"phase": "Running", "containerStatuses": [{"name": "launcher", "state": {"running": {}}}]}
 
@@ -36,13 +36,13 @@ def waiting(reason, message=""):
 
 
 def test_nothing_is_there_yet():
-    assert judged() == Progress(stage=Stage.PENDING, reason="0 of 3 pods run")
+    assert judged() == PodProgress(stage=Stage.PENDING, reason="0 of 3 pods run")
 
 
 def test_a_launch_runs_when_all_of_its_pods_do():
     workers = [worker("w0"), worker("w1")]
     assert judged(*workers).stage is Stage.PENDING
-    assert judged(*workers, pod("l", RUNNING)) == Progress(stage=Stage.RUNNING, leader="l")
+    assert judged(*workers, pod("l", RUNNING)) == PodProgress(stage=Stage.RUNNING, leader="l")
     # One that is to go, beside the one that took its place.
     assert judged(*workers, worker("w2"), pod("l", RUNNING)).stage is Stage.RUNNING
 
@@ -50,7 +50,7 @@ def test_a_launch_runs_when_all_of_its_pods_do():
 def test_a_pod_without_a_node_says_why():
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     seen = judged(worker("w0"), worker("w1", {"phase": "Pending", "conditions": [condition]}))
-    assert seen == Progress(stage=Stage.PENDING, reason="pod w1 has no node: 0/3 nodes are available")
+    assert seen == PodProgress(stage=Stage.PENDING, reason="pod w1 has no node: 0/3 nodes are available")
 
 
 def test_a_container_that_is_being_created_is_waited_for():
@@ -66,7 +66,7 @@ def test_what_no_patience_cures_ends_the_waiting(reason):
 
 def test_success_of_the_leader_counts_although_the_others_are_ended_then():
     seen = judged(pod("l", ended(0)), worker("w0", ended(143, at="2026-11-21T10:00:00Z")))
-    assert seen == Progress(stage=Stage.ENDED, exit_code=0, leader="l")
+    assert seen == PodProgress(stage=Stage.ENDED, exit_code=0, leader="l")
 
 
 def test_the_first_failure_is_the_cause():

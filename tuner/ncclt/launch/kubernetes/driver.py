@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from ncclt.launch.kubernetes.pods import Progress, Stage, progress
+from ncclt.launch.kubernetes.pods import PodProgress, Stage, progress
 
 NOT_STARTED = "not started"
 TIMED_OUT = "timed out"
@@ -75,7 +75,7 @@ class Driver:
             sys.stderr.write(f"ncclt: kubernetes: {seen.reason}\n")
         return 1 if seen.exit_code is None else seen.exit_code
 
-    def _wait(self, stages: set[Stage], *, within_s: float) -> Progress:
+    def _wait(self, stages: set[Stage], *, within_s: float) -> PodProgress:
         """Wait until the launch has come to one of some stages or the time is over."""
         deadline = time.monotonic() + within_s
         silent = 0
@@ -83,19 +83,19 @@ class Driver:
             seen = self._look()
             silent = 0 if seen else silent + 1
             if silent >= _SILENT_CALLS:
-                return Progress(stage=Stage.ENDED, reason=f"the job is out of sight: {self._complaint}")
+                return PodProgress(stage=Stage.ENDED, reason=f"the job is out of sight: {self._complaint}")
             if seen and (seen.stage in stages or time.monotonic() >= deadline):
                 return seen
             time.sleep(self._arguments.poll_s)
 
-    def _look(self) -> Progress | None:
+    def _look(self) -> PodProgress | None:
         pods = self._get("pods", "--selector", self._arguments.selector)
         job = self._get(self._arguments.kind, self._arguments.name)
         if pods is None or job is None:
             return None
         return progress(pods.get("items") or [], job, container=self._arguments.container, count=self._arguments.pods)
 
-    def _show_logs(self, seen: Progress) -> None:
+    def _show_logs(self, seen: PodProgress) -> None:
         if seen.leader:
             # Straight through: a log may be of any length.
             argv = (*self._kubectl, "logs", seen.leader, "--container", self._arguments.container)

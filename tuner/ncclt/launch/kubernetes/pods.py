@@ -29,7 +29,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PodProgress:
     """How far a launch has come.
 
     Attributes:
@@ -47,7 +47,7 @@ class Progress:
     failed: tuple[str, ...] = ()
 
 
-def progress(pods: Sequence[Any], job: Mapping[str, Any], *, container: str, count: int) -> Progress:
+def progress(pods: Sequence[Any], job: Mapping[str, Any], *, container: str, count: int) -> PodProgress:
     """Judge a launch.
 
     Args:
@@ -59,21 +59,21 @@ def progress(pods: Sequence[Any], job: Mapping[str, Any], *, container: str, cou
     leader = next((_name(pod) for pod in pods if _leads(pod, container)), "")
     # First of all: after a success the operator ends the other pods, which then look as if they had failed.
     if any(_leads(pod, container) and _succeeded(pod) for pod in pods):
-        return Progress(stage=Stage.ENDED, exit_code=0, leader=leader)
+        return PodProgress(stage=Stage.ENDED, exit_code=0, leader=leader)
     if failures := sorted(failure for pod in pods for failure in _failures(pod)):
         _when, reason, exit_code, _pod = failures[0]
         failed = tuple(sorted({pod for _when, _reason, _code, pod in failures}))
-        return Progress(stage=Stage.ENDED, reason=reason, exit_code=exit_code, leader=leader, failed=failed)
+        return PodProgress(stage=Stage.ENDED, reason=reason, exit_code=exit_code, leader=leader, failed=failed)
     if refusal := _condition(job, "Failed"):
         stage = Stage.ENDED if pods else Stage.UNSTARTABLE
-        return Progress(stage=stage, reason=f"the job failed: {refusal}", leader=leader)
+        return PodProgress(stage=stage, reason=f"the job failed: {refusal}", leader=leader)
     if unstartable := next((said for pod in pods for said in _unstartable(pod)), ""):
-        return Progress(stage=Stage.UNSTARTABLE, reason=unstartable, leader=leader)
+        return PodProgress(stage=Stage.UNSTARTABLE, reason=unstartable, leader=leader)
     running = [pod for pod in pods if _status(pod).get("phase") in ("Running", "Succeeded")]
     if len(running) >= count:
-        return Progress(stage=Stage.RUNNING, leader=leader)
+        return PodProgress(stage=Stage.RUNNING, leader=leader)
     waiting = next((said for pod in pods for said in _waiting(pod)), f"{len(running)} of {count} pods run")
-    return Progress(stage=Stage.PENDING, reason=waiting, leader=leader)
+    return PodProgress(stage=Stage.PENDING, reason=waiting, leader=leader)
 
 
 def _name(pod: Any) -> str:
