@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ncclt.core.study import Study
-    from ncclt.search.replay import Recording, Replay
+    from ncclt.search.replay import RecordedStudy, Replay
 
 REPLAY_SCHEMA = 1
 """Version of the document that `studies replay --json` prints."""
@@ -17,7 +17,7 @@ _AFTER = (5, 8, 12, 20)
 _WITHIN = (0.03, 0.01)
 
 
-def replay_document(study: Study, recording: Recording, replays: Sequence[Replay]) -> dict[str, Any]:
+def replay_document(study: Study, recording: RecordedStudy, replays: Sequence[Replay]) -> dict[str, Any]:
     """Return regrets and launches of every sampler over its seeds."""
     from ncclt.core.policy import Policy
 

@@ -23,7 +23,7 @@ FEWEST_SETTINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordedStudy:
     """What a study measured, as the landscape of other searches.
 
     Attributes:
@@ -74,7 +74,7 @@ class Replay:
         return needed if needed <= len(self.regrets) else None
 
 
-def recording_of(study: Study, trials: Sequence[Trial]) -> Recording:
+def recording_of(study: Study, trials: Sequence[Trial]) -> RecordedStudy:
     """Return the landscape that a study has measured.
 
     Args:
@@ -102,7 +102,7 @@ def recording_of(study: Study, trials: Sequence[Trial]) -> Recording:
     truth = collect_times(whole)
     version = study.cluster.version
     ideal = assemble(truth, study.workload, version=version)
-    return Recording(
+    return RecordedStudy(
         cluster=study.cluster,
         workload=study.workload,
         results={s: tuple(found) for s, found in results.items()} | {DEFAULT: tuple(good_default)},
@@ -112,7 +112,7 @@ def recording_of(study: Study, trials: Sequence[Trial]) -> Recording:
     )
 
 
-def replay(recording: Recording, sampler: str, *, seed: int, launches: int) -> Replay:
+def replay(recording: RecordedStudy, sampler: str, *, seed: int, launches: int) -> Replay:
     """Search a recording once; a launch gives what the study measured in its launches of that setting, in turn.
 
     Args:
@@ -142,7 +142,7 @@ def replay(recording: Recording, sampler: str, *, seed: int, launches: int) -> R
     return Replay(sampler=sampler, seed=seed, regrets=tuple(regrets))
 
 
-def _launch(recording: Recording, setting: Setting, trials: Sequence[Trial]) -> Trial:
+def _launch(recording: RecordedStudy, setting: Setting, trials: Sequence[Trial]) -> Trial:
     repeat = sum(trial.setting == setting for trial in trials)
     launches = recording.results[setting]
     result = launches[repeat % len(launches)]
