@@ -49,7 +49,7 @@ class Membership:
 
 
 @dataclass(slots=True, kw_only=True)
-class Recording:
+class NsysExport:
     """What one export holds of NCCL.
 
     Attributes:
@@ -79,10 +79,10 @@ class Recording:
     other_kernels: int = 0
 
 
-def recording_of(export: Export) -> Recording:
+def recording_of(export: Export) -> NsysExport:
     """Count the calls and kernels of an export."""
     dates = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
-    recording = Recording(
+    recording = NsysExport(
         label=export.label,
         recorded_on=next((_day(value) for (value,) in dates), ""),
         facts=export.facts(),
@@ -101,7 +101,7 @@ def _day(moment: object) -> str:
         return ""
 
 
-def _count_calls(export: Export, names: Mapping[int, str], recording: Recording) -> None:
+def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
     columns = export.columns.get("NVTX_EVENTS", frozenset())
     schemas = schemas_of(export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset"))
     ways = [
@@ -141,7 +141,7 @@ def _json_by_id(export: Export, number: object) -> str | None:
     return next((value for (value,) in rows if isinstance(value, str)), None)
 
 
-def _take(recording: Recording, process: Process, function: str, payload: Payload) -> None:
+def _take(recording: NsysExport, process: Process, function: str, payload: Payload) -> None:
     if payload.size_bytes is not None:
         kind = CallKind(function=function, communicator=payload.communicator, size_bytes=payload.size_bytes)
         recording.sized[process, kind] += 1
@@ -159,7 +159,7 @@ def _take(recording: Recording, process: Process, function: str, payload: Payloa
         recording.members[process, None] = Membership(ranks=0, mine=frozenset())
 
 
-def _count_kernels(export: Export, names: Mapping[int, str], recording: Recording) -> None:
+def _count_kernels(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
     table = "CUPTI_ACTIVITY_KIND_KERNEL"
     columns = export.columns.get(table, frozenset())
     by = ", ".join(column for column in ("demangledName", "shortName") if column in columns)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.core.workload import RankMessages
-from ncclt.profile.readers.nsys.calls import CallKind, Membership, Process, Recording
+from ncclt.profile.readers.nsys.calls import CallKind, Membership, NsysExport, Process
 from ncclt.profile.readers.nsys.kernels import agreed_dtypes
 
 NO_DTYPE = "uint8"
@@ -55,7 +55,7 @@ class _Group:
     is_assumed: bool
 
 
-def messages_of(recordings: Sequence[Recording]) -> Sizing:
+def messages_of(recordings: Sequence[NsysExport]) -> Sizing:
     """Return the messages of all processes."""
     members = {key: member for recording in recordings for key, member in recording.members.items()}
     dtypes = agreed_dtypes(kernel for recording in recordings for kernel in recording.kernels)

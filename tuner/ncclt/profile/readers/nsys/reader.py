@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.readers.nsys.calls import Process, Recording, recording_of
+from ncclt.profile.readers.nsys.calls import NsysExport, Process, recording_of
 from ncclt.profile.readers.nsys.file import is_export, opened
 from ncclt.profile.readers.nsys.kernels import shown
 from ncclt.profile.readers.nsys.messages import FUNCTIONS, Sizing, messages_of
@@ -43,12 +43,12 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     return _workload(recordings, sizing, name)
 
 
-def _recording(path: Path) -> Recording:
+def _recording(path: Path) -> NsysExport:
     with opened(path) as export:
         return recording_of(export)
 
 
-def _check_ranks(recordings: Sequence[Recording]) -> None:
+def _check_ranks(recordings: Sequence[NsysExport]) -> None:
     """Refuse a rank of a communicator that two processes claim: its calls would count once for each."""
     seen: dict[tuple[int, int], Process] = {}
     for recording in recordings:
@@ -64,7 +64,7 @@ def _check_ranks(recordings: Sequence[Recording]) -> None:
                     )
 
 
-def _workload(recordings: Sequence[Recording], sizing: Sizing, workload_name: str) -> Workload:
+def _workload(recordings: Sequence[NsysExport], sizing: Sizing, workload_name: str) -> Workload:
     world = max((member.ranks for recording in recordings for member in recording.members.values()), default=0)
     ranks = {
         rank
@@ -97,7 +97,7 @@ def _workload(recordings: Sequence[Recording], sizing: Sizing, workload_name: st
     )
 
 
-def _notes(recordings: Sequence[Recording], sizing: Sizing, *, read: int, world: int) -> list[str]:
+def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world: int) -> list[str]:
     notes = [WHOLE_FILE, *sizing.assumed]
     notes += [f"left out: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
     bare = sum(

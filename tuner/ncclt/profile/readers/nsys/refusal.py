@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers.nsys.calls import Recording
+from ncclt.profile.readers.nsys.calls import NsysExport
 from ncclt.profile.readers.nsys.kernels import shown
 
 _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
 
 
-def refusal(recordings: Sequence[Recording], left_out: Mapping[str, int]) -> TraceError:
+def refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> TraceError:
     """Return the error for exports without a message: what was seen, and what to do."""
     labels = ", ".join(recording.label for recording in recordings)
     functions = sum((recording.functions for recording in recordings), Counter[str]())
@@ -50,7 +50,7 @@ def refusal(recordings: Sequence[Recording], left_out: Mapping[str, int]) -> Tra
     )
 
 
-def kernel_words(recordings: Sequence[Recording]) -> Counter[str]:
+def kernel_words(recordings: Sequence[NsysExport]) -> Counter[str]:
     """Count the launches of NCCL's kernels by operation and dtype."""
     words: Counter[str] = Counter()
     for recording in recordings:
@@ -59,7 +59,7 @@ def kernel_words(recordings: Sequence[Recording]) -> Counter[str]:
     return words
 
 
-def export_command(recording: Recording) -> str:
+def export_command(recording: NsysExport) -> str:
     """Return the command that exports a report with its payloads, beside the file that lacks them."""
     stem = PurePath(recording.label).stem
     report = PurePath(recording.facts.get("EXPORT_PARAM_INPUT_FILE", "")).name or f"{stem}.nsys-rep"
@@ -70,12 +70,12 @@ def export_command(recording: Recording) -> str:
     return shlex.join(words)
 
 
-def _may_have_lost_payloads(recordings: Sequence[Recording]) -> bool:
+def _may_have_lost_payloads(recordings: Sequence[NsysExport]) -> bool:
     """Tell whether a switch was off; older exports do not say, and then nobody knows."""
     return any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
 
 
-def _switches(recording: Recording) -> str:
+def _switches(recording: NsysExport) -> str:
     return ", ".join(
         f"{key}={recording.facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}"
         for key in ("INCLUDE_BLOBS", "INCLUDE_JSON")
