@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Finding, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Finding, Severity
 from ncclt.health.doctor.rules import RULES, Diagnosis, diagnose
 
-__all__ = ["RULES", "Diagnosis", "Facts", "Finding", "Rule", "Severity", "diagnose"]
+__all__ = ["RULES", "Diagnosis", "DoctorRule", "Facts", "Finding", "Severity", "diagnose"]

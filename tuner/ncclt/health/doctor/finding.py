@@ -52,7 +52,7 @@ Check = Callable[[Facts], Iterable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class DoctorRule:
     """One thing that can be wrong.
 
     Attributes:
@@ -97,7 +97,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong here; the fields are those of `Rule` and `Observation`."""
+    """One thing that is wrong here; the fields are those of `DoctorRule` and `Observation`."""
 
     id: str
     severity: Severity

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Finding, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Finding, Severity
 from ncclt.health.doctor.rules_conf import CONF_RULES
 from ncclt.health.doctor.rules_gpus import GPU_RULES
 from ncclt.health.doctor.rules_network import NETWORK_RULES
@@ -15,7 +15,7 @@ from ncclt.health.doctor.rules_release import RELEASE_RULES
 from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
 from ncclt.health.doctor.rules_variables import VARIABLE_RULES
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[DoctorRule, ...] = (
     *NETWORK_RULES,
     *TOPOLOGY_RULES,
     *RANK_RULES,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 
 
 def _not_as_meant(facts: Facts) -> Iterator[Observation]:
@@ -57,7 +57,7 @@ def _in_effect(facts: Facts) -> Iterator[Observation]:
 
 
 CONF_RULES = (
-    Rule(
+    DoctorRule(
         id="CNF001",
         severity=Severity.WARNING,
         title="a line is not read as meant",
@@ -66,7 +66,7 @@ CONF_RULES = (
         fix="write NAME=value without blanks, quotes or `export`, and remarks on lines that begin with #",
         source="misc/param.cc (setEnvFile)",
     ),
-    Rule(
+    DoctorRule(
         id="CNF002",
         severity=Severity.WARNING,
         title="a file contradicts the environment",
@@ -75,7 +75,7 @@ CONF_RULES = (
         fix="decide on one place and remove the other",
         source="misc/param.cc (setenv without overwriting)",
     ),
-    Rule(
+    DoctorRule(
         id="CNF003",
         severity=Severity.WARNING,
         title="a file contradicts the recommendation",
@@ -84,7 +84,7 @@ CONF_RULES = (
         fix="remove the line, or replace it by `ncclt env --format nccl-conf`",
         source="NCCL user guide, NCCL_CONF_FILE and NCCL_TUNER_PLUGIN; misc/param.cc",
     ),
-    Rule(
+    DoctorRule(
         id="CNF004",
         severity=Severity.WARNING,
         title="a file is not found",
@@ -93,7 +93,7 @@ CONF_RULES = (
         fix="give NCCL_CONF_FILE an absolute path that exists on every node, without ~",
         source="NCCL user guide, NCCL_CONF_FILE",
     ),
-    Rule(
+    DoctorRule(
         id="CNF005",
         severity=Severity.INFO,
         title="a file sets variables",

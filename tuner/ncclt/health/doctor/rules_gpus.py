@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 
 
@@ -114,56 +114,56 @@ def _unloaded(facts: Facts) -> Iterator[Observation]:
 _SMI = "nvidia-smi manual"
 
 GPU_RULES = (
-    Rule(
+    DoctorRule(
         id="GPU001", severity=Severity.WARNING, title="different GPU models", check=_mixed,
         why="The slowest sets the pace, NCCL switches LL128 off where compute capabilities differ, and no figure fits "
         "both.",
         fix="choose nodes of one kind (constraints of the scheduler, CUDA_VISIBLE_DEVICES)",
         source="graph/tuning.cc (minCompCap == maxCompCap)",
     ),
-    Rule(
+    DoctorRule(
         id="GPU002", severity=Severity.WARNING, title="memory errors", check=_memory,
         why="Jobs on this GPU will crash sooner or later, and may have computed with wrong data.",
         fix="drain the node, reset the GPU, run `dcgmi diag -r 3`",
         source=f"{_SMI}, ECC errors and GPU recovery action",
     ),
-    Rule(
+    DoctorRule(
         id="GPU003", severity=Severity.WARNING, title="slowed by heat or power", check=_slowed,
         why="All ranks wait for the slowest GPU, and measurements vary with its temperature.",
         fix="look at cooling and power supplies; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`",
         source=f"{_SMI}, clocks event reasons",
     ),
-    Rule(
+    DoctorRule(
         id="GPU004", severity=Severity.WARNING, title="PCIe link below its best", check=_narrow,
         why="Transfers to NICs and other GPUs over PCIe have only part of their bandwidth.",
         fix="reseat the board or riser, look at the BIOS's slot settings, compare with `lspci -vv` (LnkSta)",
         source=f"{_SMI}, PCIe generation and link width",
     ),
-    Rule(
+    DoctorRule(
         id="GPU005", severity=Severity.WARNING, title="MIG is on", check=_partitioned,
         why="Parts of a GPU have no peer-to-peer access and NCCL cannot use NVLink between them.",
         fix="`nvidia-smi -mig 0` on an empty node",
         source="MIG user guide, application considerations",
     ),
-    Rule(
+    DoctorRule(
         id="GPU006", severity=Severity.WARNING, title="not registered with NVSwitch", check=_unregistered,
         why="Without registration there is no NVLink between these GPUs, or CUDA does not start at all.",
         fix="start nvidia-fabricmanager of the driver's version and wait for `Completed`",
         source=f"{_SMI}, fabric",
     ),
-    Rule(
+    DoctorRule(
         id="GPU007", severity=Severity.INFO, title="PCIe link at rest", check=_resting,
         why="Idle boards save power; whether the link reaches its best can only be seen under load.",
         fix="look again while a job runs",
         source=f"{_SMI}, PCIe generation",
     ),
-    Rule(
+    DoctorRule(
         id="GPU008", severity=Severity.INFO, title="memory rows wait to be replaced", check=_pending,
         why="Until the next reset the GPU works around them.",
         fix="reset the GPU when the node is empty",
         source=f"{_SMI}, remapped rows",
     ),
-    Rule(
+    DoctorRule(
         id="GPU009", severity=Severity.INFO, title="persistence mode is off", check=_unloaded,
         why="The driver is loaded at each start: launches take seconds longer, and error counts are lost.",
         fix="start nvidia-persistenced",

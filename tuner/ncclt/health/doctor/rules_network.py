@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.link import NEAR_NIC
 
 _FAST_FABRICS = ("infiniband", "roce", "efa", "slingshot")
@@ -120,7 +120,7 @@ def _down_adapters(facts: Facts) -> Iterator[Observation]:
 
 
 NETWORK_RULES = (
-    Rule(
+    DoctorRule(
         id="NET001",
         severity=Severity.ERROR,
         title="TCP sockets although there is InfiniBand, RoCE or EFA",
@@ -131,7 +131,7 @@ NETWORK_RULES = (
         "libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
         source="NCCL user guide, NCCL_IB_DISABLE and NCCL_NET; NVIDIA/nccl#952",
     ),
-    Rule(
+    DoctorRule(
         id="NET002",
         severity=Severity.WARNING,
         title="GPUDirect RDMA is off although a NIC is near",
@@ -142,7 +142,7 @@ NETWORK_RULES = (
         "check NCCL_NET_GDR_LEVEL",
         source="NCCL user guide, troubleshooting, GPU Direct; graph/paths.cc (ncclTopoCheckGdr)",
     ),
-    Rule(
+    DoctorRule(
         id="NET003",
         severity=Severity.WARNING,
         title="some network ports are down",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.log_facts import LogFacts, Process
 from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
 
@@ -91,7 +91,7 @@ def _one_variable(name: str, job: tuple[Process, ...], complete: set[tuple[str, 
 
 
 RANK_RULES = (
-    Rule(
+    DoctorRule(
         id="RNK001",
         severity=Severity.ERROR,
         title="ranks load different NCCL versions",
@@ -100,7 +100,7 @@ RANK_RULES = (
         fix="give all ranks the same image; look at LD_LIBRARY_PATH, LD_PRELOAD and the NCCL inside the PyTorch wheel",
         source="NVIDIA/nccl#1136, #1328",
     ),
-    Rule(
+    DoctorRule(
         id="RNK002",
         severity=Severity.ERROR,
         title="ranks have different NCCL variables",
@@ -111,7 +111,7 @@ RANK_RULES = (
         "and ~/.nccl.conf of the nodes",
         source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
     ),
-    Rule(
+    DoctorRule(
         id="RNK003",
         severity=Severity.ERROR,
         title="ranks use different networks",
@@ -122,7 +122,7 @@ RANK_RULES = (
         "is an error",
         source="NCCL user guide, NCCL_NET",
     ),
-    Rule(
+    DoctorRule(
         id="RNK004",
         severity=Severity.WARNING,
         title="ranks see different numbers of adapters",
@@ -131,7 +131,7 @@ RANK_RULES = (
         fix="compare `ibstat` of the nodes; set the same NCCL_IB_HCA everywhere, or NCCL_IGNORE_NET_MISMATCH=0 (2.30)",
         source="NCCL user guide, NCCL_IGNORE_NET_MISMATCH",
     ),
-    Rule(
+    DoctorRule(
         id="RNK005",
         severity=Severity.WARNING,
         title="nodes have different CUDA drivers",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.releases import KNOWN_TROUBLES
 
@@ -93,38 +93,38 @@ def _other_cluster(facts: Facts) -> Iterator[Observation]:
 
 
 RELEASE_RULES = (
-    Rule(
+    DoctorRule(
         id="VER001", severity=Severity.WARNING, title="a release with known trouble", check=_known_trouble,
         why="The trouble looks like a fault of the cluster or of the job.",
         fix="use another release",
         source="release notes and issues of NCCL, named in the finding",
     ),
-    Rule(
+    DoctorRule(
         id="VER002", severity=Severity.ERROR, title="LL128 over C2C", check=_torn_stores,
         why="On GH200 the two halves of a store of 128 bytes were seen apart: silent corruption between nodes.",
         fix="set NCCL_LL128_C2C=0 on all ranks",
         source="NVIDIA/nccl pull request 2053",
     ),
-    Rule(
+    DoctorRule(
         id="VER003", severity=Severity.WARNING, title="another NCCL than meant", check=_other_version,
         why="What is tuned for one version can be wrong or illegal for the next, and is served for the version it "
         "names.",
         fix="give the version that the job loads (--nccl-version), or look at LD_LIBRARY_PATH and LD_PRELOAD",
         source="PyTorch wheels bring their own NCCL",
     ),
-    Rule(
+    DoctorRule(
         id="CLU001", severity=Severity.WARNING, title="not the cluster that was named", check=_other_cluster,
         why="Results are published for the cluster that was named, and would be served where they do not hold.",
         fix="name the right cluster, or store this one: `ncclt doctor --as-cluster NAME`",
         source="ncclt",
     ),
-    Rule(
+    DoctorRule(
         id="LOG001", severity=Severity.WARNING, title="NCCL warned", check=_nccl_warned,
         why="NCCL warns only of what went wrong or will.",
         fix="read the lines; the first one is usually the cause of the others",
         source="NCCL_DEBUG=WARN",
     ),
-    Rule(
+    DoctorRule(
         id="LOG002", severity=Severity.INFO, title="the log is of no start", check=_no_starts,
         why="Versions, transports and channels are told when communicators start; here they are not.",
         fix="run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING and give all of the output",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.link import Link, Path
 from ncclt.health.doctor.log_facts import Connection
@@ -198,7 +198,7 @@ def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
 
 
 TOPOLOGY_RULES = (
-    Rule(
+    DoctorRule(
         id="TOP001", severity=Severity.ERROR, title="NCCL gave up its search of the topology", check=_gave_up,
         why="Plain order ignores NVLink and NICs: on Leonardo all_reduce fell from 50 to 7 GB/s, and forced trees "
         "crash.",
@@ -207,13 +207,13 @@ TOPOLOGY_RULES = (
         "write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
         source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352; graph/search.cc",
     ),
-    Rule(
+    DoctorRule(
         id="TOP002", severity=Severity.WARNING, title="NCCL could not read the topology completely", check=_unreadable,
         why="What it cannot read it guesses, and guessed link speeds mislead its choice of paths and algorithms.",
         fix="in virtual machines give the provider's NCCL_TOPO_FILE; in containers mount /sys",
         source="graph/xml.cc (ncclTopoGetStrFromSys)",
     ),
-    Rule(
+    DoctorRule(
         id="TOP003", severity=Severity.WARNING, title="shared memory although there is NVLink",
         check=_shared_memory_beside_nvlink,
         why="Host memory moves a tenth of what NVLink does.",
@@ -222,7 +222,7 @@ TOPOLOGY_RULES = (
         "namespaces; see `nvidia-smi topo -p2p r`",
         source=f"NCCL user guide, troubleshooting: {_DOCS}",
     ),
-    Rule(
+    DoctorRule(
         id="TOP004", severity=Severity.WARNING, title="no direct access between GPUs", check=_no_peer_to_peer,
         why="Data takes the way through host memory; with ACS on it may also hang or return zeros.",
         fix="switch PCIe ACS off (`lspci -vvv | grep ACSCtl` shows SrcValid+), boot with iommu=pt; GeForce boards "
@@ -230,34 +230,34 @@ TOPOLOGY_RULES = (
         "peer-to-peer at all",
         source=f"NCCL user guide, troubleshooting, PCI Access Control Services: {_DOCS}; NVIDIA/nccl#631, #2079",
     ),
-    Rule(
+    DoctorRule(
         id="TOP005", severity=Severity.WARNING, title="one channel", check=_one_channel,
         why="One channel is one SM on each GPU: it reaches a few percent of NVLink or of a modern NIC.",
         fix="unset NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS and NCCL_GRAPH_FILE; NVIDIA's example tuner plugin also sets one "
         "channel",
         source="graph/connect.cc; NVIDIA's example tuner plugin.c (nChannels = 1 at entry)",
     ),
-    Rule(
+    DoctorRule(
         id="TOP006", severity=Severity.WARNING, title="nodes found different numbers of channels",
         check=_unequal_channels,
         why="NCCL gives all nodes the smallest number: one node with a missing link or NIC slows all of them.",
         fix="compare `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `ibstat` of the node with fewer channels",
         source="init.cc (channels are the minimum over all ranks)",
     ),
-    Rule(
+    DoctorRule(
         id="TOP007", severity=Severity.WARNING, title="NICs sit on the other CPU socket", check=_far_nics,
         why="NCCL does not use GPUDirect across sockets, and the socket link is shared with everything else.",
         fix="move NICs or GPUs to the same socket, or use NICs of both sockets (NCCL_IB_HCA); PXN helps where there "
         "is NVLink",
         source="graph/paths.cc (GPUDirect up to PXB); legend of nvidia-smi topo -m",
     ),
-    Rule(
+    DoctorRule(
         id="TOP008", severity=Severity.WARNING, title="a GPU has fewer NVLinks than the others", check=_missing_lanes,
         why="The slowest GPU sets the pace of every ring; NCCL up to 2.10 even corrupted data with links down.",
         fix="see `nvidia-smi nvlink -s -i GPU`; reset the GPU or have the board looked at",
         source="NVIDIA/nccl#596",
     ),
-    Rule(
+    DoctorRule(
         id="TOP009", severity=Severity.WARNING, title="NVLink SHARP is missing on NVSwitch", check=_no_multicast,
         why="NVLS is the fastest all_reduce within such a node.",
         fix="start the fabric manager of exactly the driver's version (`systemctl status nvidia-fabricmanager`); in a "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts, Variable
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.forced import collectives_without_algorithm, forces_ll128
 from ncclt.health.doctor.numbers import LIMITS, as_nccl_reads, is_number
 from ncclt.health.doctor.variables import OLD_PYTORCH, PARAMETERS, REMOVED, REPLACED, SITE, is_known, known_names
@@ -176,55 +176,55 @@ def _logging(facts: Facts) -> Iterator[Observation]:
 
 
 VARIABLE_RULES = (
-    Rule(
+    DoctorRule(
         id="ENV001", severity=Severity.ERROR, title="LL128 is forced", check=_ll128,
         why="LL128 needs stores of 128 bytes to arrive whole; where they do not, data is corrupted silently.",
         fix="unset NCCL_PROTO, or write Simple, `LL,Simple` or ^LL128; only a tuner table asks for LL128 safely",
         source="NCCL user guide, NCCL_PROTO; NVIDIA/nccl#740, #831, #1261, pull request 2053",
     ),
-    Rule(
+    DoctorRule(
         id="ENV002", severity=Severity.ERROR, title="received data is not flushed", check=_unflushed,
         why="Data is used before it has arrived: silent corruption.",
         fix="unset NCCL_GDR_FLUSH_DISABLE",
         source="transport/net.cc (flush after GPUDirect receives)",
     ),
-    Rule(
+    DoctorRule(
         id="ENV003", severity=Severity.ERROR, title="a number is read otherwise than written", check=_misread,
         why="NCCL takes the digits at the beginning and drops the rest: 8M is 8, `true` is 0, 010 is 8.",
         fix="write a plain decimal number",
         source="misc/param.cc (strtoll with base 0)",
     ),
-    Rule(
+    DoctorRule(
         id="ENV004", severity=Severity.WARNING, title="algorithm or protocol is forced", check=_forced_choice,
         why="One choice for all sizes and collectives is rarely right, and old choices outlive their reason.",
         fix="unset it and measure; `ncclt tune` finds what is better per size",
         source="NVIDIA/nccl#317, #1670; NCCL user guide, NCCL_ALGO",
     ),
-    Rule(
+    DoctorRule(
         id="ENV005", severity=Severity.WARNING, title="a dangerous variable is set", check=_dangerous,
         why="It may hang the job or break a promise of the application.",
         fix="unset it unless the application's authors ask for it",
         source="NCCL user guide, environment variables",
     ),
-    Rule(
+    DoctorRule(
         id="ENV006", severity=Severity.WARNING, title="a transport is switched off", check=_switched_off,
         why="Such switches are set while looking for an error and then forgotten; the fast path stays off for good.",
         fix="unset it, and see whether the job still runs",
         source="NCCL user guide, debugging variables",
     ),
-    Rule(
+    DoctorRule(
         id="ENV007", severity=Severity.WARNING, title="a value is out of range", check=_outside,
         why="NCCL clamps or ignores it without a word in the usual log.",
         fix="choose a value within the range",
         source="graph/tuning.cc (getNthreads), init.cc (envConfigOverride), transport/net_socket.cc",
     ),
-    Rule(
+    DoctorRule(
         id="ENV008", severity=Severity.WARNING, title="a variable does nothing", check=_ignored,
         why="Somebody relies on something that does not happen.",
         fix="unset it",
         source="NCCL user guide, environment variables",
     ),
-    Rule(
+    DoctorRule(
         id="ENV009", severity=Severity.WARNING, title="tuning is inherited", check=_inherited,
         why="Settings found for another NCCL or cluster are a frequent cause of slow jobs; the default that a study "
         "compares "
@@ -232,19 +232,19 @@ VARIABLE_RULES = (
         fix="unset them, or tune and compare",
         source="NVIDIA-NeMo/Megatron-Bridge#1638; NCCL user guide, debugging variables",
     ),
-    Rule(
+    DoctorRule(
         id="ENV010", severity=Severity.WARNING, title="an unknown variable is set", check=_unknown,
         why="NCCL ignores names that it does not know: a misspelt variable has no effect.",
         fix="correct or unset it",
         source="NCCL user guide, environment variables; ncclt.health.doctor.variables",
     ),
-    Rule(
+    DoctorRule(
         id="ENV011", severity=Severity.INFO, title="a deprecated variable is set", check=_deprecated,
         why="It still acts, and together with its successor the more restrictive one wins.",
         fix="use its successor",
         source="NCCL user guide, NCCL_MAX_NCHANNELS",
     ),
-    Rule(
+    DoctorRule(
         id="ENV012", severity=Severity.INFO, title="NCCL logs much", check=_logging,
         why="Logging slows small messages and, on standard output, breaks the tables of nccl-tests.",
         fix="unset NCCL_DEBUG for measuring; ncclt does so itself",
