@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import SHAPE_PARTS, Request
-from ncclt.deliver.job_shape import Said, shape_of
+from ncclt.deliver.job_shape import ShapePart, shape_of
 from ncclt.errors import NoRecommendationError
 
 
@@ -46,7 +46,7 @@ def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> I
         raise type(error)(f"{error.message} ({seen})", hint=error.hint, available=error.available) from error
 
 
-def _words(part: str, said: Said) -> str:
+def _words(part: str, said: ShapePart) -> str:
     return f"{SHAPE_PARTS[part]} {said.value} by {said.by}"
 
 

@@ -31,7 +31,7 @@ _TASKS = re.compile(r"([1-9][0-9]{0,5})(?:\(x[0-9]+\))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ShapePart:
     """One part of a job's shape.
 
     Attributes:
@@ -45,7 +45,7 @@ class Said:
     binding: bool = True
 
 
-Shape = dict[str, Said]
+Shape = dict[str, ShapePart]
 """Some of `nodes`, `gpus_per_node`, `ranks` and `nccl_version`."""
 
 
@@ -90,7 +90,7 @@ def _complete(shape: Shape, *, nodes: int | None, gpus_per_node: int | None) -> 
     for part, given, other in (("nodes", gpus_per_node, "gpus_per_node"), ("gpus_per_node", nodes, "nodes")):
         each = given or (int(shape[other].value) if other in shape else 0)
         if part not in shape and each and total % each == 0:
-            shape[part] = Said(value=total // each, by=ranks.by)
+            shape[part] = ShapePart(value=total // each, by=ranks.by)
 
 
 def _of_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Shape:
@@ -106,11 +106,11 @@ def _of_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Shape:
     ):
         text = _value(words, options) or environ.get(variable, "")
         if part == "nodes" and "--standalone" in words:
-            found[part] = Said(value=1, by=f"{name} --standalone")
+            found[part] = ShapePart(value=1, by=f"{name} --standalone")
         elif number := _whole(text):
-            found[part] = Said(value=number, by=f"{name} {options[0]}={number}")
+            found[part] = ShapePart(value=number, by=f"{name} {options[0]}={number}")
         elif not text and not any(set(word) & {"$", "`"} for word in words):
-            found[part] = Said(value=1, by=f"{name} without {options[0]}", binding=False)
+            found[part] = ShapePart(value=1, by=f"{name} without {options[0]}", binding=False)
         # An elastic range, `gpu`, or what a shell will put in there later is not known yet.
     return found
 
@@ -143,11 +143,11 @@ def _of_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> Shape:
         each = ranks // nodes
     found: Shape = {}
     if nodes:
-        found["nodes"] = Said(value=nodes, by=f"{launcher} on {nodes} nodes")
+        found["nodes"] = ShapePart(value=nodes, by=f"{launcher} on {nodes} nodes")
     if each > 1:
-        found["gpus_per_node"] = Said(value=each, by=f"{launcher} with {each} ranks per node")
+        found["gpus_per_node"] = ShapePart(value=each, by=f"{launcher} with {each} ranks per node")
     if not nodes and not each and ranks > 1:
-        found["ranks"] = Said(value=ranks, by=f"{launcher} with {ranks} ranks")
+        found["ranks"] = ShapePart(value=ranks, by=f"{launcher} with {ranks} ranks")
     return found
 
 
@@ -162,7 +162,9 @@ def _of_ranks(environ: Mapping[str, str]) -> Shape:
         if rank in environ and ranks > 1 and each:
             nodes = _whole(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
             found = _of_counts("", nodes=nodes, each=each, ranks=ranks)
-            return {part: Said(value=one.value, by=f"{name}={each} of {world}={ranks}") for part, one in found.items()}
+            return {
+                part: ShapePart(value=one.value, by=f"{name}={each} of {world}={ranks}") for part, one in found.items()
+            }
     return {}
 
 
@@ -173,7 +175,7 @@ def _of_step(environ: Mapping[str, str]) -> Shape:
     found = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
     # A script may start one step per node: a step on one node of several says nothing of the job's.
     if nodes > 1 or environ.get("SLURM_JOB_NUM_NODES") == "1":
-        found["nodes"] = Said(value=nodes or 1, by=f"SLURM_STEP_NUM_NODES={nodes}")
+        found["nodes"] = ShapePart(value=nodes or 1, by=f"SLURM_STEP_NUM_NODES={nodes}")
     return found
 
 
@@ -184,7 +186,7 @@ def _of_allocation(environ: Mapping[str, str]) -> Shape:
     nodes = _whole(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
     found = {} if in_step else _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
     if nodes and not in_step:
-        found["nodes"] = Said(value=nodes, by=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
+        found["nodes"] = ShapePart(value=nodes, by=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
     return found
 
 
@@ -195,9 +197,9 @@ def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> Shape:
     variable = "SLURM_GPUS_ON_NODE" if environ.get("SLURM_GPUS_ON_NODE") else "SLURM_GPUS_PER_NODE"
     gpus = _whole(environ.get(variable, "").rpartition(":")[2])
     if gpus and each in (0, 1, gpus):
-        return {"gpus_per_node": Said(value=gpus, by=f"{variable}={gpus}", binding=binding and each == gpus)}
+        return {"gpus_per_node": ShapePart(value=gpus, by=f"{variable}={gpus}", binding=binding and each == gpus)}
     if each > 1 and not gpus:
-        return {"gpus_per_node": Said(value=each, by=f"Slurm with {each} tasks per node", binding=False)}
+        return {"gpus_per_node": ShapePart(value=each, by=f"Slurm with {each} tasks per node", binding=False)}
     return {}
 
 
@@ -242,7 +244,7 @@ def _whole(text: str) -> int:
 # --- NCCL ---
 
 
-def nccl_version_of(argv: Sequence[str], environ: Mapping[str, str]) -> Said | None:
+def nccl_version_of(argv: Sequence[str], environ: Mapping[str, str]) -> ShapePart | None:
     """Return the NCCL that a job's processes will load, None = not surely known.
 
     First the package nvidia-nccl-cu12 or -cu13 in the Python environment of the command (without a command: of the
@@ -259,12 +261,12 @@ def nccl_version_of(argv: Sequence[str], environ: Mapping[str, str]) -> Said | N
             versions = _packaged(program)
             if len(versions) == 1:
                 (version,) = versions
-                return Said(value=version, by=f"nvidia-nccl of {program}", binding=bool(argv))
+                return ShapePart(value=version, by=f"nvidia-nccl of {program}", binding=bool(argv))
             if versions:
                 return None
             break
     image = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?![0-9])", environ.get("NCCL_VERSION", ""))
-    return Said(value=image[0], by=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
+    return ShapePart(value=image[0], by=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
 
 
 def _is_python(word: str) -> bool:
