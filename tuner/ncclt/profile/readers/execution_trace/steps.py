@@ -17,7 +17,7 @@ _STEP = "ProfilerStep#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class TraceSteps:
     """The calls of complete steps; `count` is 0 and all calls are there where no step is marked."""
 
     calls: tuple[SentCall, ...]
@@ -25,21 +25,21 @@ class Steps:
     notes: tuple[str, ...] = ()
 
 
-def calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> Steps:
+def calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> TraceSteps:
     """Keep the calls inside complete steps; what lies between two of them belongs to the first."""
     everything = tuple(calls)
     starts = sorted(node_number(node) for node in nodes if _is_step(node))
     if not starts:
-        return Steps(calls=everything, count=0)
+        return TraceSteps(calls=everything, count=0)
     inside = tuple(c for c in everything if starts[0] < c.position < _end(starts[-1], nodes))
     if not inside:
-        return Steps(calls=everything, count=0, notes=("no collective lies inside the marked steps",))
+        return TraceSteps(calls=everything, count=0, notes=("no collective lies inside the marked steps",))
     if len(starts) > 1 and inside[-1].position < starts[-1]:
         # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
         starts.pop()
     dropped = len(everything) - len(inside)
     notes = (f"left out: {dropped} of {len(everything)} calls, outside complete steps",) if dropped else ()
-    return Steps(calls=inside, count=len(starts), notes=notes)
+    return TraceSteps(calls=inside, count=len(starts), notes=notes)
 
 
 def inside_barriers(nodes: Sequence[Mapping[str, Any]], barriers: set[int]) -> set[int]:
