@@ -24,7 +24,7 @@ from ncclt.profile.readers.kineto.job import KinetoJob
 from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times
 from ncclt.profile.readers.kineto.metadata import calls_from_metadata, is_sized_collective, torch_version_hint
 from ncclt.profile.readers.kineto.shapes import calls_from_shapes
-from ncclt.profile.readers.kineto.steps import Steps, calls_in_steps
+from ncclt.profile.readers.kineto.steps import KinetoSteps, calls_in_steps
 from ncclt.profile.readers.kineto.trace import RankTrace, launches, rank_trace
 
 name = "kineto"
@@ -57,7 +57,7 @@ class _RankReading:
 
     label: str
     job: KinetoJob
-    steps: Steps
+    steps: KinetoSteps
     times: KernelTimes
     exposure: RankExposure
     read_from: str

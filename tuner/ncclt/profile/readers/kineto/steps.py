@@ -12,7 +12,7 @@ from ncclt.profile.views.exposure import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class KinetoSteps:
     """The calls of complete training steps.
 
     Attributes:
@@ -32,7 +32,7 @@ class Steps:
     notes: tuple[str, ...] = ()
 
 
-def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> Steps:
+def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> KinetoSteps:
     """Keep the calls inside complete steps.
 
     Args:
@@ -43,16 +43,18 @@ def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu:
     everything = tuple(calls)
     complete = _complete(everything, marks, on_gpu=on_gpu)
     if not complete:
-        return Steps(calls=everything, count=1, marked=False)
+        return KinetoSteps(calls=everything, count=1, marked=False)
     inside = everything if on_gpu else tuple(c for c in everything if _is_inside(c.event, complete))
     if not inside:
-        return Steps(calls=everything, count=1, marked=False, notes=("no collective lies inside the marked steps",))
+        return KinetoSteps(
+            calls=everything, count=1, marked=False, notes=("no collective lies inside the marked steps",)
+        )
     notes = []
     if len(inside) < len(everything):
         notes.append(f"left out: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")
     if len(complete) < len(marks):
         notes.append(f"left out: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
-    return Steps(
+    return KinetoSteps(
         calls=inside,
         count=len(complete),
         marked=True,
