@@ -51,7 +51,7 @@ _CALLS = (": opCount ", " Bytes -> ")
 
 
 @dataclass(slots=True)
-class _Process:
+class _LoggedProcess:
     host: str
     pid: int
     version: Said | None = None
@@ -112,7 +112,7 @@ class LogReader:
         self._ignored = ignored
         self._sources: list[str] = []
         self._lines = 0
-        self._processes: dict[tuple[str, int], _Process] = {}
+        self._processes: dict[tuple[str, int], _LoggedProcess] = {}
         self._hosts: dict[int, list[str]] = {}
         self._starts: list[_Start] = []
         self._open: dict[tuple[str, int, int], _Start] = {}
@@ -179,7 +179,7 @@ class LogReader:
         key = (said.host, said.pid)
         process = self._processes.get(key)
         if process is None:
-            process = self._processes[key] = _Process(*key)
+            process = self._processes[key] = _LoggedProcess(*key)
         if said.level != "INFO":
             self._keep_warning(said, evidence)
         if " : " in said.text and (match := CONNECTION.match(said.text)):
@@ -298,35 +298,35 @@ class LogReader:
         return made
 
 
-def _version(process: _Process, match: Match[str], evidence: Evidence) -> None:
+def _version(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
     process.version = process.version or Said(value=match[1], evidence=evidence)
 
 
-def _driver(process: _Process, match: Match[str], _evidence: Evidence) -> None:
+def _driver(process: _LoggedProcess, match: Match[str], _evidence: Evidence) -> None:
     process.driver = match[1]
 
 
-def _variable(process: _Process, match: Match[str], evidence: Evidence) -> None:
+def _variable(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
     process.variables.setdefault(match[1], Said(value=match[2].strip().removesuffix("."), evidence=evidence))
 
 
-def _network(process: _Process, match: Match[str], evidence: Evidence) -> None:
+def _network(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
     process.network = Said(value=match[1].strip(), evidence=evidence)
 
 
-def _adapters(process: _Process, match: Match[str], _evidence: Evidence) -> None:
+def _adapters(process: _LoggedProcess, match: Match[str], _evidence: Evidence) -> None:
     process.adapters.update(ADAPTER.findall(match[1]))
 
 
-def _provider(process: _Process, match: Match[str], evidence: Evidence) -> None:
+def _provider(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
     process.provider = Said(value=match[1], evidence=evidence)
 
 
-def _plugin(process: _Process, match: Match[str], evidence: Evidence) -> None:
+def _plugin(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
     process.plugins.setdefault(match[1] + match[2], Said(value=f"{match[1]}: {match[2]}", evidence=evidence))
 
 
-_OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[_Process, Match[str], Evidence], None]], ...] = (
+_OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[_LoggedProcess, Match[str], Evidence], None]], ...] = (
     (VERSION, _version),
     (DRIVER, _driver),
     (VARIABLE, _variable),
