@@ -114,7 +114,7 @@ def check(
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, ground)
         store.require_writable()
-        watch = _Watch(hidden=quiet or as_json)
+        watch = _RecheckWatch(hidden=quiet or as_json)
         watch.begun(request, ground)
         with StopWish() as stop:
             found = run(
@@ -221,7 +221,7 @@ def _with_drivers(
     return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver)
 
 
-class _Watch:
+class _RecheckWatch:
     """Tells of every launch on stderr."""
 
     def __init__(self, *, hidden: bool) -> None:
