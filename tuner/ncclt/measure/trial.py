@@ -14,7 +14,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 
 
-class Journal(Port):
+class TrialLog(Port):
     """Where trials are kept; several workers may share it.
 
     Contract: what `add` returned survives the death of the process. A claim ends with the trial that is added for it,
@@ -48,7 +48,7 @@ class Journal(Port):
 def launch(
     runner: Runner,
     workload: Workload,
-    journal: Journal,
+    journal: TrialLog,
     setting: Setting,
     *,
     phase: Phase,
@@ -78,7 +78,7 @@ def launch(
 def launch_claim(
     runner: Runner,
     workload: Workload,
-    journal: Journal,
+    journal: TrialLog,
     claim: Claim,
     *,
     messages: Sequence[Message] | None = None,
@@ -116,7 +116,7 @@ def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, d
     return sorted(weight if messages is None else messages, key=lambda message: (-weight[message], message))
 
 
-def measure_default(runner: Runner, workload: Workload, journal: Journal) -> Trial:
+def measure_default(runner: Runner, workload: Workload, journal: TrialLog) -> Trial:
     """Launch the untouched default, or return its stored launch.
 
     Raises:
@@ -131,12 +131,12 @@ def measure_default(runner: Runner, workload: Workload, journal: Journal) -> Tri
     return trial
 
 
-def stored_default(journal: Journal) -> Trial | None:
+def stored_default(journal: TrialLog) -> Trial | None:
     """Return the first launch of the untouched default that went well, None = there is none yet."""
     return next((t for t in searched(journal) if t.setting.is_default), None)
 
 
-def searched(journal: Journal) -> list[Trial]:
+def searched(journal: TrialLog) -> list[Trial]:
     """Return the launches of the search; a default that failed and was launched again does not count."""
     return [
         t for t in journal.trials() if t.phase is Phase.SEARCH and not (t.setting.is_default and t.score_us is None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
-from ncclt.measure.trial import Journal, launch
+from ncclt.measure.trial import TrialLog, launch
 from ncclt.search.assemble import Times, collect_times, finalists
 
 CONFIRMED_LAUNCHES = 3
@@ -23,7 +23,7 @@ _ROUNDS = 3
 def confirm(
     runner: Runner,
     workload: Workload,
-    journal: Journal,
+    journal: TrialLog,
     *,
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],

@@ -12,7 +12,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
-from ncclt.measure.trial import Journal, launch
+from ncclt.measure.trial import TrialLog, launch
 from ncclt.prove.evidence import collect_evidence, last_verification
 from ncclt.prove.proof import pairs_of
 from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, decide
@@ -57,7 +57,7 @@ def _steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> It
 def prove(
     runner: Runner,
     workload: Workload,
-    journal: Journal,
+    journal: TrialLog,
     policies: Mapping[Arm, Policy],
     *,
     by_variables: Runner | None = None,
@@ -108,7 +108,7 @@ class _OtherProofError(Exception):
 def _prove(
     runners: Mapping[Arm, Runner],
     workload: Workload,
-    journal: Journal,
+    journal: TrialLog,
     policies: Mapping[Arm, Policy],
     held: list[Trial],
     *,
@@ -146,7 +146,7 @@ def _prove(
     return True
 
 
-def _launch(runner: Runner, workload: Workload, journal: Journal, step: Step) -> Trial:
+def _launch(runner: Runner, workload: Workload, journal: TrialLog, step: Step) -> Trial:
     return launch(
         runner, workload, journal, step.setting,
         phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block,

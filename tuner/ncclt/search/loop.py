@@ -11,7 +11,7 @@ from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.measure.trial import Journal, launch_claim, measure_default, searched, stored_default
+from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.proposer import Proposal, Proposer
 
@@ -105,7 +105,7 @@ class SearchEnd:
 def search(
     runners: Sequence[Runner],
     workload: Workload,
-    journal: Journal,
+    journal: TrialLog,
     proposer: Proposer,
     budget: Budget,
     *,
@@ -158,7 +158,7 @@ def search(
     return work.end
 
 
-def _default(runner: Runner, workload: Workload, journal: Journal) -> Trial:
+def _default(runner: Runner, workload: Workload, journal: TrialLog) -> Trial:
     """Return the default's launch; where another worker is making it, wait for it."""
     while True:
         running = journal.refresh()
@@ -191,7 +191,7 @@ class _Work:
         self,
         *,
         workload: Workload,
-        journal: Journal,
+        journal: TrialLog,
         proposer: Proposer,
         budget: Budget,
         default: Trial,
