@@ -10,7 +10,7 @@ from ncclt.core.cluster import cluster_from_document
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.deliver.render.formats import render
 from ncclt.errors import SettingError
 from ncclt.search.space import cluster_space
@@ -51,7 +51,7 @@ def test_no_emitted_variable_is_illegal_for_any_collective_of_a_shipped_workload
     emitted = 0
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct:
         policy = uniform_policy(setting, workload.collectives, version=parsed)
-        delivery = Delivery(policy=policy, verdict=PROVEN)
+        delivery = PolicyVerdict(policy=policy, verdict=PROVEN)
         recommendation = Recommendation(
             id="r", revision=1, study="s", cluster=name, model=workload.name, workload_digest="d",
             collectives=workload.collectives, fingerprint=cluster.fingerprint(), table=delivery, variables=delivery,

@@ -15,7 +15,7 @@ from ncclt.core.cluster import cluster_from_document
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import max_channels
 from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.errors import NoRecommendationError, SettingError
@@ -78,7 +78,9 @@ def recommendations(draw):
                             channels=shared if uniform else draw(channels),
                         )
                     )  # fmt: skip
-    delivery = Delivery(policy=Policy(rules=tuple(rules), parameters=draw(st.sampled_from(PARAMETERS))), verdict=PROVEN)
+    delivery = PolicyVerdict(
+        policy=Policy(rules=tuple(rules), parameters=draw(st.sampled_from(PARAMETERS))), verdict=PROVEN
+    )
     return Recommendation(
         id="r", revision=1, study="s", cluster=cluster.name, model=workload.name, workload_digest="d",
         collectives=workload.collectives, fingerprint=place.fingerprint(), table=delivery, variables=delivery,

@@ -15,7 +15,7 @@ import pytest
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
-from ncclt.core.recommendation import Decision, Delivery
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.store import open_store
 from ncclt.testing.store_contract import RING, sample_recommendation
 
@@ -106,7 +106,7 @@ def _publish(tmp_path, decision):
     policy = uniform_policy(RING, published.collectives, version=NcclVersion(2, 28, 9))
     verdict = replace(published.table.verdict, decision=decision)
     with open_store(_url(tmp_path)) as store:
-        store.publish(replace(published, variables=Delivery(policy=policy, verdict=verdict), simulated=False))
+        store.publish(replace(published, variables=PolicyVerdict(policy=policy, verdict=verdict), simulated=False))
 
 
 def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_them(tmp_path, verify, job):

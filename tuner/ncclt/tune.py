@@ -11,7 +11,7 @@ from typing import Protocol as Port
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.recommendation import Delivery, Recommendation, recommendation_id
+from ncclt.core.recommendation import PolicyVerdict, Recommendation, recommendation_id
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
@@ -273,7 +273,7 @@ def _tune(
     default = measure_default(ground.runner, workload, journal)
     assert default.score_us is not None
     deliveries = {
-        arm: Delivery(
+        arm: PolicyVerdict(
             policy=policy,
             verdict=verdict_of(arm, policy, trials, workload, min_effect=request.min_effect),
         )
@@ -282,7 +282,7 @@ def _tune(
     }
     launched = len({t.setting for t in trials})
     why = ground.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
-    nothing = Delivery(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
+    nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
     recommendation = _publish(
         store, study, request.workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now(),
         trials=len(trials),
@@ -370,7 +370,14 @@ def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, P
 
 
 def _publish(
-    store: Store, study: Study, source: Workload, table: Delivery, variables: Delivery | None, now: str, *, trials: int
+    store: Store,
+    study: Study,
+    source: Workload,
+    table: PolicyVerdict,
+    variables: PolicyVerdict | None,
+    now: str,
+    *,
+    trials: int,
 ) -> Recommendation:
     """Publish the result of so many trials, unless it was published just before the study was cut off."""
     cluster, workload = study.cluster, study.workload

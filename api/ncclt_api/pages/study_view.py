@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ncclt.core.message import Message
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
 from ncclt.prove.evidence import collect_evidence
@@ -53,7 +53,7 @@ class FormView:
 
     name: str
     arm: Arm
-    delivery: Delivery | None
+    delivery: PolicyVerdict | None
     command: str
     picture: Markup | None
 
@@ -243,6 +243,6 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ..
     return (variables, table)
 
 
-def _picture(delivery: Delivery, form: str, *, reach: float) -> Markup | None:
+def _picture(delivery: PolicyVerdict, form: str, *, reach: float) -> Markup | None:
     verdict = delivery.verdict
     return interval_chart(verdict.speedup, verdict.interval, id=f"interval-{form}", reach=reach)

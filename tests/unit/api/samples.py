@@ -9,7 +9,7 @@ from ncclt.core.attestation import Delivered, Form, Observed, Use, Witness
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -170,7 +170,7 @@ def verdict(decision=Decision.TUNED, speedup=1.083, interval=(1.061, 1.104)):
 
 
 def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **changes):
-    variables = Delivery(policy=PLAIN, verdict=verdict(decision, speedup=1.041, interval=(1.028, 1.055)))
+    variables = PolicyVerdict(policy=PLAIN, verdict=verdict(decision, speedup=1.041, interval=(1.028, 1.055)))
     values = {
         "id": id,
         "revision": 1,
@@ -180,7 +180,7 @@ def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **cha
         "workload_digest": of.workload.digest(),
         "collectives": of.workload.collectives,
         "fingerprint": of.cluster.fingerprint(),
-        "table": Delivery(policy=POLICY, verdict=verdict(decision)),
+        "table": PolicyVerdict(policy=POLICY, verdict=verdict(decision)),
         "variables": variables if plain else None,
         "simulated": of.simulated,
         "launcher": of.launcher,
@@ -240,7 +240,7 @@ def fill(store):
     store.open_study(kept)
     for row in search_trials(kept, 12):
         store.add_trial(kept.id, row)
-    table = Delivery(policy=POLICY, verdict=verdict(Decision.KEEP_DEFAULT, 1.004, (0.988, 1.021)))
+    table = PolicyVerdict(policy=POLICY, verdict=verdict(Decision.KEEP_DEFAULT, 1.004, (0.988, 1.021)))
     store.publish(recommendation(kept, "0c0ffee2", Decision.KEEP_DEFAULT, plain=False, table=table))
 
     hostile = study("bad00003", name=HOSTILE, model=HOSTILE, cluster_name=HOSTILE, state=StudyState.RUNNING, reason="")

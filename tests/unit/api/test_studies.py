@@ -4,7 +4,7 @@ import math
 
 from fastapi.testclient import TestClient
 
-from ncclt.core.recommendation import Decision, Delivery
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt_api.app import create_app
 
 
@@ -78,7 +78,7 @@ def test_an_interval_without_bound_is_still_json(empty_store, samples):
     study = samples.study()
     empty_store.open_study(study)
     unbounded = samples.verdict(Decision.KEEP_DEFAULT, 1.0, (0.0, math.inf))
-    table = Delivery(policy=samples.POLICY, verdict=unbounded)
+    table = PolicyVerdict(policy=samples.POLICY, verdict=unbounded)
     empty_store.publish(samples.recommendation(study, table=table))
     with TestClient(create_app(empty_store)) as client:
         document = client.get("/v1/recommendations").json()

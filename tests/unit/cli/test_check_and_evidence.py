@@ -13,7 +13,7 @@ from ncclt.cli.studies import show
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
@@ -54,7 +54,7 @@ def proven(command):
     found = Recommendation(
         id="r1", revision=1, study="abc123", cluster=cluster.name, model="mine", workload_digest=workload.digest(),
         collectives=workload.collectives, fingerprint=cluster.fingerprint(),
-        table=Delivery(policy=RING, verdict=verdict), variables=None, simulated=True, launcher="simulate",
+        table=PolicyVerdict(policy=RING, verdict=verdict), variables=None, simulated=True, launcher="simulate",
         created="2026-01-01T00:00:00", source_digest=SOURCE.digest(),
     )  # fmt: skip
     store = command.store

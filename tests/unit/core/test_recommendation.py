@@ -9,7 +9,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Request, Verdict, recommendation_id
+from ncclt.core.recommendation import Decision, PolicyVerdict, Request, Verdict, recommendation_id
 from ncclt.core.recommendation import select as serve
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.testing.store_contract import sample_recommendation
@@ -92,6 +92,6 @@ def test_the_same_content_has_the_id_that_it_always_had(variables, expected):
         protocol=Protocol.LL128,
         channels=8,
     )
-    table = Delivery(policy=Policy(rules=(rule,), parameters=(("BUFFSIZE", 8388608),)), verdict=verdict)
-    by_variables = Delivery(policy=Policy(), verdict=verdict) if variables else None
+    table = PolicyVerdict(policy=Policy(rules=(rule,), parameters=(("BUFFSIZE", 8388608),)), verdict=verdict)
+    by_variables = PolicyVerdict(policy=Policy(), verdict=verdict) if variables else None
     assert recommendation_id("study", table, by_variables, source_digest="digest", trials=12) == expected

@@ -9,7 +9,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Effect, Form, RowState
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.deliver.witnesses import attest_files, delivered_of, form_of, reported_tables
 from ncclt.errors import TraceError, UsageError
 from ncclt.testing.store_contract import sample_recommendation
@@ -39,7 +39,7 @@ def published(*rules, form=Form.TABLE, **parameters):
     )
     policy = Policy(rules=rules, parameters=tuple(parameters.items()))
     found = sample_recommendation("rec1")
-    delivery = Delivery(policy=policy, verdict=verdict)
+    delivery = PolicyVerdict(policy=policy, verdict=verdict)
     changed = {"fingerprint": replace(found.fingerprint, nccl_version="2.28.9")}
     changed |= {"table": delivery} if form is Form.TABLE else {"variables": delivery}
     return replace(found, collectives=frozenset({Collective.ALL_GATHER}), **changed)

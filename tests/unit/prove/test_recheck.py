@@ -10,7 +10,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Freshness, check_from_document
-from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
@@ -71,7 +71,7 @@ def request_():
     found = Recommendation(
         id="r1", revision=1, study="s1", cluster="pair", model="w", workload_digest=WORKLOAD.digest(),
         collectives=WORKLOAD.collectives, fingerprint=CLUSTER.fingerprint(),
-        table=Delivery(policy=POLICY, verdict=verdict), variables=None, simulated=True, launcher="fake", created="t",
+        table=PolicyVerdict(policy=POLICY, verdict=verdict), variables=None, simulated=True, launcher="fake", created="t",
     )  # fmt: skip
     study = Study(
         id="s1", name="s", cluster=CLUSTER, workload=WORKLOAD, launcher="fake", simulated=True, process_wide=(),

@@ -10,7 +10,7 @@ import pytest
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule, uniform_policy
-from ncclt.core.recommendation import Decision, Delivery
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.verification import Side
 from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
@@ -173,17 +173,17 @@ def test_variables_of_a_recommendation():
     published = sample_recommendation("a")
     policy = uniform_policy(RING, published.collectives, version=NcclVersion(2, 28, 9))
     proven = published.table.verdict
-    tuned = replace(published, variables=Delivery(policy=policy, verdict=proven))
+    tuned = replace(published, variables=PolicyVerdict(policy=policy, verdict=proven))
     variables = dict(recommended_variables(tuned))
     assert variables["NCCL_BUFFSIZE"] == "8388608"
     assert "ring" in variables["NCCL_ALGO"].lower()
     kept = replace(proven, decision=Decision.KEEP_DEFAULT, reason="no gain")
-    for delivery in (None, Delivery(policy=policy, verdict=kept), Delivery(policy=Policy(), verdict=proven)):
+    for delivery in (None, PolicyVerdict(policy=policy, verdict=kept), PolicyVerdict(policy=Policy(), verdict=proven)):
         with pytest.raises(NoRecommendationError, match="nothing to verify") as caught:
             recommended_variables(replace(published, variables=delivery))
         assert "tuner-csv" in caught.value.message
         assert "--env" in caught.value.hint
-    nothing = Delivery(policy=Policy(rules=(Rule(collective=Collective.ALL_REDUCE),)), verdict=kept)
+    nothing = PolicyVerdict(policy=Policy(rules=(Rule(collective=Collective.ALL_REDUCE),)), verdict=kept)
     with pytest.raises(NoRecommendationError) as caught:
         recommended_variables(replace(published, table=nothing))
     assert "tuner-csv" not in caught.value.message

@@ -92,7 +92,7 @@ def verdict_from_document(document: Mapping[str, Any]) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class PolicyVerdict:
     """One form in which the result reaches a job, with the verdict of exactly that form.
 
     Attributes:
@@ -141,8 +141,8 @@ class Recommendation:
     workload_digest: str
     collectives: frozenset[Collective]
     fingerprint: Fingerprint
-    table: Delivery
-    variables: Delivery | None
+    table: PolicyVerdict
+    variables: PolicyVerdict | None
     simulated: bool
     launcher: str
     created: str
@@ -174,7 +174,7 @@ class Recommendation:
 
 
 def recommendation_id(
-    study: str, table: Delivery, variables: Delivery | None, *, source_digest: str, trials: int
+    study: str, table: PolicyVerdict, variables: PolicyVerdict | None, *, source_digest: str, trials: int
 ) -> str:
     """Return the id of what a study gave after so many trials: twelve hexadecimal digits of a hash of the content."""
     # Published ids were made from the text of these records: it keeps the name that their class had then.
@@ -182,12 +182,12 @@ def recommendation_id(
     return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
 
 
-def _delivery_row(delivery: Delivery) -> dict[str, Any]:
+def _delivery_row(delivery: PolicyVerdict) -> dict[str, Any]:
     return {"policy": delivery.policy.to_document(), "verdict": delivery.verdict.to_document()}
 
 
-def _delivery_from_row(row: Mapping[str, Any]) -> Delivery:
-    return Delivery(policy=policy_from_document(row["policy"]), verdict=verdict_from_document(row["verdict"]))
+def _delivery_from_row(row: Mapping[str, Any]) -> PolicyVerdict:
+    return PolicyVerdict(policy=policy_from_document(row["policy"]), verdict=verdict_from_document(row["verdict"]))
 
 
 def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ncclt.core.recommendation import Delivery, Recommendation
+from ncclt.core.recommendation import PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
 from ncclt.prove.proof import RunningVerdict, running_verdicts, verdict_of
@@ -32,7 +32,7 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
     }
 
 
-def _arm(arm: Arm, delivery: Delivery, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
+def _arm(arm: Arm, delivery: PolicyVerdict, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
     verdict, policy = delivery.verdict, delivery.policy
     blocks = running_verdicts(arm, policy, trials, workload, min_effect=verdict.min_effect)
     again = verdict_of(arm, policy, trials, workload, min_effect=verdict.min_effect)

@@ -12,7 +12,7 @@ from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recheck import Change, Check, Freshness
-from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Outcome, Runner, TrialResult
 from ncclt.core.workload import Workload
@@ -140,7 +140,7 @@ def check(
     )  # fmt: skip
 
 
-def delivered(found: Recommendation) -> tuple[Arm, Delivery]:
+def delivered(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
     """Return what is served, the per-size policy before the variables.
 
     Raises:

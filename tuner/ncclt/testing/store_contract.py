@@ -18,7 +18,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -92,7 +92,7 @@ def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy",
     return Recommendation(
         id=id, revision=99, study="abc123", cluster=cluster, model=model, workload_digest="0" * 12,
         collectives=frozenset({Collective.ALL_REDUCE}), fingerprint=sample_cluster(nodes=nodes).fingerprint(),
-        table=Delivery(policy=Policy(rules=(rule,)), verdict=verdict), variables=None, simulated=True,
+        table=PolicyVerdict(policy=Policy(rules=(rule,)), verdict=verdict), variables=None, simulated=True,
         launcher="simulate", created="",
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 
@@ -61,8 +61,8 @@ TUNED = Recommendation(
     fingerprint=Fingerprint(
         gpu="A100", link_class="nvlink", fabric="infiniband", nodes=2, gpus_per_node=4, nccl_version="2.28.9"
     ),
-    table=Delivery(policy=BY_SIZE, verdict=PROVEN),
-    variables=Delivery(policy=PLAIN, verdict=PROVEN),
+    table=PolicyVerdict(policy=BY_SIZE, verdict=PROVEN),
+    variables=PolicyVerdict(policy=PLAIN, verdict=PROVEN),
     simulated=True,
     launcher="simulate",
     created="2026-01-01T00:00:00Z",
@@ -70,11 +70,11 @@ TUNED = Recommendation(
 KEPT = replace(
     TUNED,
     simulated=False,
-    table=Delivery(policy=BY_SIZE, verdict=UNPROVEN),
-    variables=Delivery(policy=PLAIN, verdict=UNPROVEN),
+    table=PolicyVerdict(policy=BY_SIZE, verdict=UNPROVEN),
+    variables=PolicyVerdict(policy=PLAIN, verdict=UNPROVEN),
 )
 WITH_ROWS = replace(
-    TUNED, table=Delivery(policy=Policy(rules=BY_SIZE.rules[1:], parameters=BY_SIZE.parameters), verdict=PROVEN)
+    TUNED, table=PolicyVerdict(policy=Policy(rules=BY_SIZE.rules[1:], parameters=BY_SIZE.parameters), verdict=PROVEN)
 )
 HOSTILE = "x\nexport NCCL_EVIL=1\n'\"`touch pwned`$(touch pwned);touch pwned # * \\\r"
 hostile = st.text(st.sampled_from(list(HOSTILE + "aé漢{}[]?~!|&<>\t\0")), max_size=40)
@@ -124,7 +124,9 @@ def in_bash(text, folder, *, quoted):
 @example(model=HOSTILE, cluster="*", reason=HOSTILE, kept=True)
 def test_a_shell_gets_exactly_the_variables_whatever_the_names(tmp_path, quoted, model, cluster, reason, kept):
     verdict = replace(PROVEN, reason=reason, decision=Decision.KEEP_DEFAULT if kept else Decision.TUNED)
-    recommendation = replace(TUNED, model=model, cluster=cluster, variables=Delivery(policy=PLAIN, verdict=verdict))
+    recommendation = replace(
+        TUNED, model=model, cluster=cluster, variables=PolicyVerdict(policy=PLAIN, verdict=verdict)
+    )
 
     seen = in_bash(render(recommendation, format="export", version=V), tmp_path, quoted=quoted)
 
@@ -197,7 +199,7 @@ def test_channels_are_said_to_be_a_maximum(version, format):
 
 def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
     policy = replace(PLAIN, parameters=(("MIN_CTAS", 32),))
-    text = render(replace(TUNED, variables=Delivery(policy=policy, verdict=PROVEN)), format="export", version=V)
+    text = render(replace(TUNED, variables=PolicyVerdict(policy=policy, verdict=PROVEN)), format="export", version=V)
 
     assert "export NCCL_MIN_CTAS=32" in text
     assert "takes SMs from compute, it was measured beside a matrix product" in text.replace("\n# ", " ")
@@ -225,7 +227,7 @@ def test_keep_default_sets_no_nccl_variable_and_says_why():
     assert readers.read_example_table(render(KEPT, format="tuner-csv", version=V)) == []
 
 
-@pytest.mark.parametrize("variables", [None, Delivery(policy=BY_SIZE, verdict=PROVEN)])
+@pytest.mark.parametrize("variables", [None, PolicyVerdict(policy=BY_SIZE, verdict=PROVEN)])
 def test_nothing_is_claimed_where_variables_can_say_nothing(variables):
     recommendation = replace(TUNED, variables=variables)
 
@@ -255,7 +257,7 @@ def test_a_table_with_a_rule_that_the_version_lacks_is_refused():
     policy = Policy(rules=(Rule(collective=AG, algorithm=Algorithm.TREE, protocol=Protocol.LL),))
 
     with pytest.raises(SettingError, match="does not implement"):
-        render(replace(TUNED, table=Delivery(policy=policy, verdict=PROVEN)), format="tuner-csv", version=V)
+        render(replace(TUNED, table=PolicyVerdict(policy=policy, verdict=PROVEN)), format="tuner-csv", version=V)
 
 
 def test_replayed_times_are_said_to_be_replayed_in_every_format():

@@ -12,7 +12,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Delivery
+from ncclt.core.recommendation import PolicyVerdict
 from ncclt.deliver.render.formats import FORMATS, check_form, remarks_left_out, render
 from ncclt.deliver.render.kubernetes import CONTENT_LABEL, render_configmap, render_env_list
 from ncclt.deliver.render.prolog import PrologJob, task_prolog
@@ -181,7 +181,7 @@ def with_rules(*rules, version="2.28.9"):
     return replace(
         TUNED,
         fingerprint=replace(TUNED.fingerprint, nccl_version=version),
-        table=Delivery(policy=policy, verdict=PROVEN),
+        table=PolicyVerdict(policy=policy, verdict=PROVEN),
     )
 
 

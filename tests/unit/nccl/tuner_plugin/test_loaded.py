@@ -16,7 +16,7 @@ from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.deliver.render.formats import render
 from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin.build import compiler
@@ -217,7 +217,7 @@ def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, 
         collectives=frozenset({Collective.ALL_REDUCE}), launcher="local", created="2026-01-01T00:00:00Z",
         fingerprint=Fingerprint(gpu="A100", link_class="nvlink", fabric="infiniband", nodes=2, gpus_per_node=4,
                                 nccl_version="2.28.9"),
-        table=Delivery(policy=policy, verdict=VERDICT), variables=None,
+        table=PolicyVerdict(policy=policy, verdict=VERDICT), variables=None,
     )  # fmt: skip
     table = tmp_path / "table.csv"
     table.write_text(render(recommendation, format="tuner-csv", version=NcclVersion.parse("2.28.9")))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE
 
 _NOT_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
@@ -19,7 +19,7 @@ def token(text: str) -> str:
     return _NOT_A_TOKEN.sub("_", text)
 
 
-def headline(recommendation: Recommendation, delivery: Delivery | None) -> str:
+def headline(recommendation: Recommendation, delivery: PolicyVerdict | None) -> str:
     """Say in one sentence what is delivered, for whom, and how well it is proven.
 
     For example `ncclt 1a2b: bert on leonardo 2x4, NCCL 2.22.3: tuned, 1.08x (95 % 1.06-1.10)`.
@@ -51,7 +51,7 @@ def channels_words(policy: Policy) -> str:
     return ""
 
 
-def remarks(recommendation: Recommendation, delivery: Delivery | None, lost: Iterable[str]) -> list[str]:
+def remarks(recommendation: Recommendation, delivery: PolicyVerdict | None, lost: Iterable[str]) -> list[str]:
     """Return every sentence that belongs beside what is delivered."""
     sentences = [headline(recommendation, delivery)]
     if recommendation.simulated:

@@ -9,7 +9,7 @@ from typing import Any
 from ncclt.client.answer import comment_lines
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, Delivery, Recommendation
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.deliver.render.comments import remarks, token
 from ncclt.deliver.render.foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
 from ncclt.deliver.render.prolog import PrologJob, task_prolog
@@ -124,7 +124,7 @@ def remarks_left_out(recommendation: Recommendation, *, format: str, version: Nc
     return comment_lines(remarks(recommendation, delivery, compiled.lost))
 
 
-def _delivered(recommendation: Recommendation, version: NcclVersion) -> tuple[Delivery | None, Compiled]:
+def _delivered(recommendation: Recommendation, version: NcclVersion) -> tuple[PolicyVerdict | None, Compiled]:
     """Return what the variables deliver, None where they can say nothing, and the variables."""
     delivery = recommendation.variables
     policy = delivery.effective if delivery else Policy()
@@ -154,7 +154,7 @@ def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
         )
 
 
-def _left_to_the_table(recommendation: Recommendation, delivery: Delivery | None) -> tuple[str, ...]:
+def _left_to_the_table(recommendation: Recommendation, delivery: PolicyVerdict | None) -> tuple[str, ...]:
     """Say what the per-size policy proves beyond the variables; nothing where it proves no more."""
     table = recommendation.table
     if table.effective.is_default or (delivery is not None and delivery.effective == table.policy):
@@ -197,7 +197,7 @@ def _render_kubernetes(recommendation: Recommendation, format: str, variables: V
     return render_env_list(variables, comments)
 
 
-def _render_json(recommendation: Recommendation, delivery: Delivery | None, compiled: Compiled) -> str:
+def _render_json(recommendation: Recommendation, delivery: PolicyVerdict | None, compiled: Compiled) -> str:
     """Return both deliveries as one document.
 
     `decision`, `speedup` and `interval` belong to `variables`; `table_verdict` belongs to `table`, which needs
