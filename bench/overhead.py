@@ -25,7 +25,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
-from ncclt.measure.testbed import Ground, simulated_ground
+from ncclt.measure.testbed import Testbed, simulated_ground
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import space_of
@@ -56,7 +56,7 @@ class TimedRunner:
 def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
         cluster: Cluster = store.cluster("leonardo")
-        ground: Ground = simulated_ground(cluster, seed=1, reason="bench")
+        ground: Testbed = simulated_ground(cluster, seed=1, reason="bench")
         runner = TimedRunner(ground.runner)
         request = TuneRequest(
             workload=store.workload(model), budget=Budget(trials=trials, patience=0), seed=1, process_wide=("BUFFSIZE",)

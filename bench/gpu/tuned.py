@@ -31,7 +31,7 @@ from ncclt.core.study import Study, Trial
 from ncclt.deliver.render.table import render_table
 from ncclt.deliver.witnesses import attest_files, delivered_of
 from ncclt.errors import NccltError
-from ncclt.measure.testbed import Ground
+from ncclt.measure.testbed import Testbed
 from ncclt.search.loop import Budget, Progress
 from ncclt.store import open_store
 from ncclt.store.store import utc_now
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
     ):
         sent = [c.message for c in workload.messages if ranks.covers(c.message)]
         settings = grid(sent, ranks, most_channels=channels, buffsizes=options.buffsizes)
-        ground = Ground(
+        ground = Testbed(
             runner=ranks, reason="ranks on one GPU", covers=ranks.covers, recorded=tuple(settings), notes=NOTES
         )
         request = TuneRequest(

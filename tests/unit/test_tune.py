@@ -13,7 +13,7 @@ from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.measure.testbed import Ground
+from ncclt.measure.testbed import Testbed
 from ncclt.search.loop import Budget
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner
@@ -60,7 +60,7 @@ def per_size(setting, message, _number):
 
 
 def ground(time_of):
-    return Ground(runner=FakeRunner(CLUSTER, time_of), reason="test", covers=lambda _: True)
+    return Testbed(runner=FakeRunner(CLUSTER, time_of), reason="test", covers=lambda _: True)
 
 
 @pytest.fixture

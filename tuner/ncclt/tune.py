@@ -15,7 +15,7 @@ from ncclt.core.recommendation import PolicyVerdict, Recommendation, recommendat
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.measure.testbed import Ground
+from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import measure_default, searched, stored_default
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.collapse import collapse
@@ -123,7 +123,7 @@ class Watcher(Port):
         """Hear of one launch of the proof."""
 
 
-def study_of(request: TuneRequest, ground: Ground, workload: Workload) -> Study:
+def study_of(request: TuneRequest, ground: Testbed, workload: Workload) -> Study:
     """Return the study that a request means; the same request means the same study.
 
     Args:
@@ -147,7 +147,7 @@ def study_of(request: TuneRequest, ground: Ground, workload: Workload) -> Study:
     )
 
 
-def _default_name(request: TuneRequest, ground: Ground, cluster: Cluster, workload: Workload) -> str:
+def _default_name(request: TuneRequest, ground: Testbed, cluster: Cluster, workload: Workload) -> str:
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"
     # Times of another driver are no times of this one, nor those of ranks that stay the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
@@ -159,7 +159,7 @@ def _default_name(request: TuneRequest, ground: Ground, cluster: Cluster, worklo
 
 def tune(
     request: TuneRequest,
-    ground: Ground,
+    ground: Testbed,
     store: Store,
     *,
     watcher: Watcher,
@@ -207,7 +207,7 @@ def tune(
 
 def _tune(
     request: TuneRequest,
-    ground: Ground,
+    ground: Testbed,
     store: Store,
     study: Study,
     workload: Workload,

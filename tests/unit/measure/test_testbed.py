@@ -12,7 +12,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
-from ncclt.measure.testbed import Ground, choose_launcher
+from ncclt.measure.testbed import Testbed, choose_launcher
 from ncclt.measure.trial import launch
 from ncclt.search.space import SEARCHED_UNASKED, process_wide_ladders, space_of
 from ncclt.testing.fakes import FakeJournal, FakeRunner
@@ -66,7 +66,7 @@ def test_a_landscape_goes_with_replay_alone():
 
 
 def test_messages_outside_the_ground_are_left_out_and_named():
-    ground = Ground(
+    ground = Testbed(
         runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", notes=("first",),
         covers=lambda m: m.collective is Collective.ALL_REDUCE,
     )  # fmt: skip
@@ -81,7 +81,7 @@ def test_messages_outside_the_ground_are_left_out_and_named():
 
 
 def test_a_ground_that_covers_nothing_refuses_the_workload():
-    ground = Ground(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
+    ground = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
 
     with pytest.raises(LandscapeError, match="none of the messages"):
         ground.cut(workload(Collective.ALL_REDUCE))
@@ -121,7 +121,7 @@ def test_what_is_searched_unasked_is_what_the_command_says():
 
 
 def test_what_cannot_be_forced_here_is_not_in_the_space():
-    ground = Ground(
+    ground = Testbed(
         runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: True,
         expressible=lambda s: s.protocol != "ll128",
     )  # fmt: skip
@@ -148,7 +148,7 @@ class Warm(FakeRunner):
 def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
     """A warm default beside fresh settings would make them look bad, and the other way round."""
     runner, warm = FakeRunner(CLUSTER, lambda *_: 10.0), Warm(CLUSTER, lambda *_: 5.0)
-    ground = Ground(
+    ground = Testbed(
         runner=runner, persistent=(warm,) if stays else (), reason="test", covers=lambda _: True
     )  # fmt: skip
     placed = workload(Collective.ALL_REDUCE, world_size=4)
@@ -178,7 +178,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
     """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
     variables, plugin, unknown = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced, Forced))
     unknown.by_plugin = None
-    ground = Ground(
+    ground = Testbed(
         runner=plugin if by_plugin else variables, by_variables=variables if by_plugin else None,
         reason="test", covers=lambda _: True,
     )  # fmt: skip
@@ -196,7 +196,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
 
 def test_the_arm_of_variables_is_measured_by_variables():
     plain, by_variables = FakeRunner(CLUSTER, lambda *_: 1.0), FakeRunner(CLUSTER, lambda *_: 1.0)
-    ground = Ground(runner=plain, reason="test", covers=lambda _: True)
+    ground = Testbed(runner=plain, reason="test", covers=lambda _: True)
     assert {ground.delivering(arm) for arm in Arm} == {plain}
     forced = replace(ground, by_variables=by_variables)
     assert [forced.delivering(arm) for arm in (Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES)] == [plain, plain, by_variables]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ncclt.core.recheck import Check
     from ncclt.core.study import Arm
     from ncclt.core.trial import TrialResult
-    from ncclt.measure.testbed import Ground, LauncherChoice
+    from ncclt.measure.testbed import LauncherChoice, Testbed
     from ncclt.prove.recheck import CheckRequest
     from ncclt.store import Store
 
@@ -135,7 +135,7 @@ def check(
 
 def _request(
     store: Store,
-    ground: Ground,
+    ground: Testbed,
     model: str,
     *,
     nccl_version: str | None,
@@ -174,7 +174,7 @@ def _request(
     )
 
 
-def _require_expressible(policy: Policy, request: CheckRequest, ground: Ground) -> None:
+def _require_expressible(policy: Policy, request: CheckRequest, ground: Testbed) -> None:
     """Refuse to call a policy stale that cannot be forced in the way of these launches.
 
     Raises:
@@ -197,7 +197,7 @@ def _with_drivers(
     store: Store,
     options: GroundOptions,
     choice: LauncherChoice,
-    ground: Ground,
+    ground: Testbed,
     *,
     new_driver: bool,
 ) -> CheckRequest:
@@ -228,7 +228,7 @@ class _RecheckWatch:
         self._hidden = hidden
         self._launches = 0
 
-    def begun(self, request: CheckRequest, ground: Ground) -> None:
+    def begun(self, request: CheckRequest, ground: Testbed) -> None:
         """Say what is checked, and where."""
         if self._hidden:
             return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.workload import Workload
     from ncclt.measure.target import Place
-    from ncclt.measure.testbed import Ground, LauncherChoice
+    from ncclt.measure.testbed import LauncherChoice, Testbed
     from ncclt.store import Store
 
 DEFAULT_CLUSTER = "leonardo"
@@ -257,7 +257,7 @@ def ground_from_options(
     seed: int,
     ask: bool = True,
     ask_driver: bool = True,
-) -> Ground:
+) -> Testbed:
     """Return the place to measure that a command was told.
 
     Args:

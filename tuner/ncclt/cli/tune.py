@@ -48,7 +48,7 @@ from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.measure.testbed import Ground
+    from ncclt.measure.testbed import Testbed
     from ncclt.tune import TuneRequest
 
 app = typer.Typer()
@@ -273,7 +273,7 @@ def _names(process_wide: str) -> tuple[str, ...]:
     return () if names == ["NONE"] else tuple(sorted(set(names)))
 
 
-def _print_plan(request: TuneRequest, ground: Ground, *, as_json: bool) -> None:
+def _print_plan(request: TuneRequest, ground: Testbed, *, as_json: bool) -> None:
     """Show what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
     from ncclt.search.space import space_of

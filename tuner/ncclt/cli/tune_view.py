@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ncclt.core.setting import Setting
     from ncclt.core.study import Study, Trial
     from ncclt.core.workload import Workload
-    from ncclt.measure.testbed import Ground
+    from ncclt.measure.testbed import Testbed
     from ncclt.prove.message_table import MessageRow
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
@@ -41,7 +41,7 @@ _ROWS = 20
 class TuneView:
     """A live bar on a terminal, plain lines elsewhere, nothing where it is hidden. Everything goes to stderr."""
 
-    def __init__(self, ground: Ground, *, hidden: bool) -> None:
+    def __init__(self, ground: Testbed, *, hidden: bool) -> None:
         self._ground = ground
         self._hidden = hidden
         self._live = not hidden and sys.stderr.isatty()
@@ -113,7 +113,7 @@ class TuneView:
         self._phase = phase
 
 
-def print_result(result: TuneResult, ground: Ground, store: Store, *, storage_option: str, quiet: bool) -> None:
+def print_result(result: TuneResult, ground: Testbed, store: Store, *, storage_option: str, quiet: bool) -> None:
     """Write the table of messages, the verdict in words, and the line to use it.
 
     Args:
@@ -281,7 +281,7 @@ def _message_row(row: MessageRow) -> dict[str, Any]:
 
 
 def plan_document(
-    study: Study, ground: Ground, space: SearchSpace, request: TuneRequest, notes: tuple[str, ...]
+    study: Study, ground: Testbed, space: SearchSpace, request: TuneRequest, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return what a study would do, for `--dry-run`."""
     cluster, workload = study.cluster, study.workload
@@ -306,7 +306,7 @@ def plan_document(
     }
 
 
-def _forced(setting: Setting, ground: Ground, workload: Workload) -> str:
+def _forced(setting: Setting, ground: Testbed, workload: Workload) -> str:
     """Say how a setting will be forced: by which variables, and whether by the tuner plugin."""
     version, collectives = ground.runner.cluster.version, workload.collectives
     parts = split(setting, version=version, collectives=collectives, plugin=True) if ground.by_variables else None
@@ -316,7 +316,7 @@ def _forced(setting: Setting, ground: Ground, workload: Workload) -> str:
     return " ".join([*words, *(f"{name}={value}" for name, value in variables)])
 
 
-def _launch_rows(ground: Ground, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
+def _launch_rows(ground: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
     """Return what would be started for the default and for the first setting after it, where anything is started.
 
     Ranks that stay are started once for both.

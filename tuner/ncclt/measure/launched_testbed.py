@@ -23,7 +23,7 @@ from ncclt.measure.benchmarks import benchmark_module
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.runner import asking
 from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, TORCH_ALONE, Place, check_place
-from ncclt.measure.testbed import Ground, notes_on_parallel
+from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.compile import Compiled, variables_for_setting
 from ncclt.nccl.switching import split
@@ -44,7 +44,7 @@ def launched_ground(
     *,
     environ: Mapping[str, str],
     ask: bool = True,
-) -> Ground:
+) -> Testbed:
     """Return real nodes as a place to measure.
 
     Args:
@@ -109,7 +109,7 @@ def launched_ground(
         return compiled(parts.by_variables).complete
 
     runners = [relaunching(launcher, hosts) for launcher, hosts in zip(launchers, host_sets, strict=True)]
-    return Ground(
+    return Testbed(
         runner=runners[0],
         by_variables=staying(host_sets[0], stay=False, plugin=None) if plugin is not None else None,
         others=tuple(runners[1:]),

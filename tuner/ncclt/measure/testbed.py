@@ -67,7 +67,7 @@ def gpus_visible() -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class Testbed:
     """A place to measure: the runner, what it can measure, and which settings make sense there.
 
     Attributes:
@@ -212,11 +212,11 @@ def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
     return []
 
 
-def simulated_ground(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Ground:
+def simulated_ground(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Testbed:
     """Return the simulated cluster as a place to measure, or several of them at once."""
     from ncclt.measure.simulated import SimulatedRunner
 
-    return Ground(
+    return Testbed(
         runner=SimulatedRunner(cluster, seed=seed),
         others=tuple(SimulatedRunner(cluster, seed=seed) for _ in range(parallel - 1)),
         reason=reason,
@@ -235,12 +235,12 @@ def notes_on_parallel(parallel: int) -> tuple[str, ...]:
     return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
 
 
-def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Ground:
+def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Testbed:
     """Return a recorded landscape as a place to measure; its search space is exactly what was recorded."""
     from ncclt.measure.simulated import ReplayRunner, load_landscape
 
     landscape = load_landscape(path, where)
-    return Ground(
+    return Testbed(
         runner=ReplayRunner(landscape, seed=seed),
         reason=reason,
         covers=landscape.covers,

@@ -17,7 +17,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
-from ncclt.measure.testbed import Ground
+from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import (
     CATALOGUE,
     COMPETES_WITH_COMPUTE,
@@ -214,7 +214,7 @@ def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
 
 
-def space_of(ground: Ground, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+def space_of(ground: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
     """Return what a study of a workload may try where a ground measures.
 
     Args:
