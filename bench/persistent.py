@@ -35,7 +35,7 @@ from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, PersistentRunner
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.nccl.compile import variables_for_setting
-from ncclt.nccl.switching import Level
+from ncclt.nccl.switching import SwitchCost
 from ncclt.nccl.tuner_plugin.build import build, compiler
 
 TARGET = 10.0
@@ -98,13 +98,13 @@ def measured(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
     slow = LaunchedRunner(launcher=launcher_of(arguments), scratch_is_shared=nodes == 1, **common)
     relaunch, launch_s = per_minute(slow, messages, arguments.relaunches)
     host = os.environ.get("NCCLT_CONTROLLER_HOST", "")
-    ways: list[tuple[Level, Path | None]] = [(Level.COMMUNICATOR, None)]
+    ways: list[tuple[SwitchCost, Path | None]] = [(SwitchCost.COMMUNICATOR, None)]
     if compiler() is not None:
-        ways.append((Level.CALL, build(folder / "libnccl-tuner-ncclt.so")))
+        ways.append((SwitchCost.CALL, build(folder / "libnccl-tuner-ncclt.so")))
     for level, plugin in ways:
         quick = PersistentRunner(launcher=launcher_of(arguments), host=host, plugin=plugin, **common)
         stays, trial_s = per_minute(quick, messages, arguments.trials)
-        assert quick.switches == {Level.PROCESS: 1, level: arguments.trials - 1}, quick.switches
+        assert quick.switches == {SwitchCost.PROCESS: 1, level: arguments.trials - 1}, quick.switches
         yield {
             "launcher": arguments.launcher,
             "backend": arguments.backend,

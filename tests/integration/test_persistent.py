@@ -20,7 +20,7 @@ from ncclt.measure import Pace, PersistentRunner, TimeoutRule, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.persistent import session as session_module
-from ncclt.nccl.switching import Level
+from ncclt.nccl.switching import SwitchCost
 from ncclt.testing.runner_contract import RunnerContract
 
 pytest.importorskip("torch.distributed")
@@ -139,7 +139,7 @@ def test_settings_come_into_force_without_a_relaunch_and_leave_nothing(ranks):
         assert [words[2:] for words in ranks.last()] == [seen] * 2
     assert ranks.measure(ALGO).outcome is Outcome.OK
     assert ranks.sound() == before
-    assert ranks.runner.switches - counted == {Level.COMMUNICATOR: 4, Level.CALL: 1}
+    assert ranks.runner.switches - counted == {SwitchCost.COMMUNICATOR: 4, SwitchCost.CALL: 1}
     assert (result.place, result.warm) == ("here", True)
 
 

@@ -15,7 +15,7 @@ from ncclt.launch.slurm.launcher import create
 from ncclt.launch.ssh.launcher import SshLauncher
 from ncclt.measure import PersistentRunner
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
-from ncclt.nccl.switching import Level
+from ncclt.nccl.switching import SwitchCost
 
 pytest.importorskip("torch.distributed")
 LEFTOVERS = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "leftovers.py"))
@@ -48,7 +48,7 @@ def measured(launcher, **options):
         assert environment["nodes"] == [[0], [1]]
     finally:
         runner.close()
-    assert runner.switches == {Level.PROCESS: 1, Level.COMMUNICATOR: 2, Level.CALL: 1}
+    assert runner.switches == {SwitchCost.PROCESS: 1, SwitchCost.COMMUNICATOR: 2, SwitchCost.CALL: 1}
     return runner
 
 

@@ -16,7 +16,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.measure.persistent.commands import session_command
 from ncclt.measure.persistent.controller import Controller
-from ncclt.nccl.switching import Level
+from ncclt.nccl.switching import SwitchCost
 from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS, LoadedPlugin
 
@@ -196,7 +196,7 @@ def test_the_plugin_sees_each_setting_at_its_next_call(tmp_path):
                     channels,
                 )
                 assert len({Path(table).read_bytes() for table in tables}) == 1
-        assert runner.switches == {Level.PROCESS: 1, Level.CALL: 4}
+        assert runner.switches == {SwitchCost.PROCESS: 1, SwitchCost.CALL: 4}
     finally:
         runner.close()
     assert set(Path("/dev/shm").glob("ncclt-torch-*")) <= folders

@@ -11,7 +11,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import SettingError
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.parameters import CATALOGUE, Granularity
-from ncclt.nccl.switching import Force, Level, level_of, read_again, split, start_variables, started, switch
+from ncclt.nccl.switching import Force, SwitchCost, level_of, read_again, split, start_variables, started, switch
 
 OLD, BEFORE, SINCE, NEW = (NcclVersion.parse(text) for text in ("2.28.9", "2.29.6", "2.29.7", "2.31.2"))
 VERSIONS = (OLD, BEFORE, SINCE, NEW)
@@ -36,36 +36,36 @@ def test_every_parameter_takes_the_level_at_which_nccl_reads_it(version):
         listed = refreshed and version >= SINCE and version >= row.since
         communicator = row.granularity is Granularity.COMMUNICATOR or listed
 
-        expected = Level.COMMUNICATOR if communicator else Level.PROCESS
+        expected = SwitchCost.COMMUNICATOR if communicator else SwitchCost.PROCESS
         assert level_of(row.variable, version) is expected, row.name
         assert (row.variable in read_again(version)) is listed, row.name
 
 
 def test_what_nobody_knows_needs_new_ranks():
-    assert level_of("NCCL_SOMETHING_NEW", NEW) is Level.PROCESS
-    assert level_of("LD_PRELOAD", NEW) is Level.PROCESS
+    assert level_of("NCCL_SOMETHING_NEW", NEW) is SwitchCost.PROCESS
+    assert level_of("LD_PRELOAD", NEW) is SwitchCost.PROCESS
 
 
 @pytest.mark.parametrize(
     ("setting", "version", "plugin", "level"),
     [
-        (RING_LL, OLD, False, Level.COMMUNICATOR),
-        (RING_LL, OLD, True, Level.CALL),
-        (RING_LL, NEW, True, Level.CALL),
-        (RING_LL, NcclVersion(2, 20), True, Level.COMMUNICATOR),  # no tuner API of ours
-        (TREE, OLD, False, Level.PROCESS),  # channels are kept for life there
-        (TREE, BEFORE, False, Level.PROCESS),
-        (TREE, SINCE, False, Level.COMMUNICATOR),
-        (TREE, OLD, True, Level.CALL),
-        (TREE, SINCE, True, Level.CALL),
-        (TREE, NEW, True, Level.COMMUNICATOR),  # a tuner's number is but a limit
-        (LL128, OLD, True, Level.CALL),
-        (Setting(algorithm=Algorithm.RING), OLD, True, Level.COMMUNICATOR),  # a table needs both
-        (Setting(protocol=Protocol.LL), OLD, True, Level.COMMUNICATOR),
-        (Setting(channels=4), SINCE, True, Level.COMMUNICATOR),
-        (Setting(channels=4), BEFORE, True, Level.PROCESS),
-        (Setting(parameters=(("BUFFSIZE", 1 << 20),)), BEFORE, True, Level.PROCESS),
-        (Setting(parameters=(("BUFFSIZE", 1 << 20),)), SINCE, True, Level.COMMUNICATOR),
+        (RING_LL, OLD, False, SwitchCost.COMMUNICATOR),
+        (RING_LL, OLD, True, SwitchCost.CALL),
+        (RING_LL, NEW, True, SwitchCost.CALL),
+        (RING_LL, NcclVersion(2, 20), True, SwitchCost.COMMUNICATOR),  # no tuner API of ours
+        (TREE, OLD, False, SwitchCost.PROCESS),  # channels are kept for life there
+        (TREE, BEFORE, False, SwitchCost.PROCESS),
+        (TREE, SINCE, False, SwitchCost.COMMUNICATOR),
+        (TREE, OLD, True, SwitchCost.CALL),
+        (TREE, SINCE, True, SwitchCost.CALL),
+        (TREE, NEW, True, SwitchCost.COMMUNICATOR),  # a tuner's number is but a limit
+        (LL128, OLD, True, SwitchCost.CALL),
+        (Setting(algorithm=Algorithm.RING), OLD, True, SwitchCost.COMMUNICATOR),  # a table needs both
+        (Setting(protocol=Protocol.LL), OLD, True, SwitchCost.COMMUNICATOR),
+        (Setting(channels=4), SINCE, True, SwitchCost.COMMUNICATOR),
+        (Setting(channels=4), BEFORE, True, SwitchCost.PROCESS),
+        (Setting(parameters=(("BUFFSIZE", 1 << 20),)), BEFORE, True, SwitchCost.PROCESS),
+        (Setting(parameters=(("BUFFSIZE", 1 << 20),)), SINCE, True, SwitchCost.COMMUNICATOR),
     ],
 )
 def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, plugin, level):
@@ -83,13 +83,13 @@ def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, 
 
 def test_nothing_changes_where_the_same_is_wanted_again():
     again = switch(force(TREE), force(TREE), OLD)
-    assert (again.level, again.rules, again.set_variables, again.unset_variables) == (Level.CALL, None, (), ())
+    assert (again.level, again.rules, again.set_variables, again.unset_variables) == (SwitchCost.CALL, None, (), ())
 
 
 def test_the_dearest_change_counts():
     both = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, parameters=(("NTHREADS", 128),))
     step = switch(force(TREE, plugin=True), force(both, plugin=True), OLD)
-    assert step.level is Level.PROCESS
+    assert step.level is SwitchCost.PROCESS
     assert step.rules == force(RING_LL, plugin=True).rules
 
 
@@ -159,12 +159,12 @@ def test_whatever_the_way_ranks_arrive_where_they_should(settings, version, plug
     now, environment, table = Force(), {}, ()
     for setting in [*settings, DEFAULT]:
         wanted = force(setting, version=version, plugin=plugin, collectives=collectives)
-        if switch(now, wanted, version).level is Level.PROCESS:
+        if switch(now, wanted, version).level is SwitchCost.PROCESS:
             now = started(wanted, version)
             environment, table = dict(now.variables), ()
         step = switch(now, wanted, version)
-        assert step.level is not Level.PROCESS
-        assert step.level is Level.COMMUNICATOR or not (step.set_variables or step.unset_variables)
+        assert step.level is not SwitchCost.PROCESS
+        assert step.level is SwitchCost.COMMUNICATOR or not (step.set_variables or step.unset_variables)
         environment.update(step.set_variables)
         for name in step.unset_variables:
             del environment[name]

@@ -40,7 +40,7 @@ for the life of the process and knows no NCCL_NO_CACHE (Mellanox/nccl-rdma-sharp
 _COLLNET = (Algorithm.COLLNET_DIRECT, Algorithm.COLLNET_CHAIN)  # the plugin writes no channels for them
 
 
-class Level(IntEnum):
+class SwitchCost(IntEnum):
     """What has to be made anew for a change to take effect; the larger, the dearer.
 
     Attributes:
@@ -91,7 +91,7 @@ class Switch:
         unset_variables: names to be put back to what the environment brought, sorted.
     """
 
-    level: Level
+    level: SwitchCost
     rules: tuple[Rule, ...] | None = None
     set_variables: tuple[tuple[str, str], ...] = ()
     unset_variables: tuple[str, ...] = ()
@@ -153,13 +153,13 @@ def read_again(version: NcclVersion) -> tuple[str, ...]:
     )
 
 
-def level_of(variable: str, version: NcclVersion) -> Level:
+def level_of(variable: str, version: NcclVersion) -> SwitchCost:
     """Return what has to be made anew for a variable to take effect; what is not known needs new ranks."""
     row = next((row for row in CATALOGUE if row.variable == variable), None)
     if row is None:
-        return Level.PROCESS
+        return SwitchCost.PROCESS
     again = row.granularity is Granularity.COMMUNICATOR or variable in read_again(version)
-    return Level.COMMUNICATOR if again else Level.PROCESS
+    return SwitchCost.COMMUNICATOR if again else SwitchCost.PROCESS
 
 
 def start_variables(wanted: Force, version: NcclVersion) -> dict[str, str]:
@@ -167,14 +167,14 @@ def start_variables(wanted: Force, version: NcclVersion) -> dict[str, str]:
 
     What a communicator reads is not among it: it is set later, so that what the environment had brought is known.
     """
-    fixed = {name: value for name, value in wanted.variables if level_of(name, version) is Level.PROCESS}
+    fixed = {name: value for name, value in wanted.variables if level_of(name, version) is SwitchCost.PROCESS}
     listed = read_again(version)
     return fixed | ({NO_CACHE: ",".join(listed)} if listed else {})
 
 
 def started(wanted: Force, version: NcclVersion) -> Force:
     """Return what is in force in ranks that were started for `wanted` and were told nothing yet."""
-    return Force(variables=tuple((n, v) for n, v in wanted.variables if level_of(n, version) is Level.PROCESS))
+    return Force(variables=tuple((n, v) for n, v in wanted.variables if level_of(n, version) is SwitchCost.PROCESS))
 
 
 def switch(now: Force, wanted: Force, version: NcclVersion) -> Switch:
@@ -182,7 +182,7 @@ def switch(now: Force, wanted: Force, version: NcclVersion) -> Switch:
     before, after = dict(now.variables), dict(wanted.variables)
     changed = _changed(before, after)
     return Switch(
-        level=max((level_of(name, version) for name in changed), default=Level.CALL),
+        level=max((level_of(name, version) for name in changed), default=SwitchCost.CALL),
         rules=wanted.rules if wanted.rules != now.rules else None,
         set_variables=tuple((name, after[name]) for name in changed if name in after),
         unset_variables=tuple(name for name in changed if name not in after),

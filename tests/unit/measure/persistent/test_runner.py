@@ -19,7 +19,7 @@ from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import ChannelErr
 from ncclt.measure.persistent import runner as persistent_module
 from ncclt.measure.persistent import session as session_module
 from ncclt.nccl.compile import variables_for_setting
-from ncclt.nccl.switching import Level
+from ncclt.nccl.switching import SwitchCost
 
 PATIENCE_S = 60.0
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
@@ -173,7 +173,7 @@ def test_orders_hold_what_changes_and_what_is_measured(made):
     assert all(order["arguments"][-2:] == ["--messages", "all_reduce:float32:1024:2"] for order in launcher.orders)
     (plan,) = launcher.plans
     assert "NCCL_BUFFSIZE" in dict(plan.set_env)["NCCL_NO_CACHE"].split(",")
-    assert runner.switches == {Level.PROCESS: 1, Level.COMMUNICATOR: 3}
+    assert runner.switches == {SwitchCost.PROCESS: 1, SwitchCost.COMMUNICATOR: 3}
 
 
 def test_an_older_nccl_than_we_were_told_of_is_not_believed_to_read_again(made):
@@ -182,7 +182,7 @@ def test_an_older_nccl_than_we_were_told_of_is_not_believed_to_read_again(made):
     assert outcomes(runner, DEFAULT, BUFFSIZE, DEFAULT)[0] == [Outcome.OK] * 3
     assert ["NCCL_NO_CACHE" in dict(plan.set_env) for plan in launcher.plans] == [True, False, False]
     assert [dict(plan.set_env).get("NCCL_BUFFSIZE") for plan in launcher.plans] == [None, "1048576", None]
-    assert runner.switches == {Level.PROCESS: 3}
+    assert runner.switches == {SwitchCost.PROCESS: 3}
 
 
 def test_a_newer_nccl_than_we_were_told_of_was_not_asked_to_read_again(made):
@@ -215,7 +215,7 @@ def test_what_the_plugin_does_not_attest_was_not_measured(made, decisions):
     (_, outcome, last), _ = outcomes(runner, DEFAULT, RING, DEFAULT)
     assert outcome is Outcome.INVALID
     assert last is Outcome.OK
-    assert runner.switches[Level.PROCESS] == 1
+    assert runner.switches[SwitchCost.PROCESS] == 1
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
 from ncclt.measure.sampling import Pace
 from ncclt.measure.timeouts import Timeouts
-from ncclt.nccl.switching import Force, Level, Switch, split, start_variables, started, switch
+from ncclt.nccl.switching import Force, Switch, SwitchCost, split, start_variables, started, switch
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
 
 LONGEST_S = 7 * 24 * 3600.0
@@ -116,7 +116,7 @@ class PersistentRunner:
         self._idle_since_s = 0.0
         self._killed = False
         self._attested = Attested()
-        self.switches: Counter[Level] = Counter()
+        self.switches: Counter[SwitchCost] = Counter()
         """How many trials came into force at which level; those that had to start ranks count as PROCESS."""
 
     @property
@@ -258,7 +258,7 @@ class PersistentRunner:
             step = switch(self._now, wanted, self._version)
             order = self._order(step, wanted, command)
             if self._session.begin(order):
-                self.switches[step.level if self._session is before else Level.PROCESS] += 1
+                self.switches[step.level if self._session is before else SwitchCost.PROCESS] += 1
                 return self._finish(wanted, command, limit_s, attest=order["attest"])
             # They were gone before any of this trial was done, so they say nothing about its setting.
             failed = self._lost(self._session.kill)
@@ -272,13 +272,13 @@ class PersistentRunner:
             aged = time.monotonic() - session.began_s > RENEWED_S
             if not session.lives:
                 self._lost(session.kill)
-            elif aged or switch(self._now, wanted, self._version).level is Level.PROCESS:
+            elif aged or switch(self._now, wanted, self._version).level is SwitchCost.PROCESS:
                 self.close()
         while self._session is None:
             if (failed := self._start(wanted, limit_s)) is not None:
                 return failed
             # Ranks that turn out to have an older NCCL were started without what it keeps for life.
-            if switch(self._now, wanted, self._version).level is Level.PROCESS:
+            if switch(self._now, wanted, self._version).level is SwitchCost.PROCESS:
                 self.close()
         return None
 
@@ -313,7 +313,7 @@ class PersistentRunner:
         return None
 
     def _order(self, step: Switch, wanted: Force, command: BenchmarkCommand) -> dict[str, Any]:
-        assert step.level is not Level.PROCESS, "what ranks keep for life was there when they started"
+        assert step.level is not SwitchCost.PROCESS, "what ranks keep for life was there when they started"
         table = None
         if step.rules is not None:
             generation = next(self._generations)
