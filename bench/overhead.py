@@ -30,7 +30,7 @@ from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import space_of
 from ncclt.store import open_store
-from ncclt.store.journal import StudyJournal
+from ncclt.store.journal import StudyTrialLog
 from ncclt.store.shipped import profiles_folder, shipped_workloads
 from ncclt.tune import TuneRequest, study_of
 
@@ -71,7 +71,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         started = time.perf_counter()
         space = space_of(ground, workload, request.process_wide)
         with (
-            StudyJournal(store, study, lambda: "") as journal,
+            StudyTrialLog(store, study, lambda: "") as journal,
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
         ):
             search(

@@ -29,7 +29,7 @@ from ncclt.measure.trial import launch
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.search.assemble import assemble, collect_times
 from ncclt.store import open_store
-from ncclt.store.journal import StudyJournal
+from ncclt.store.journal import StudyTrialLog
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 STAND_IN = runpy.run_path(str(FAKES / "nccl_tests_stand_in.py"))
@@ -94,7 +94,7 @@ def study(folder, store, word, settings, *, timeout_s):
             launcher="local", simulated=False, process_wide=(), seed=0, state=StudyState.RUNNING,
         )
     )  # fmt: skip
-    with StudyJournal(store, kept, lambda: datetime.now(UTC).isoformat()) as journal:
+    with StudyTrialLog(store, kept, lambda: datetime.now(UTC).isoformat()) as journal:
         for setting in settings:
             launch(runner, WORKLOAD, journal, setting, phase=Phase.SEARCH)
     return store.trials(kept.id)

@@ -29,7 +29,7 @@ from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, space_of
 from ncclt.search.warm_start import WarmSetting, warm_start
-from ncclt.store.journal import StudyJournal
+from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
 
 _WARM_STUDIES = 50
@@ -192,7 +192,7 @@ def tune(
         notes += (study.printed_costs.note(study.cluster),)
     if not request.more and (published := _published(request, store, study)) is not None:
         return _finished(store, study, published, notes)
-    with StudyJournal(store, study, now) as journal:
+    with StudyTrialLog(store, study, now) as journal:
         try:
             return _tune(
                 request, ground, store, study, workload, space, journal,
@@ -212,7 +212,7 @@ def _tune(
     study: Study,
     workload: Workload,
     space: SearchSpace,
-    journal: StudyJournal,
+    journal: StudyTrialLog,
     *,
     watcher: Watcher,
     interrupted: Callable[[], str],
@@ -339,7 +339,7 @@ def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:
     return warm_start([(other, store.trials(other.id)) for other in others], study.cluster, study.workload)
 
 
-def _may_end(journal: StudyJournal) -> bool:
+def _may_end(journal: StudyTrialLog) -> bool:
     """Take the end of the study and wait until the other workers' last trials are in; false = another one has it."""
     if not journal.may_end():
         return False

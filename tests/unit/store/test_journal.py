@@ -7,7 +7,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.store import open_store
-from ncclt.store.journal import StudyJournal
+from ncclt.store.journal import StudyTrialLog
 from ncclt.store.leases import this_worker
 from ncclt.testing.store_contract import sample_study
 
@@ -26,7 +26,7 @@ def study(store):
 
 
 def journal_of(store, study):
-    return StudyJournal(store, study, now=lambda: "2026-01-01T00:00:00+00:00", renew_s=0.01)
+    return StudyTrialLog(store, study, now=lambda: "2026-01-01T00:00:00+00:00", renew_s=0.01)
 
 
 def trial_of(claim):

@@ -18,7 +18,7 @@ _END = "end"
 """What only one worker does: confirm, prove and publish."""
 
 
-class StudyJournal:
+class StudyTrialLog:
     """The journal of `ncclt.measure.trial`, shared by the threads of this process and by other processes.
 
     Use it in a `with` block: in it this process is known as a worker of the study, afterwards it holds nothing.
@@ -43,7 +43,7 @@ class StudyJournal:
         self._left = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="ncclt-heartbeat", daemon=True)
 
-    def __enter__(self) -> StudyJournal:
+    def __enter__(self) -> StudyTrialLog:
         """Join the workers of the study."""
         self._store.enter(self._study.id, self._worker)
         self._heart.start()
