@@ -71,7 +71,8 @@ def test_rows_are_of_all_nodes_alone_and_medians():
     [
         (FabricFinding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
          "node n07 reaches 61 % of 187 GB/s with every partner"),
-        (FabricFinding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT), "the link n07+n12 does not finish"),
+        (FabricFinding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT),
+         "the link n07+n12 does not finish"),
         (FabricFinding(part=Part.GPU, hosts=("n1",), gpus=(3,), outcome=Outcome.WRONG_RESULT),
          "GPU 3 of node n1 gives WRONG DATA with every partner"),
         (FabricFinding(part=Part.GPU_LINK, hosts=("n1",), gpus=(3, 4), outcome=Outcome.CRASHED, remark="why"),

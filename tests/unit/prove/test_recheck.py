@@ -71,7 +71,8 @@ def request_():
     found = Recommendation(
         id="r1", revision=1, study="s1", cluster="pair", model="w", workload_digest=WORKLOAD.digest(),
         collectives=WORKLOAD.collectives, fingerprint=CLUSTER.fingerprint(),
-        table=PolicyVerdict(policy=POLICY, verdict=verdict), variables=None, simulated=True, launcher="fake", created="t",
+        table=PolicyVerdict(policy=POLICY, verdict=verdict), variables=None, simulated=True, launcher="fake",
+        created="t",
     )  # fmt: skip
     study = Study(
         id="s1", name="s", cluster=CLUSTER, workload=WORKLOAD, launcher="fake", simulated=True, process_wide=(),
