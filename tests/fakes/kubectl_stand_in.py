@@ -31,10 +31,8 @@ def fail(text):
 
 def apply(path):
     if mode() == "refuse":
-        fail('error: unable to recognize "job.yaml": no matches for kind "MPIJob" in version "kubeflow.org/v2beta1"')
-    import yaml  # here, for most calls go without it
-
-    documents = list(yaml.safe_load_all(Path(path).read_text()))
+        fail('error: unable to recognize "job.json": no matches for kind "MPIJob" in version "kubeflow.org/v2beta1"')
+    documents = json.loads(Path(path).read_text())["items"]
     body = next(document for document in documents if document["kind"] in ("MPIJob", "TrainJob"))
     files = next((document["data"] for document in documents if document["kind"] == "ConfigMap"), {})
     home = FOLDER / body["metadata"]["name"]
@@ -138,8 +136,8 @@ def get(kind, words):
 def delete(words):
     selected = next((word.partition("=")[2] for word in words if word.startswith("--selector=")), "")
     if "--filename" in words:
-        manifest = Path(words[words.index("--filename") + 1]).read_text()
-        name = next(line.split()[1] for line in manifest.splitlines() if line.startswith("  name: ")).strip('"')
+        made = json.loads(Path(words[words.index("--filename") + 1]).read_text())
+        name = made["items"][-1]["metadata"]["name"]
     else:
         name = selected.partition("=")[2]
     home = FOLDER / name

@@ -33,7 +33,7 @@ def start(tmp_path):
     def begin(kind, script=KUBECTL):
         kubectl.write_text(script.format(asked=asked))
         options = {
-            "manifest": tmp_path / "job.yaml", "kind": kind, "name": "ncclt-1", "selector": "job=ncclt-1",
+            "manifest": tmp_path / "job.json", "kind": kind, "name": "ncclt-1", "selector": "job=ncclt-1",
             "container": "launcher", "pods": 3, "timeout-s": PATIENT_S, "pending-s": PATIENT_S, "poll-s": 0.05,
         }  # fmt: skip
         argv = [sys.executable, "-m", "ncclt.launch.kubernetes.driver"]

@@ -61,7 +61,7 @@ def test_golden_plan(name, options, with_files, tmp_path):
 def test_inherited_variables_reach_the_containers_only_when_kept():
     said = {
         keep_env: dict(create(shape=TWO, keep_env=keep_env, **SITE).plan(COMMAND, variables={}, timeout_s=1.0).files)[
-            "job.yaml"
+            "job.json"
         ]
         for keep_env in (False, True)
     }
@@ -90,5 +90,5 @@ def test_without_kubectl_the_manifests_are_given_to_the_user(tmp_path):
     plan = launcher.plan(COMMAND, variables=VARIABLES, timeout_s=1.0)
     with pytest.raises(UsageError, match="kubectl is not here") as raised:
         launcher.run(plan)
-    assert dict(plan.files)["job.yaml"] in raised.value.message
+    assert dict(plan.files)["job.json"] in raised.value.message
     assert "yourself" in raised.value.hint

@@ -1,11 +1,11 @@
 """What is asked of a cluster, read back as kubectl reads it and held against the fields that the operators demand."""
 
+import json
+
 import pytest
-import yaml
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.manifests import LaunchedJob, Site, label_value, manifests
-from ncclt.launch.kubernetes.yaml import to_yaml
+from ncclt.launch.kubernetes.manifests import Job, Site, label_value, manifests
 from ncclt.launch.launcher import MARK, JobShape
 
 SITE = Site(image="registry.example/x:1", namespace="lab", gpus_per_node=8, resources=(("rdma/hca", "8"),))
@@ -111,7 +111,7 @@ def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
             **changes,
         }
     )
-    documents = list(yaml.safe_load_all(to_yaml(manifests(kind, job, site))))
+    documents = json.loads(json.dumps(manifests(kind, job, site)))
     return documents[-1], documents[:-1]
 
 
@@ -134,10 +134,10 @@ def test_every_field_is_known_and_none_is_missing(kind, schema, site):
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_all_of_a_launch_can_be_found_by_one_label(kind):
     body, (config_map,) = made(kind)
-    text = yaml.safe_dump(body)
+    text = json.dumps(body)
     assert config_map["metadata"]["labels"]["ncclt-launch"] == body["metadata"]["name"]
     # The job, and the template of every kind of pod.
-    assert text.count(f"ncclt-launch: {body['metadata']['name']}") == (3 if kind == "mpijob" else 2)
+    assert text.count(f'"ncclt-launch": "{body["metadata"]["name"]}"') == (3 if kind == "mpijob" else 2)
 
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
@@ -150,7 +150,7 @@ def test_the_cluster_ends_a_job_that_nobody_watches_any_more(kind):
 def test_without_files_there_is_nothing_to_mount(kind):
     body, others = made(kind, files=())
     assert others == []
-    assert "ncclt-files" not in yaml.safe_dump(body)
+    assert "ncclt-files" not in json.dumps(body)
 
 
 def test_mpirun_brings_the_variables_to_the_workers():

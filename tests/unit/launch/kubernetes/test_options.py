@@ -1,7 +1,8 @@
 """What a site wants of its pods, as it is written on a command line."""
 
+import json
+
 import pytest
-import yaml
 
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes import launcher as kubernetes
@@ -31,8 +32,8 @@ def test_they_reach_the_manifest():
         shape=JobShape(nodes=2, processes_per_node=8), image="lab/torch:1", kind="trainjob",
         **site_options(["resource.rdma/hca=8", "node.pool=h100", "service-account=tuner"]),
     )  # fmt: skip
-    text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.yaml"]
-    job = next(document for document in yaml.safe_load_all(text) if document["kind"] == "TrainJob")
+    text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.json"]
+    job = next(document for document in json.loads(text)["items"] if document["kind"] == "TrainJob")
 
     def found(name, node):
         inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()

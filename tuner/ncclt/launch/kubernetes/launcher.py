@@ -5,6 +5,7 @@ Not tried on a cluster; proven with a stand-in for kubectl that runs the contain
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -14,8 +15,7 @@ from pathlib import Path
 
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
-from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, label_value, manifests
-from ncclt.launch.kubernetes.yaml import to_yaml
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, Job, Site, label_value, manifests
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.mpi.ending import ending_of_mpi
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
@@ -28,7 +28,7 @@ PENDING_S = 600.0
 
 _POLL_S = 2.0
 _NAME = f"ncclt-{MARK}"
-_MANIFEST = "job.yaml"
+_MANIFEST = "job.json"
 _DELETE_S = 20
 """For the last attempt to delete a job; a clean-up command gets 30 s."""
 
@@ -112,6 +112,7 @@ class KubernetesLauncher:
             timeout_s=timeout_s,
             pending_s=self._pending_s,
         )
+        objects = {"apiVersion": "v1", "kind": "List", "items": manifests(self._kind, job, self._site)}
         kubectl = (self._kubectl, f"--namespace={self._site.namespace}", *self._extra)
         mpi = self._kind == "mpijob"
         return LaunchPlan(
@@ -122,7 +123,7 @@ class KubernetesLauncher:
                 f"--pods={self._shape.nodes + (1 if mpi else 0)}", f"--timeout-s={timeout_s:g}",
                 f"--pending-s={self._pending_s:g}", f"--poll-s={self._poll_s:g}", "--", *kubectl,
             ),
-            files=((_MANIFEST, to_yaml(manifests(self._kind, job, self._site))),),
+            files=((_MANIFEST, json.dumps(objects, indent=2)),),
             clean_up=(
                 (
                     *kubectl, "delete", f"{self._kind},configmap", f"--selector={LAUNCH_LABEL}={_NAME}",

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.yaml import Node
 from ncclt.launch.launcher import MARK, JobShape
+
+Node = str | int | bool | Sequence["Node"] | Mapping[str, "Node"]
+"""What a manifest is made of."""
 
 FILES_PATH = "/ncclt"
 """Where the files of a launch are in every container."""
