@@ -12,7 +12,7 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.edge import say
 from ncclt.cli.env import source
 from ncclt.cli.job_request import job_request, request_of
-from ncclt.cli.run import MustNotStart, Start, all_or_none
+from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import (
     Handover,

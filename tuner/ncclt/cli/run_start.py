@@ -1,0 +1,48 @@
+"""What `ncclt run` starts, and the one thing that keeps it from starting."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclt.errors import NccltError, described
+
+
+class MustNotStart(Exception):  # noqa: N818 -- it says what follows, as KeyboardInterrupt does
+    """The ranks of the job would disagree if this process started.
+
+    Args:
+        reason: what is wrong, and what to do; its exit code becomes ours.
+    """
+
+    def __init__(self, reason: NccltError) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+@contextlib.contextmanager
+def all_or_none() -> Iterator[None]:
+    """Turn every failure inside into `MustNotStart`: what is prepared there holds for all processes of the job."""
+    try:
+        yield
+    except MustNotStart:
+        raise
+    except Exception as error:
+        raise MustNotStart(described(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A command, ready to be started.
+
+    Attributes:
+        argv, environ: the command and its whole environment.
+        is_common: the other processes of the job have the same environment: start with it or not at all.
+        beside: starts the command as a child and returns its exit code, where we are to stay beside it.
+    """
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    is_common: bool = False
+    beside: Callable[[], int] | None = None
