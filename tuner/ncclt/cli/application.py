@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
@@ -22,8 +23,8 @@ COMMANDS: dict[str, str] = {
     "verify": "ncclt.cli.verify",
     "doctor": "ncclt.cli.doctor",
     "preflight": "ncclt.cli.preflight",
-    "env": "ncclt.cli.env_command",
-    "run": "ncclt.cli.run_command",
+    "env": "ncclt.cli.env",
+    "run": "ncclt.cli.run",
     "attest": "ncclt.cli.attest",
     "profile": "ncclt.cli.profile",
     "cluster": "ncclt.cli.cluster",
@@ -34,8 +35,13 @@ COMMANDS: dict[str, str] = {
     "plugin": "ncclt.cli.plugin",
     "config": "ncclt.cli.config",
 }
-"""Command -> module; each module has a typer application named `app`."""
+"""Command -> module; each module has a typer application named `app`, but for those of `_PLAIN`."""
 
+_PLAIN = {
+    "env": "Print the environment that was proven for a workload on a cluster, and nothing else.",
+    "run": "Start a job with what was proven for it, and say afterwards whether it took effect.",
+}
+"""Commands whose module has a `main` and no framework; here they are listed in the help, with options before them."""
 
 _REFUSED: type[Exception] = typer.BadParameter.__mro__[1]
 """The framework's error for words that it cannot make sense of; it has no public name of its own."""
@@ -52,7 +58,8 @@ class LazyGroup(TyperGroup):
         """Import and return one command, None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(importlib.import_module(COMMANDS[cmd_name]).app)
+        module = importlib.import_module(COMMANDS[cmd_name])
+        command = typer.main.get_command(_plain(cmd_name, module.main) if cmd_name in _PLAIN else module.app)
         command.name = cmd_name
         # Completion is installed once, for the whole program.
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
@@ -85,6 +92,19 @@ class LazyGroup(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             raise typer.Exit(report(error)) from error
+
+
+def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
+    """Return a command that reads its words itself as one of the framework."""
+    made = typer.Typer(add_completion=False)
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @made.command(name, help=_PLAIN[name], add_help_option=False, context_settings=anything)
+    def _command() -> None:
+        # Not as the framework hands them on: it swallows the `--` that parts our options from a job's command.
+        raise typer.Exit(main(sys.argv[sys.argv.index(name) + 1 :]))
+
+    return made
 
 
 def _refusal(error: Any) -> Exception:
