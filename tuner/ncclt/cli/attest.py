@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.edge import print_json, say
+from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson
 from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.errors import NoRecommendationError, ServerError, TraceError, UsageError
@@ -147,7 +147,6 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
         f"{_WORDS[attestation.effect]}: {attestation.reason}\n"
     )
     if attestation.rows:
-        from ncclt.cli.tables import print_table
         from ncclt.core.message import format_bytes
 
         print_table(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, say
+from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
 from ncclt.cli.ground import (
     Backend,
     BenchmarkName,
@@ -245,8 +245,6 @@ class _RecheckWatch:
 
 def _print(found: Check) -> None:
     if found.changes:
-        from ncclt.cli.tables import print_table
-
         print_table(
             ("what", "before", "now", "change", "noise", ""),
             [

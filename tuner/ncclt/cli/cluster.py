@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, say
+from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, DryRun, Storage
 from ncclt.errors import InputError
 
@@ -30,8 +30,6 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"schema": 1, "clusters": [{**e.item.to_document(), "shipped": e.shipped} for e in entries]})
         return
-    from ncclt.cli.tables import print_table
-
     rows = [
         (
             c.name,
@@ -63,8 +61,6 @@ def show(
     if as_json:
         print_json({"schema": 1, **found.to_document()})
         return
-    from ncclt.cli.tables import print_table
-
     document = found.to_document()
     sources = document.pop("sources")
     rows = [(key, str(value)) for key, value in document.items()] + [("source", text) for text in sources]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.configuration import KEYS, PROJECT_FILE, origins, user_file
-from ncclt.cli.edge import print_json
+from ncclt.cli.edge import print_json, print_table
 from ncclt.errors import hide_passwords
 
 app = typer.Typer(help="Show the configuration and where each value comes from.", no_args_is_help=True)
@@ -25,8 +25,6 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="One JSON document
     if as_json:
         print_json({"schema": 1, "values": {o.key: {"value": _shown(o.value), "origin": o.origin} for o in found}})
         return
-    from ncclt.cli.tables import print_table
-
     print_table(
         ("key", "value", "origin", "meaning"),
         [(o.key, _shown(o.value) or "-", o.origin, KEYS[o.key]) for o in found],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import print_json
+from ncclt.cli.edge import print_json, print_table
 from ncclt.cli.options import AsJson, Storage
 from ncclt.errors import UsageError
 
@@ -138,7 +138,6 @@ def _document(
 
 
 def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, measured: MeasuredCurves) -> None:
-    from ncclt.cli.tables import print_table
     from ncclt.core.message import format_bytes
 
     print(f"{profile.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")

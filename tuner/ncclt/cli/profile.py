@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, say
+from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, DryRun, Storage
 from ncclt.cli.profile_diff import diff
 from ncclt.cli.profile_model import model
@@ -45,8 +45,6 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
         ]
         print_json({"schema": 1, "workloads": rows})
         return
-    from ncclt.cli.tables import print_table
-
     print_table(
         ("name", "source", "messages", "bytes/step", "collectives", "origin"),
         [

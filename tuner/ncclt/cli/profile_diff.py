@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, say
+from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, Storage
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ def diff(
 
 def print_difference(found: Difference, before: str, after: str, *, units: tuple[str, str] = ("step", "step")) -> None:
     """Print a difference for people: `+` only in B, `-` only in A, `~` in both with other calls."""
-    from ncclt.cli.tables import print_table
-
     if found.is_empty:
         print(f"{before} and {after} send the same {found.unchanged} messages")
     else:

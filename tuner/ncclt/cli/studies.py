@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import print_json
+from ncclt.cli.edge import print_json, print_table
 from ncclt.cli.options import AsJson, Storage
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
@@ -14,8 +16,16 @@ from ncclt.prove.payback import cost_words
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.study import Trial
+    from ncclt.core.study import Study, Trial
+    from ncclt.search.replay import Recording, Replay
     from ncclt.store import StudySummary
+
+REPLAY_SCHEMA = 1
+"""Version of the document that `studies replay --json` prints."""
+
+_AFTER = (5, 8, 12, 20)
+
+_WITHIN = (0.03, 0.01)
 
 app = typer.Typer(help="List, show and replay studies.", no_args_is_help=True)
 
@@ -43,8 +53,6 @@ def list_studies(
     if as_json:
         print_json({"schema": 1, "studies": [_summary_row(s) for s in page.items]})
         return
-    from ncclt.cli.tables import print_table
-
     rows = [
         (
             s.study.id,
@@ -84,7 +92,6 @@ def show(
         found = store.recommendations(study=study.id)
     newest = next(iter(found), None)
     if evidence:
-        from ncclt.cli.evidence_view import print_evidence
         from ncclt.prove.proof_document import evidence_document
 
         if newest is None:
@@ -117,8 +124,6 @@ def show(
             }
         )
         return
-    from ncclt.cli.tables import print_table
-
     mark = " (SIMULATED)" if study.simulated else ""
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
     if newest:
@@ -160,7 +165,6 @@ def replay_study(
     from ncclt.measure.testbed import require_tune_extra
 
     require_tune_extra()
-    from ncclt.cli.replay_view import print_replay, replay_document
     from ncclt.search.replay import recording_of, replay
     from ncclt.store import open_to_read
 
@@ -228,3 +232,110 @@ def _summary_row(summary: StudySummary) -> dict[str, Any]:
         "verdict": found.table.verdict.to_document() if found else None,
         "updated": study.updated,
     }
+
+
+def print_evidence(document: dict[str, Any]) -> None:
+    """Write a table per arm, its verdict, and whether it was found again."""
+    for arm in document["arms"]:
+        print(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
+        if not arm["blocks"] and arm["same"] is None:
+            print("nothing was launched for it, so there is nothing to judge again")
+            continue
+        print_table(
+            ("block", "default us", "policy us", "ln(default/policy)", "so far", "95 % interval", "decision"),
+            [
+                (
+                    str(block["block"] + 1),
+                    _joined(block["default_us"], "{:.1f}"),
+                    _joined(block["policy_us"], "{:.1f}"),
+                    _joined(block["log_ratios"], "{:+.4f}"),
+                    f"{block['speedup']:.3f}x",
+                    f"{_end(block['interval'][0])} to {_end(block['interval'][1])}",
+                    block["decision"],
+                )
+                for block in arm["blocks"]
+            ],
+            numbers=("block", "so far"),
+        )
+        if arm["same"]:
+            print("recomputed: same")
+        else:
+            print(f"recomputed: DIFFERENT: {arm['recomputed']['decision']}: {arm['recomputed']['reason']}")
+
+
+def _joined(values: Sequence[float], form: str) -> str:
+    return " ".join(form.format(value) for value in values)
+
+
+def _end(value: float | None) -> str:
+    return "unknown" if not value else f"{value:.3f}"
+
+
+def replay_document(study: Study, recording: Recording, replays: Sequence[Replay]) -> dict[str, Any]:
+    """Return regrets and launches of every sampler over its seeds."""
+    from ncclt.core.policy import Policy
+
+    samplers = dict.fromkeys(replay.sampler for replay in replays)
+    return {
+        "schema": REPLAY_SCHEMA,
+        "study": study.id,
+        "settings": len(recording.results),
+        "default_regret": recording.regret(Policy()),
+        "best_setting_regret": recording.best_single_regret,
+        "samplers": [_row([replay for replay in replays if replay.sampler == name]) for name in samplers],
+    }
+
+
+def _row(replays: Sequence[Replay]) -> dict[str, Any]:
+    longest = max(len(replay.regrets) for replay in replays)
+    return {
+        "sampler": replays[0].sampler,
+        "seeds": len(replays),
+        "launches": longest,
+        # A search that found nothing more to launch keeps what it had.
+        "regret": {
+            str(after): {
+                "mean": statistics.fmean(values),
+                "worst": max(values),
+            }
+            for after in (*(a for a in _AFTER if a < longest), longest)
+            for values in [[replay.regrets[min(after, len(replay.regrets)) - 1] for replay in replays]]
+        },
+        "launches_within": {f"{share:g}": [replay.launches_within(share) for replay in replays] for share in _WITHIN},
+    }
+
+
+def print_replay(document: dict[str, Any]) -> None:
+    """Write one line per sampler."""
+    default, single = (f"{document[name] * 100:.1f} %" for name in ("default_regret", "best_setting_regret"))
+    print(f"{document['settings']} settings were measured; over the best policy that they allow,")
+    print(f"the default has a regret of {default} and the best single setting one of {single}")
+    rows = document["samplers"]
+    marks = sorted({int(after) for row in rows for after in row["regret"]})
+    titles = [f"after {mark}" for mark in marks]
+    print_table(
+        ("sampler", "seeds", *titles, *(f"launches to {share * 100:g} %" for share in _WITHIN)),
+        [
+            (
+                row["sampler"],
+                str(row["seeds"]),
+                *(_regret(row["regret"].get(str(mark))) for mark in marks),
+                *(_launches(row["launches_within"][f"{share:g}"]) for share in _WITHIN),
+            )
+            for row in rows
+        ],
+        numbers=("seeds", *titles),
+        caption="regret: mean (worst) over seeds; launches: mean of the seeds that came to stay within",
+    )
+
+
+def _regret(found: dict[str, float] | None) -> str:
+    return "-" if found is None else f"{found['mean'] * 100:.1f} % ({found['worst'] * 100:.1f} %)"
+
+
+def _launches(found: Sequence[int | None]) -> str:
+    reached = [launches for launches in found if launches is not None]
+    if not reached:
+        return f"never in {len(found)}"
+    missing = f", never in {len(found) - len(reached)}" if len(reached) < len(found) else ""
+    return f"{statistics.fmean(reached):.1f}{missing}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from ncclt.cli.edge import say
+from ncclt.cli.edge import print_table, say
 from ncclt.cli.studies import trial_row
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
@@ -187,8 +187,6 @@ def use_lines(found: Recommendation, storage_option: str) -> str:
 
 
 def _print_messages(rows: tuple[MessageRow, ...], simulated: bool) -> None:
-    from ncclt.cli.tables import print_table
-
     def bandwidths(row: MessageRow) -> str:
         message = row.calls.message
         return f"{message.busbw_gbps(row.default_us):.2f} > {message.busbw_gbps(row.tuned_us):.2f}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, say
+from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.errors import UsageError
 
@@ -237,7 +237,6 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
 
 
 def _print(verification: Verification, where: str, *, quiet: bool) -> None:
-    from ncclt.cli.tables import print_table
     from ncclt.core.verification import PERCENTILES, Side
 
     header = ("side", "launches", "steps", *(f"p{percent} ms" for percent in PERCENTILES))
