@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import IO
 
@@ -16,10 +18,14 @@ from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
 from ncclt.health.doctor.log_reader import LogReader
-from ncclt.health.doctor.matrix import TopologyMatrix, parse_matrix
+from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_matrix
 from ncclt.health.doctor.printed_costs import read_printed_costs
-from ncclt.health.doctor.recognise import HEAD_BYTES, Kind, recognise
 from ncclt.profile.inputs import Meter, open_regular, regular_files, unpacked
+
+HEAD_BYTES = 256 * 1024
+"""Looked at to tell what a file is."""
+
+_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?[\"']?NCCL_\w+\s*=")
 
 _MOST_LINE_CHARACTERS = 64 * 1024
 """Longer lines are read in pieces: a file without line ends must not fill the memory."""
@@ -127,3 +133,32 @@ def _lines(path: Path) -> Iterator[Iterator[str]]:
             yield iter(lambda: text.readline(_MOST_LINE_CHARACTERS), "")
         finally:
             text.detach()  # the stream is closed by whoever opened it
+
+
+class Kind(StrEnum):
+    """What a file can hold; a text may hold a matrix and a log."""
+
+    GPU_REPORT = "nvidia-smi -q -x"
+    MATRIX = "nvidia-smi topo -m"
+    LOG = "NCCL log"
+    CONF = "NCCL configuration file"
+
+
+def recognise(head: bytes) -> frozenset[Kind]:
+    """Return what the beginning of a file shows it to be; empty = nothing that is known here."""
+    if b"<nvidia_smi_log" in head:
+        return frozenset({Kind.GPU_REPORT})
+    lines = head.decode(errors="replace").splitlines()
+    found = set()
+    if any(is_matrix_header(line) for line in lines):
+        found.add(Kind.MATRIX)
+    if any("NCCL INFO " in line or "NCCL WARN " in line for line in lines):
+        found.add(Kind.LOG)
+    if not found and _is_conf(lines):
+        found.add(Kind.CONF)
+    return frozenset(found)
+
+
+def _is_conf(lines: list[str]) -> bool:
+    said = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return bool(said) and any(_ASSIGNMENT.match(line) for line in said) and all("=" in line for line in said[:-1])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.health.doctor.forced import collectives_without_algorithm, forces_ll128
-from ncclt.health.doctor.numbers import as_nccl_reads, is_number
+from ncclt.health.doctor.rules_variables import collectives_without_algorithm, forces_ll128
+from ncclt.health.doctor.variables import as_nccl_reads, is_number
 
 _STRTOLL = ctypes.CDLL(None).strtoll
 _STRTOLL.restype = ctypes.c_longlong
