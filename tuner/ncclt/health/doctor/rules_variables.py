@@ -269,9 +269,10 @@ VARIABLE_RULES = (
 
 
 def forces_ll128(text: str) -> bool:
-    """Tell whether a value of NCCL_PROTO switches LL128 on, bypassing NCCL's check that it is safe (parseList in graph/tuning.cc).
+    """Tell whether a value of NCCL_PROTO switches LL128 on, bypassing NCCL's check that it is safe.
 
-    Naming it does; so does every list of exclusions that leaves it in, for those switch all others on.
+    Naming it does; so does every list of exclusions that leaves it in, for those switch all others on (parseList in
+    graph/tuning.cc of 2.24 to 2.30).
     """
     for entry in text.lower().replace(" ", "").split(";"):
         listed = entry.rpartition(":")[2]
