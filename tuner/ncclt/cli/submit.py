@@ -65,8 +65,7 @@ def submit_study(
         UsageError: sbatch is not here or refuses, or the nodes would not see the store.
     """
     from ncclt.launch.launcher import JobShape
-    from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit_and_follow
-    from ncclt.launch.slurm.storage import node_local_folder
+    from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow
 
     if store.path is not None and (why := node_local_folder(store.path)):
         if not dry_run and "NCCLT_STORE_IS_SHARED" not in os.environ:

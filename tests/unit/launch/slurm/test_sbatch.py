@@ -8,7 +8,15 @@ import pytest
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit, submit_and_follow
+from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit, submit_and_follow
+
+MOUNTS = """\
+rootfs / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+nas:/home /home nfs4 rw 0 0
+scratch /lustre lustre rw 0 0
+/dev/nvme0 /lustre/local\\040disk xfs rw 0 0
+"""
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
 COMMAND = ("/home/ana/venv/bin/python", "-m", "ncclt", "tune", "--model", "bert", "--study", "it's mine; $x", "--json")
@@ -103,3 +111,28 @@ def test_without_waiting_the_job_is_named_and_left(tmp_path):
     said = []
     assert submit_and_follow(request(), wait=False, show=said.append, say=said.append, environment=environment) == 0
     assert said == ["ncclt: submitted job 42; its output: /home/ana/my studies/ncclt-bert-42.out\n"]
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("/tmp/ncclt.db", "is on / (ext4)"),
+        ("/dev/shm/ncclt.db", "is on /dev/shm (tmpfs)"),
+        ("/home/ana/ncclt.db", ""),
+        ("/lustre/x/ncclt.db", ""),
+        ("/lustre/local disk/ncclt.db", "is on /lustre/local disk (xfs)"),
+        ("/lustre/localx/ncclt.db", ""),
+    ],
+)
+def test_the_innermost_mount_decides(path, where):
+    said = node_local_folder(Path(path), mounts=MOUNTS)
+    assert where in said
+    assert bool(said) == bool(where)
+
+
+def test_this_machine_can_be_asked():
+    assert isinstance(node_local_folder(Path("/")), str)
+
+
+def test_nothing_is_said_of_what_is_not_known():
+    assert node_local_folder(Path("/home/ana/ncclt.db"), mounts="") == ""

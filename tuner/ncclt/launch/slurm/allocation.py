@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.errors import UsageError
-from ncclt.launch.slurm.commands import ask
+from ncclt.launch.slurm.job import ask
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _MAX_HOSTS = 1_000_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.errors import StudyStoppedError
-from ncclt.launch.slurm.commands import ask
+from ncclt.launch.slurm.job import ask
 
 POLL_S = 3.0
 """Between two questions to the controller: it serves the whole cluster, and nothing here is in a hurry."""

@@ -17,7 +17,7 @@ from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
 from ncclt.launch.process.starter import Starter, thread_variables
 from ncclt.launch.rank_check import UNFIT, checked
 from ncclt.launch.slurm.allocation import Allocation, addresses_by_scontrol, allocation_of
-from ncclt.launch.slurm.commands import ask
+from ncclt.launch.slurm.job import ask
 from ncclt.launch.slurm.reason import step_failure
 from ncclt.launch.slurm.step import STEP_NAME, StepRequest, file_variables, ship, srun_argv
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm.commands import ask
 from ncclt.launch.slurm.follow import POLL_S, Logs, follow
+from ncclt.launch.slurm.job import ask
+
+_NODE_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay"})
+"""Types of file systems that other machines do not see by themselves (/proc/mounts)."""
 
 SHARING = ("--exclusive", "--oversubscribe", "--share", "-s")
 """Options of sbatch that say whether other jobs may run on the same nodes, where they would be measured too."""
@@ -155,3 +159,28 @@ def submit_and_follow(
     if not wait:
         return 0
     return follow(job_id, plan.logs(job_id), show=show, say=say, environment=known, poll_s=poll_s)
+
+
+def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
+    """Say why compute nodes may not see a file, empty where they probably do.
+
+    A store that only the login node sees is the trap of submitting: the job would fill one of its own and lose it.
+
+    Args:
+        path: absolute.
+        mounts: the text of /proc/mounts; None = this machine's.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text(errors="replace")
+        except OSError:
+            return ""
+    best, kind = PurePosixPath("/"), ""
+    for line in mounts.splitlines():
+        _device, point, mounted_kind, *_ = [*line.split(" "), "", "", ""]
+        place = PurePosixPath(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point))
+        if point and path.is_relative_to(place) and len(place.parts) >= len(best.parts):
+            best, kind = place, mounted_kind
+    if kind not in _NODE_LOCAL:
+        return ""
+    return f"{path} is on {best} ({kind}), a file system of this machine, which compute nodes may not see"
