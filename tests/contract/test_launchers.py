@@ -9,9 +9,8 @@ import pytest
 from ncclt.launch import LAUNCHERS, launcher_module
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.launch.local import LocalLauncher
-from ncclt.launch.mpi.flavour import ask_mpi_flavour
-from ncclt.launch.mpi.launcher import MpirunLauncher
-from ncclt.launch.torchrun.launcher import TorchrunLauncher
+from ncclt.launch.mpi import MpirunLauncher, ask_mpi_flavour
+from ncclt.launch.torchrun import TorchrunLauncher
 from ncclt.testing.launcher_contract import LauncherContract
 
 TWO = JobShape(processes_per_node=2)

@@ -21,7 +21,7 @@ from ncclt.core.trial import Outcome
 from ncclt.errors import NodesLostError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.local import LocalLauncher
-from ncclt.launch.mpi.launcher import MpirunLauncher, ask_mpi_flavour
+from ncclt.launch.mpi import MpirunLauncher, ask_mpi_flavour
 from ncclt.launch.slurm.allocation import allocation_of
 from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts, asking

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from ncclt.launch import mpi as mpirun
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.mpi import launcher as mpirun
 from ncclt.launch.process.members import members, new_mark
 from ncclt.launch.rank_check import UNFIT_CODE, unfit
 

@@ -15,7 +15,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.torchrun.launcher import TorchrunLauncher
+from ncclt.launch.torchrun import TorchrunLauncher
 from ncclt.measure import Pace, PersistentRunner, TimeoutRule, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives

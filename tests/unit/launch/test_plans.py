@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import InputError, UsageError
-from ncclt.launch import local
+from ncclt.launch import local, torchrun
+from ncclt.launch import mpi as mpirun
 from ncclt.launch.hostfile import Host
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.mpi import launcher as mpirun
-from ncclt.launch.mpi.flavour import MpiFlavour
-from ncclt.launch.mpi.launcher import MpirunLauncher
+from ncclt.launch.mpi import MpiFlavour, MpirunLauncher
 from ncclt.launch.ssh import launcher as ssh
 from ncclt.launch.ssh.launcher import SshLauncher
-from ncclt.launch.torchrun import launcher as torchrun
-from ncclt.launch.torchrun.launcher import TorchrunLauncher
+from ncclt.launch.torchrun import TorchrunLauncher
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "launch"
 COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")

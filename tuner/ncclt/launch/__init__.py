@@ -13,8 +13,8 @@ from ncclt.errors import NotFoundError
 
 LAUNCHERS: dict[str, str] = {
     "local": "ncclt.launch.local",
-    "torchrun": "ncclt.launch.torchrun.launcher",
-    "mpirun": "ncclt.launch.mpi.launcher",
+    "torchrun": "ncclt.launch.torchrun",
+    "mpirun": "ncclt.launch.mpi",
     "ssh": "ncclt.launch.ssh.launcher",
     "kubernetes": "ncclt.launch.kubernetes.launcher",
     "slurm": "ncclt.launch.slurm.launcher",

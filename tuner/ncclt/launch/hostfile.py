@@ -1,12 +1,17 @@
-"""Hosts by name, as people write them in a host file."""
+"""Hosts by name: as people write them in a host file, and as a resource manager grants them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.errors import InputError, UsageError, reason
+from ncclt.launch.slurm.allocation import allocation_of
+
+_LISTS = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+"""Name files whose lines begin with a host; one that gives several slots may stand there several times."""
 
 _HOST = re.compile(
     r"(?:(?P<user>\w[\w.-]*)@)?(?:(?P<name>\w[\w.-]*)|\[(?P<ipv6>[\da-fA-F:.]+)\])(?::(?P<port>\d{1,5}))?"
@@ -83,3 +88,36 @@ def _parse_line(words: list[str], path: Path) -> Host:
             raise UsageError(f"{path}: {word!r} is not known behind {words[0]}", hint="only slots=N is")
         host = Host(name=host.name, user=host.user, port=host.port, slots=int(slots[1]))
     return host
+
+
+def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the granted nodes, each once, in the manager's order; empty = nobody granted any.
+
+    Sources: Altair PBS Professional and OpenPBS users' guide (PBS_NODEFILE), IBM Spectrum LSF reference
+    (LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS), Grid Engine `submit(1)` (PE_HOSTFILE). Not tried under these themselves.
+
+    Args:
+        environment: of this program, as the job's script has it.
+
+    Raises:
+        InputError: the manager's list cannot be read.
+        UsageError: Slurm's variables contradict each other.
+    """
+    if (allocation := allocation_of(environment)) is not None:
+        return allocation.hosts
+    for variable in _LISTS:
+        if path := environment.get(variable):
+            return tuple(dict.fromkeys(_first_words(path, variable)))
+    # Host and number of slots in turn; LSF leaves it out where the list would be too long for a variable.
+    return tuple(dict.fromkeys(environment.get("LSB_MCPU_HOSTS", "").split()[::2]))
+
+
+def _first_words(path: str, variable: str) -> Iterable[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read {path}, the list of nodes that {variable} names: {reason(error)}",
+            hint="name the nodes by --hosts, or run this on the first node of the job",
+        ) from error
+    return (line.split()[0] for line in lines if line.split())

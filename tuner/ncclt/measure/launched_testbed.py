@@ -15,7 +15,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch import launcher_module
-from ncclt.launch.granted import granted_hosts
+from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.kubernetes.options import site_options
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, Pace, PersistentRunner

@@ -13,7 +13,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
 from ncclt.health.preflight.soundings import RunnerFor
-from ncclt.launch.granted import granted_hosts
+from ncclt.launch.hostfile import granted_hosts
 from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of

@@ -14,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclt.errors import UsageError
+from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
 from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, Job, Site, label_value, manifests
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.mpi.ending import ending_of_mpi
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
 from ncclt.launch.process.starter import Starter
 from ncclt.launch.rank_check import checked
-from ncclt.launch.torchrun.ending import ending_of_ranks
 
 PENDING_S = 600.0
 """For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""

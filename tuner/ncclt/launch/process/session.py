@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from ncclt.errors import reason
-from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.launch.launcher import FILES, MARK, LaunchPlan, LaunchResult
 from ncclt.launch.process.capture import Capture, Tail
 from ncclt.launch.process.clean_up import clean_up
-from ncclt.launch.process.filled import FilledPlan, filled
 from ncclt.launch.process.guard import guard
 from ncclt.launch.process.members import MARK_VARIABLE, end_members, new_mark
 
@@ -219,3 +222,46 @@ def _stop_signals_deferred(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
         if received:
             signal.raise_signal(received[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledPlan:
+    """The commands of a plan as they are run.
+
+    Attributes:
+        argv: program and arguments.
+        clean_up: as in the plan.
+        folder: where the plan's files lie; None = it has none.
+    """
+
+    argv: tuple[str, ...]
+    clean_up: tuple[tuple[str, ...], ...]
+    folder: Path | None
+
+
+@contextmanager
+def filled(plan: LaunchPlan, mark: str) -> Iterator[FilledPlan]:
+    """Write the files of a plan into a folder of their own, and remove it afterwards.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    # mkdtemp gives 0700: scripts hold variables, and whoever could write there could run anything as this user.
+    folder = Path(tempfile.mkdtemp(prefix="ncclt-launch-")) if plan.files else None
+
+    def fill(word: str) -> str:
+        word = word.replace(MARK, mark)
+        return word.replace(FILES, str(folder)) if folder else word
+
+    try:
+        if folder:
+            for name, text in plan.files:
+                (folder / name).write_text(text.replace(MARK, mark), encoding="utf-8")
+        yield FilledPlan(
+            argv=tuple(map(fill, plan.argv)),
+            clean_up=tuple(tuple(map(fill, argv)) for argv in plan.clean_up),
+            folder=folder,
+        )
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ncclt.errors import InputError, UsageError, reason
+from ncclt.launch.endings import ending_of_ranks
 from ncclt.launch.hostfile import Host, parse_host, read_hostfile
 from ncclt.launch.launcher import FILES, PORT, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S
 from ncclt.launch.process.starter import FORWARDED, Starter, thread_variables
 from ncclt.launch.ssh.driver import NODES_FILE
 from ncclt.launch.ssh.script import RANK, end_script, node_script
-from ncclt.launch.torchrun.ending import ending_of_ranks
-from ncclt.launch.torchrun.launcher import MODULE, VERBATIM
+from ncclt.launch.torchrun import MODULE, VERBATIM
 
 _NODE_SCRIPT, _END_SCRIPT = "node.sh", "end.sh"
 _DRIVER = (sys.executable, "-P", "-m", "ncclt.launch.ssh.driver", FILES)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from ncclt.errors import UsageError
-from ncclt.launch.mpi.flavour import MpiFlavour, ask_mpi_flavour
+from ncclt.launch.mpi import MpiFlavour, ask_mpi_flavour
 
 _MPI_LAUNCHERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
 

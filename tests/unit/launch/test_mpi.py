@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.mpi.flavour import MpiFlavour, ask_mpi_flavour, mpi_flavour
+from ncclt.launch.mpi import MpiFlavour, ask_mpi_flavour, mpi_flavour
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ncclt.errors import UsageError
+from ncclt.launch.endings import ending_of_ranks
 from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S
 from ncclt.launch.process.starter import Starter, thread_variables
-from ncclt.launch.torchrun.ending import ending_of_ranks
 
 MODULE = "torch.distributed.run"
 """What the program `torchrun` runs; as a module of a given Python it needs no PATH."""

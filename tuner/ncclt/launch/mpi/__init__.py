@@ -1,1 +1,0 @@
-"""Launch through mpirun of Open MPI, MPICH or Intel MPI."""

@@ -1,1 +1,0 @@
-"""Launch through torchrun on this machine."""
