@@ -12,9 +12,11 @@ from ncclt.store.location import Location, default_url, locate, no_store
 from ncclt.store.readonly import chosen, published
 
 if TYPE_CHECKING:
-    from ncclt.store.records import CatalogueEntry, Migration, StudyPage, StudySummary
+    from ncclt.store.catalogue import CatalogueEntry
+    from ncclt.store.migrate import Migration
     from ncclt.store.shipped import profiles_folder
     from ncclt.store.store import Store
+    from ncclt.store.summaries import StudyPage, StudySummary
 
 __all__ = [
     "CatalogueEntry",
@@ -30,14 +32,14 @@ __all__ = [
     "published",
 ]
 
-# Loaded when first asked for: with them `ncclt env` would start 30 ms later, and Store needs SQLAlchemy.
+# Loaded when first asked for: all but the last need SQLAlchemy, and `ncclt env` would start later with it, too.
 _LATER = {
-    "CatalogueEntry": "ncclt.store.records",
-    "Migration": "ncclt.store.records",
-    "StudyPage": "ncclt.store.records",
-    "StudySummary": "ncclt.store.records",
-    "profiles_folder": "ncclt.store.shipped",
+    "CatalogueEntry": "ncclt.store.catalogue",
+    "Migration": "ncclt.store.migrate",
     "Store": "ncclt.store.store",
+    "StudyPage": "ncclt.store.summaries",
+    "StudySummary": "ncclt.store.summaries",
+    "profiles_folder": "ncclt.store.shipped",
 }
 
 _DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateSchema
 
 from ncclt.store.database import Database
-from ncclt.store.records import Migration
 from ncclt.store.revisions import HEAD, OPTUNA_SCHEMA, POSTGRESQL_SCHEMA, VERSION_QUERY, known_revision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """How far the tables are.
+
+    Attributes:
+        current: revision of the tables, empty where there are none yet.
+        head: revision that this ncclt works with.
+    """
+
+    current: str
+    head: str
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether the tables are what this ncclt works with."""
+        return self.current == self.head
 
 
 def migration(database: Database) -> Migration:

@@ -12,7 +12,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError
 from ncclt.store.catalogue import WORKLOADS
 from ncclt.store.checks import staleness_of
-from ncclt.store.records import StudyPage
+from ncclt.store.summaries import StudyPage
 
 
 def with_staleness(

@@ -20,17 +20,17 @@ from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
 from ncclt.store import leases, recommendations, studies, summaries, trials
-from ncclt.store.catalogue import CLUSTERS, WORKLOADS
+from ncclt.store.catalogue import CLUSTERS, WORKLOADS, CatalogueEntry
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
 from ncclt.store.findings import Findings
 from ncclt.store.location import Location, prepare_file
+from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
-from ncclt.store.migrate import migration
 from ncclt.store.readonly import published
-from ncclt.store.records import CatalogueEntry, Migration, StudyPage
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.staleness import page_with_staleness, with_staleness
+from ncclt.store.summaries import StudyPage
 
 
 def utc_now() -> str:

@@ -5,19 +5,53 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Phase
+from ncclt.core.study import Phase, Study
 from ncclt.errors import UsageError
 from ncclt.store.recommendations import newest_of
-from ncclt.store.records import StudyPage, StudySummary
 from ncclt.store.studies import study_rows
 from ncclt.store.tables import trials
 
 MAX_LIMIT = 500
 """Largest page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySummary:
+    """A study at a glance.
+
+    Attributes:
+        study: the study itself.
+        trials: trials of all phases and outcomes.
+        best_us: lowest communication time per step over the settings that were searched, each by its median, µs;
+            None before the first good trial. What is proven stands in the recommendation.
+        default_us: median communication time per step of NCCL's own choice in the search, µs.
+        recommendation: the newest one that the study gave.
+    """
+
+    study: Study
+    trials: int
+    best_us: float | None
+    default_us: float | None
+    recommendation: Recommendation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPage:
+    """Some studies, newest first.
+
+    Attributes:
+        items: the studies.
+        next_cursor: give it back to get the next page; None on the last.
+    """
+
+    items: tuple[StudySummary, ...]
+    next_cursor: str | None
 
 
 def study_page(
