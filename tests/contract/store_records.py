@@ -17,7 +17,7 @@ from ncclt.store.readonly import known_names
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
 
 # What came after the first migration: a store of the first days is made by dropping it.
-LATER_TABLES = ("verifications", "leases", "preflights", "checks", "attestations")
+LATER_TABLES = ("leases", "records")
 
 
 def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1"):
@@ -70,7 +70,7 @@ class VerificationsContract:
 
     def test_a_damaged_verification_is_an_error_of_the_store(self, store, store_url):
         store.add_verification(sample_verification("a"))
-        self.execute(store_url, "UPDATE verifications SET document = '{}'")
+        self.execute(store_url, "UPDATE records SET document = '{}'")
         with pytest.raises(StoreError, match="verification a"):
             store.verifications()
 
@@ -121,7 +121,7 @@ class AttestationsContract:
     def test_a_damaged_attestation_is_an_error_of_the_store(self, store, store_url):
         store.publish(sample_recommendation("a"))
         store.add_attestation(sample_attestation("a"))
-        self.execute(store_url, "UPDATE attestations SET document = '{}'")
+        self.execute(store_url, "UPDATE records SET document = '{}'")
         with pytest.raises(StoreError, match=r"the attestation [0-9a-f]{32} in the store cannot be read"):
             store.attestations(["a"])
 

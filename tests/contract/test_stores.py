@@ -32,8 +32,8 @@ from ncclt.testing.store_contract import (
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
-    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "verifications",
-    "checks", "attestations", "preflights", "ncclt_alembic_version",
+    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records",
+    "ncclt_alembic_version",
 }  # fmt: skip
 
 _spec = importlib.util.spec_from_file_location("store_records", Path(__file__).with_name("store_records.py"))

@@ -236,4 +236,4 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
         "--json",
     )
     with closing(sqlite3.connect(tmp_path / "ncclt.db")) as database:
-        assert database.execute("select cluster from preflights").fetchall() == [("leonardo-cpus",)]
+        assert database.execute("select cluster from records").fetchall() == [("leonardo-cpus",)]

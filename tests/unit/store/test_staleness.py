@@ -110,7 +110,7 @@ def test_a_store_from_before_the_checks_is_still_read(store, url):
     store.publish(sample_recommendation("r2"))
     store.close()
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
-        connection.execute("DROP TABLE checks")
+        connection.execute("DROP TABLE records")
         connection.execute("UPDATE ncclt_alembic_version SET version_num = '0004'")
 
     assert len(published(url, cluster="pair", model="toy")) == 2

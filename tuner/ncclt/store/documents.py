@@ -11,24 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncclt.errors import NccltError, StoreError
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection, Table
 
 
 def to_text(document: Any) -> str:
     """Write a document as compact ASCII."""
     return json.dumps(document, separators=(",", ":"))
-
-
-def is_stored(connection: Connection, table: Table, id: str, text: str) -> bool:
-    """Tell whether a table has just this document under an id: it was kept although the answer was lost."""
-    from sqlalchemy import select  # `ncclt env` imports this module
-
-    return connection.execute(select(table.c.document).where(table.c.id == id)).scalar() == text
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ncclt.errors import StoreError
 from ncclt.store.documents import stored
 from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
-from ncclt.store.revisions import FIRST_WITH_CHECKS, VERSION_QUERY, known_revision
+from ncclt.store.revisions import FIRST_WITH_CHECKS, FIRST_WITH_RECORDS, VERSION_QUERY, known_revision
 
 BUSY_TIMEOUT_S = 10.0
 """How long to wait for another process that is just writing."""
@@ -33,14 +33,11 @@ _Row = tuple[str, str | None, str | None]
 """Documents of a recommendation, of its newest check, and of the added workload of its name."""
 
 _QUERY = """
-    SELECT r.document,
-        (SELECT document FROM checks WHERE recommendation = r.id ORDER BY sequence DESC LIMIT 1),
-        (SELECT document FROM workloads WHERE name = r.model)
+    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model)
     FROM recommendations AS r WHERE r.cluster = ? AND r.model = ? ORDER BY r.sequence DESC
 """
-_QUERY_BEFORE_CHECKS = """
-    SELECT r.document, NULL, (SELECT document FROM workloads WHERE name = r.model)
-    FROM recommendations AS r WHERE r.cluster = ? AND r.model = ? ORDER BY r.sequence DESC
+_NEWEST_CHECK = """
+    (SELECT document FROM {checks} recommendation = r.id ORDER BY sequence DESC LIMIT 1)
 """
 
 _NAMES = """
@@ -167,6 +164,7 @@ def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> l
 def _select(location: Location, mode: str, query_of: Callable[[str], str], values: tuple[str, ...]) -> list[Any]:
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
+        connection.execute("BEGIN")  # no migration comes between the question which tables there are and the next
         revision = _revision(location, connection)
         if revision:
             return connection.execute(query_of(revision), values).fetchall()
@@ -181,7 +179,11 @@ def _nothing(location: Location) -> list[Any]:
 
 
 def _recommendation_query(revision: str) -> str:
-    return _QUERY if revision >= FIRST_WITH_CHECKS else _QUERY_BEFORE_CHECKS
+    if revision >= FIRST_WITH_RECORDS:
+        return _QUERY.format(check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
+    if revision >= FIRST_WITH_CHECKS:
+        return _QUERY.format(check=_NEWEST_CHECK.format(checks="checks WHERE"))
+    return _QUERY.format(check="NULL")
 
 
 def _revision(location: Location, connection: sqlite3.Connection) -> str:

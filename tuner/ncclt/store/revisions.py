@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """Every migration in migrations/versions, oldest first; a test holds the two together."""
 
 HEAD = REVISIONS[-1]
 """What `open_store` migrates to."""
 
-FIRST_WITH_VERIFICATIONS = "0002"
-"""The revision that brought the table of verifications; older stores are read, and have none."""
-
-FIRST_WITH_PREFLIGHTS = "0004"
-"""The revision that brought the table of preflights, likewise."""
-
 FIRST_WITH_CHECKS = "0005"
 """The revision that brought the table of checks; older stores are read, and have none."""
 
-FIRST_WITH_ATTESTATIONS = "0006"
-"""The revision that brought the table of attestations, likewise."""
+FIRST_WITH_RECORDS = "0007"
+"""The revision that moved checks, attestations, preflights and verifications into one table."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under a name of ours: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""
@@ -35,6 +30,50 @@ POSTGRESQL_SCHEMA = "ncclt"
 
 OPTUNA_SCHEMA = "optuna"
 """Where Optuna's tables live on PostgreSQL; never joined to ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierTable:
+    """Where one kind of record was kept before there was a table of records.
+
+    Attributes:
+        first: the revision that brought the table.
+        table: its name.
+        query: gives its rows with the columns that records have now.
+    """
+
+    first: str
+    table: str
+    query: str
+
+
+_OF_RECOMMENDATIONS = """
+    SELECT t.sequence, t.id, coalesce(r.cluster, '') AS cluster, coalesce(r.model, '') AS model, t.recommendation,
+        t.{word} AS word, t.created, t.document
+    FROM {table} AS t LEFT JOIN recommendations AS r ON r.id = t.recommendation
+"""
+
+EARLIER_TABLES: Mapping[str, EarlierTable] = {
+    "verification": EarlierTable(
+        first="0002",
+        table="verifications",
+        query="SELECT sequence, id, cluster, model, recommendation, decision AS word, created, document"
+        " FROM verifications",
+    ),
+    "preflight": EarlierTable(
+        first="0004",
+        table="preflights",
+        query="SELECT sequence, id, cluster, '' AS model, '' AS recommendation, state AS word, created, document"
+        " FROM preflights",
+    ),
+    "check": EarlierTable(
+        first=FIRST_WITH_CHECKS, table="checks", query=_OF_RECOMMENDATIONS.format(table="checks", word="freshness")
+    ),
+    "attestation": EarlierTable(
+        first="0006", table="attestations", query=_OF_RECOMMENDATIONS.format(table="attestations", word="effect")
+    ),
+}
+"""By kind. The migration copies what these queries give, and a store that is not migrated is read by them."""
 
 
 def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], str | None]) -> str:

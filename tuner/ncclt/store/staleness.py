@@ -11,7 +11,7 @@ from ncclt.core.recommendation import Recommendation, replaced_workload
 from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError
 from ncclt.store.catalogue import WORKLOADS
-from ncclt.store.checks import staleness_of
+from ncclt.store.records import staleness_of
 from ncclt.store.summaries import StudyPage
 
 

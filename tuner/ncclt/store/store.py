@@ -23,11 +23,11 @@ from ncclt.store import leases, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS, CatalogueEntry
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
-from ncclt.store.findings import Findings
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.readonly import published
+from ncclt.store.records import Records
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.staleness import page_with_staleness, with_staleness
 from ncclt.store.summaries import StudyPage
@@ -38,7 +38,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store(Findings):
+class Store(Records):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.

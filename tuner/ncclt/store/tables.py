@@ -112,61 +112,21 @@ recommendations = Table(
     Index("ix_recommendations_study", "study"),
 )
 
-# `recommendation` is empty where two environments of the user were compared.
-verifications = Table(
-    "verifications",
+# Checks, attestations, preflights and verifications. `sequence` orders those of one kind; `word` is what such a record
+# says in a word; a name that it does not have is empty.
+records = Table(
+    "records",
     metadata,
     Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("kind", String, nullable=False),
     Column("id", String, nullable=False),
     Column("cluster", String, nullable=False),
     Column("model", String, nullable=False),
     Column("recommendation", String, nullable=False),
-    Column("decision", String, nullable=False),
+    Column("word", String, nullable=False),
     Column("created", String, nullable=False),
     Column("document", Text, nullable=False),
-    UniqueConstraint("id", name="uq_verifications_id"),
-    Index("ix_verifications_cluster_model", "cluster", "model"),
-)
-
-# The newest check of a recommendation decides whether it is served.
-checks = Table(
-    "checks",
-    metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("recommendation", String, nullable=False),
-    Column("freshness", String, nullable=False),
-    Column("created", String, nullable=False),
-    Column("document", Text, nullable=False),
-    UniqueConstraint("id", name="uq_checks_id"),
-    Index("ix_checks_recommendation", "recommendation"),
-)
-
-# Whether a recommendation took effect in a job; the same finding is kept once.
-attestations = Table(
-    "attestations",
-    metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("recommendation", String, nullable=False),
-    Column("effect", String, nullable=False),
-    Column("created", String, nullable=False),
-    Column("document", Text, nullable=False),
-    UniqueConstraint("id", name="uq_attestations_id"),
-    Index("ix_attestations_recommendation", "recommendation"),
-)
-
-# Healthy ones are the fleet's own yardstick; simulated ones never that of real ones.
-preflights = Table(
-    "preflights",
-    metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("cluster", String, nullable=False),
-    Column("state", String, nullable=False),
-    Column("created", String, nullable=False),
-    Column("simulated", Boolean, nullable=False),
-    Column("document", Text, nullable=False),
-    UniqueConstraint("id", name="uq_preflights_id"),
-    Index("ix_preflights_cluster", "cluster"),
+    UniqueConstraint("kind", "id", name="uq_records_id"),
+    Index("ix_records_recommendation", "kind", "recommendation"),
+    Index("ix_records_cluster_model", "kind", "cluster", "model"),
 )

@@ -1,0 +1,212 @@
+"""What was found out about recommendations and clusters: checks, attestations, preflights, verifications.
+
+All are rows of one table: a kind, the columns that are searched by, and the document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
+
+from ncclt.core.attestation import Attestation, attestation_from_document
+from ncclt.core.preflight import Preflight, preflight_from_document
+from ncclt.core.recheck import Check, Freshness, check_from_document
+from ncclt.core.verification import Verification, verification_from_document
+from ncclt.store.database import Database
+from ncclt.store.documents import stored, to_text
+from ncclt.store.failures import repeatable
+from ncclt.store.recommendations import get_recommendation
+from ncclt.store.revisions import EARLIER_TABLES, FIRST_WITH_RECORDS, VERSION_QUERY
+from ncclt.store.tables import records
+
+Record = TypeVar("Record", Check, Attestation, Preflight, Verification)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind(Generic[Record]):
+    """One kind of record.
+
+    Attributes:
+        name: in the table and for people.
+        parse: reads one from its document.
+    """
+
+    name: str
+    parse: Callable[[Mapping[str, Any]], Record]
+
+    def add(self, connection: Connection, record: Record, **columns: str) -> None:
+        """Store a record, unless it is there already: it was kept although the answer was lost."""
+        document = to_text(record.to_document())
+        if self.document(connection, record.id) != document:
+            row = {"kind": self.name, "id": record.id, "cluster": record.cluster, "created": record.created}
+            connection.execute(insert(records).values(document=document, **row, **columns))
+
+    def document(self, connection: Connection, id: str) -> str | None:
+        """Return what is stored under an id."""
+        query = select(records.c.document).where(records.c.kind == self.name, records.c.id == id)
+        return connection.execute(query).scalar()
+
+    def find(
+        self,
+        connection: Connection,
+        *,
+        of: Collection[str] | None = None,
+        limit: int | None = None,
+        **wanted: str | None,
+    ) -> tuple[Record, ...]:
+        """Return records, newest first.
+
+        Args:
+            connection: in a transaction.
+            of: ids of recommendations; None = any, or none at all.
+            limit: how many at most; None = all.
+            wanted: values of columns; None = any.
+        """
+        rows = self._rows(connection)
+        if rows is None:
+            return ()
+        query = select(rows.c.id, rows.c.document).order_by(rows.c.sequence.desc()).limit(limit)
+        if of is not None:
+            query = query.where(rows.c.recommendation.in_(list(of)))
+        for column, value in wanted.items():
+            if value is not None:
+                query = query.where(rows.c[column] == value)
+        return tuple(self.read(row.id, row.document) for row in connection.execute(query))
+
+    def newest(self, connection: Connection, recommendations: Collection[str]) -> Iterable[Row[Any]]:
+        """Return the row of the newest record of each recommendation that has one."""
+        rows = self._rows(connection)
+        if rows is None or not recommendations:
+            return ()
+        of = rows.c.recommendation
+        newest = select(func.max(rows.c.sequence)).where(of.in_(list(recommendations))).group_by(of)
+        return connection.execute(select(rows).where(rows.c.sequence.in_(newest))).all()
+
+    def read(self, id: str, document: str) -> Record:
+        """Return the record of a stored document."""
+        with stored(f"the {self.name} {id}"):
+            return self.parse(json.loads(document))
+
+    def _rows(self, connection: Connection) -> Subquery | None:
+        """Return the rows of this kind; a store that is opened without migration may have them in a table of its own.
+
+        Returns:
+            None where the store is older than this kind.
+        """
+        revision = connection.execute(text(VERSION_QUERY)).scalar() or ""
+        if revision >= FIRST_WITH_RECORDS:
+            return select(records).where(records.c.kind == self.name).subquery()
+        earlier = EARLIER_TABLES[self.name]
+        if revision < earlier.first:
+            return None
+        return text(earlier.query).columns(*(c for c in records.c if c.name != "kind")).subquery()
+
+
+CHECKS: Kind[Check] = Kind(name="check", parse=check_from_document)
+ATTESTATIONS: Kind[Attestation] = Kind(name="attestation", parse=attestation_from_document)
+PREFLIGHTS: Kind[Preflight] = Kind(name="preflight", parse=preflight_from_document)
+VERIFICATIONS: Kind[Verification] = Kind(name="verification", parse=verification_from_document)
+
+
+def staleness_of(connection: Connection, recommendations: Collection[str]) -> dict[str, str]:
+    """Return why recommendations are stale: only those whose newest check says so."""
+    newest = CHECKS.newest(connection, recommendations)
+    stale = [row for row in newest if row.word == Freshness.STALE.value]
+    return {row.recommendation: CHECKS.read(row.id, row.document).staleness for row in stale}
+
+
+class Records:
+    """The part of a store that keeps records; see `Store`."""
+
+    _database: Database
+    is_patient: bool
+
+    @repeatable
+    def add_check(self, check: Check) -> None:
+        """Keep what a check of a recommendation found; it decides from now on whether it is served.
+
+        Raises:
+            NotFoundError: there is no such recommendation.
+            StoreError: another check of this id is already stored.
+        """
+        with self._database.alone(conflict=f"the check {check.id} is already stored") as connection:
+            of = get_recommendation(connection, check.recommendation).id
+            CHECKS.add(connection, check, model=check.model, recommendation=of, word=check.freshness.value)
+
+    @repeatable
+    def checks(self, recommendation: str) -> tuple[Check, ...]:
+        """Return the checks of a recommendation by its id, newest first."""
+        with self._database.reading() as connection:
+            return CHECKS.find(connection, of=[recommendation])
+
+    @repeatable
+    def add_attestation(self, attestation: Attestation) -> bool:
+        """Keep whether a recommendation took effect in a job; tell whether that finding is new.
+
+        Raises:
+            NotFoundError: there is no such recommendation.
+        """
+        with self._database.alone() as connection:
+            of = get_recommendation(connection, attestation.recommendation).id
+            if ATTESTATIONS.document(connection, attestation.id) is not None:
+                return False
+            word = attestation.effect.value
+            ATTESTATIONS.add(connection, attestation, model=attestation.model, recommendation=of, word=word)
+            return True
+
+    @repeatable
+    def attestations(self, of: Collection[str], *, limit: int = 20) -> tuple[Attestation, ...]:
+        """Return the newest attestations of some recommendations, by their ids, newest first."""
+        with self._database.reading() as connection:
+            return ATTESTATIONS.find(connection, of=of, limit=limit)
+
+    @repeatable
+    def effects(self, of: Collection[str]) -> dict[str, str]:
+        """Return what the newest attestation of each recommendation says, by id; none where there is none."""
+        with self._database.reading() as connection:
+            return {row.recommendation: row.word for row in ATTESTATIONS.newest(connection, of)}
+
+    @repeatable
+    def add_preflight(self, preflight: Preflight) -> None:
+        """Keep what a preflight found; StoreError if another one of this id is already stored."""
+        with self._database.alone(conflict=f"the preflight {preflight.id} is already stored") as connection:
+            PREFLIGHTS.add(connection, preflight, model="", recommendation="", word=preflight.state.value)
+
+    @repeatable
+    def preflights(self, *, cluster: str | None = None, limit: int = 20) -> tuple[Preflight, ...]:
+        """Return the newest preflights, the newest first, of one cluster or of all."""
+        with self._database.reading() as connection:
+            return PREFLIGHTS.find(connection, cluster=cluster, limit=limit)
+
+    @repeatable
+    def add_verification(self, verification: Verification) -> None:
+        """Keep what the step times of a real training say; StoreError if another one of this id is already stored."""
+        with self._database.alone(conflict=f"the verification {verification.id} is already stored") as connection:
+            VERIFICATIONS.add(
+                connection, verification, model=verification.model,
+                recommendation=verification.recommendation, word=verification.verdict.decision.value,
+            )  # fmt: skip
+
+    @repeatable
+    def verifications(
+        self,
+        *,
+        cluster: str | None = None,
+        model: str | None = None,
+        recommendation: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Verification, ...]:
+        """Return verifications, newest first.
+
+        Args:
+            cluster, model: names; None = any.
+            recommendation: id of the one that was verified; None = any.
+            limit: how many at most; None = all.
+        """
+        of = None if recommendation is None else [recommendation]
+        with self._database.reading() as connection:
+            return VERIFICATIONS.find(connection, of=of, cluster=cluster, model=model, limit=limit)
