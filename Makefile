@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 DEMO := --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files format bench fuzz mutants clean
+.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -26,6 +26,10 @@ help: ## Show this list.
 .venv/dev: .venv/made pyproject.toml constraints.txt
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/user
+
+.venv/docs: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) '.[docs]'
+	@touch $@
 
 demo: .venv/user ## Tune BERT on two simulated nodes, to a verdict; a second run prints the same.
 	NCCLT_LAUNCHER=simulate $(BIN)/ncclt tune --model bert --nodes 2
@@ -61,6 +65,9 @@ lint-files: .venv/dev
 	$(BIN)/python profiles/generate_workloads.py --check
 	$(BIN)/python tuner/generate_answer_values.py --check
 
+docs: .venv/docs ## Build the documentation into build/docs; open build/docs/index.html.
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -d build/doctrees docs build/docs
+
 format: .venv/dev ## Format the code.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -85,5 +92,5 @@ mutants: .venv/dev ## Change random lines of the code and print what no test not
 	$(INSTALL) '.[dev,mutants]'
 	$(BIN)/python tests/mutants.py $(MUTANTS)
 
-clean: ## Remove the virtual environment and all caches.
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean: ## Remove the virtual environment, the built documentation and all caches.
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

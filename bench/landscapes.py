@@ -262,7 +262,7 @@ def _landscape(rows: Sequence[LandscapeRow], name: str) -> tuple[str, Landscape]
         curves.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)
     defaults = {collective for collective, setting in curves if setting.is_default}
     if not any(collective in defaults for collective, setting in curves if not setting.is_default):
-        raise LandscapeError("no collective has both a default and forced settings", hint="see docs/formats.md")
+        raise LandscapeError("no collective has both a default and forced settings", hint="see docs/landscapes.md")
     landscape = Landscape(
         cluster=guess_cluster(chosen[0]).cluster,
         curves={

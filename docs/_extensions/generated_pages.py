@@ -1,0 +1,191 @@
+"""Pages of the reference that are written from the code each time the site is built.
+
+A page says where: the line `<!-- generated: NAME -->` is replaced by what the function of that name in `GENERATORS`
+returns, as MyST Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+_MARK = re.compile(r"<!-- generated: ([a-z]+) -->")
+_PLAIN = ("env", "run")
+"""Commands with a parser of argparse, whose own help is the reference."""
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Yield every command of the command line: its words behind `ncclt`, and the framework's object."""
+    import typer
+
+    from ncclt.cli.application import app
+
+    root = typer.main.get_command(app)
+    context = typer.Context(root)
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        yield name, command
+        for word, below in sorted(getattr(command, "commands", {}).items()):
+            yield f"{name} {word}", below
+
+
+def plain_parser(name: str) -> Any:
+    """Return the argparse parser of `ncclt env` or `ncclt run`."""
+    if name == "env":
+        from ncclt.cli.env import parser
+    else:
+        from ncclt.cli.run_options import parser
+    return parser()
+
+
+def options_of(name: str, command: Any) -> set[str]:
+    """Return all options that a command takes, such as `--model`."""
+    if name in _PLAIN:
+        return {word for action in plain_parser(name)._actions for word in action.option_strings}
+    return {word for one in command.params for word in (*one.opts, *one.secondary_opts)} | {"--help", "-h"}
+
+
+def command_line() -> str:
+    """Return one section per command."""
+    sections = []
+    for name, command in commands():
+        if name in _PLAIN:
+            sections.append(f"## ncclt {name}\n\n```text\n{plain_parser(name).format_help().rstrip()}\n```\n")
+            continue
+        level = "###" if " " in name else "##"
+        lines = [f"{level} ncclt {name}", "", _escaped(command.help or "")]
+        below = sorted(getattr(command, "commands", {}))
+        if below:
+            lines += ["", "Commands: " + ", ".join(f"[{word}](#ncclt-{name}-{word})" for word in below) + "."]
+        else:
+            lines += ["", f"```{{program}} ncclt {name}\n```", ""]
+            lines += [text for one in command.params if (text := _parameter(one))]
+        if command.epilog:
+            lines += ["", _escaped(command.epilog)]
+        sections.append("\n".join(lines) + "\n")
+    return "\n".join(sections)
+
+
+def _parameter(one: Any) -> str:
+    if one.name == "help" or getattr(one, "hidden", False):
+        return ""
+    if one.param_type_name == "argument":
+        signature = one.human_readable_name.upper() + (" ..." if one.nargs == -1 else "")
+    else:
+        flag = getattr(one, "is_flag", False)
+        kind = "" if flag else " " + (one.metavar or one.type.name.upper().replace(" ", "-"))
+        signature = ", ".join(f"{word}{kind}" for word in (*one.opts, *one.secondary_opts))
+    facts = []
+    if one.required:
+        facts.append("Required.")
+    if getattr(one, "multiple", False) and "repeatable" not in (one.help or ""):
+        facts.append("Repeatable.")
+    if isinstance(one.default, str | int | float) and not isinstance(one.default, bool):
+        default = "the Python that runs ncclt" if one.default == sys.executable else f"`{one.default}`"
+        facts.append(f"Default: {default}.")
+    if one.envvar:
+        facts.append(f"Variable: `{one.envvar}`.")
+    text = " ".join([_escaped(getattr(one, "help", None) or ""), *facts])
+    return f"```{{option}} {signature}\n{text}\n```\n"
+
+
+def _escaped(text: str) -> str:
+    """Return plain text as Markdown; what stands between backticks stays code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*<>\[\]|#])", r"\\\1", part) for part in parts)
+
+
+def rest_api() -> str:
+    """Return one section per operation, and one per schema, of docs/openapi.json, which a test keeps true."""
+    document = json.loads((ROOT / "docs" / "openapi.json").read_text(encoding="utf-8"))
+    lines = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            lines += [f"## {method.upper()} {path}".replace("{", "\\{"), "", _escaped(operation["summary"]) + ".", ""]
+            lines += [_escaped(operation.get("description", "")), ""]
+            if parameters := operation.get("parameters"):
+                lines += _table("parameter", [_api_parameter(one) for one in parameters])
+            answers = [(f"`{code}`", "", answer["description"], _body(answer)) for code, answer in
+                       sorted(operation["responses"].items())]  # fmt: skip
+            lines += ["| answer | body | meaning |", "|---|---|---|"]
+            lines += [f"| {code} | {body} | {_cell(text)} |" for code, _, text, body in answers] + [""]
+    lines += ["## Schemas", ""]
+    for name, schema in document["components"]["schemas"].items():
+        lines += [f"### {name}", "", _escaped(schema.get("description", "")), ""]
+        if "enum" in schema:
+            lines += ["One of " + ", ".join(f"`{word}`" for word in schema["enum"]) + ".", ""]
+        required = schema.get("required", ())
+        fields = [
+            (field, field in required, _type(kind), kind.get("description", ""))
+            for field, kind in schema.get("properties", {}).items()
+        ]
+        if fields:
+            lines += _table("field", fields)
+    return "\n".join(lines)
+
+
+def _api_parameter(one: dict[str, Any]) -> tuple[str, bool, str, str]:
+    return one["name"], one.get("required", False), _type(one["schema"]), one.get("description", "")
+
+
+def _table(what: str, rows: list[tuple[str, bool, str, str]]) -> list[str]:
+    lines = [f"| {what} | type | needed | meaning |", "|---|---|---|---|"]
+    yes = {True: "yes", False: ""}
+    return [*lines, *(f"| `{name}` | {kind} | {yes[needed]} | {_cell(text)} |" for name, needed, kind, text in rows), ""]
+
+
+def _cell(text: str) -> str:
+    return _escaped(" ".join(text.split()))
+
+
+def _body(answer: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{_type(content['schema'])} (`{kind}`)" if content.get("schema") else f"`{kind}`"
+        for kind, content in answer.get("content", {}).items()
+    )
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Return a schema in a few words, with links to those that have a name."""
+    if reference := schema.get("$ref"):
+        name = reference.rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    for word in ("anyOf", "oneOf", "allOf"):
+        if word in schema:
+            return " or ".join(_type(one) for one in schema[word])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return str(schema.get("type", "anything"))
+
+
+def python_names() -> str:
+    """Return the public names of the package `ncclt`, as far as it has some beside its version."""
+    import ncclt
+
+    names = [name for name in getattr(ncclt, "__all__", ()) if name != "__version__"]
+    if not names:
+        return "This version has none yet; use the command line or the REST API."
+    return "\n".join(["```{eval-rst}", *(f".. autofunction:: ncclt.{name}\n" for name in names), "```"])
+
+
+GENERATORS: dict[str, Callable[[], str]] = {"cli": command_line, "api": rest_api, "python": python_names}
+
+
+def fill(_app: Any, _docname: str, source: list[str]) -> None:
+    """Replace the marks of a page that was read."""
+    source[0] = _MARK.sub(lambda mark: GENERATORS[mark[1]](), source[0])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Join in whenever Sphinx has read a page."""
+    app.connect("source-read", fill)
+    return {"parallel_read_safe": True}
