@@ -25,14 +25,14 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
-from ncclt.measure.testbed import Testbed, simulated_ground
+from ncclt.measure.testbed import Ground, simulated_ground
+from ncclt.pipeline import TuneRequest, study_of
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import space_of
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.shipped import profiles_folder, shipped_workloads
-from ncclt.tune import TuneRequest, study_of
 
 TARGET_MS = 150.0
 

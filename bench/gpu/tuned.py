@@ -31,11 +31,11 @@ from ncclt.core.study import Study, Trial
 from ncclt.deliver.render.table import render_table
 from ncclt.deliver.witnesses import attest_files, delivered_of
 from ncclt.errors import NccltError
-from ncclt.measure.testbed import Testbed
+from ncclt.measure.testbed import Ground
+from ncclt.pipeline import MessageRow, TuneRequest, TuneResult, tune
 from ncclt.search.loop import Budget, Progress
 from ncclt.store import open_store
 from ncclt.store.store import utc_now
-from ncclt.tune import MessageRow, TuneRequest, TuneResult, tune
 
 SEARCH_SHARE = 0.5
 """Of the minutes; the rest is for finalists and proof."""
@@ -47,7 +47,7 @@ NOTES = (
 
 
 class Printing:
-    """Tells what happens (see ncclt.tune.Watcher)."""
+    """Tells what happens (see ncclt.pipeline.Watcher)."""
 
     def opened(self, study: Study, resumed: int) -> None:
         print(f"study {study.name}, {resumed} trials before", flush=True)

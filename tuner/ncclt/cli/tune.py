@@ -48,8 +48,8 @@ from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.measure.testbed import Testbed
-    from ncclt.tune import TuneRequest
+    from ncclt.measure.testbed import Ground
+    from ncclt.pipeline import TuneRequest
 
 app = typer.Typer()
 
@@ -159,10 +159,10 @@ def tune(
 
     require_tune_extra()
     from ncclt.measure.launched_testbed import check_benchmark
+    from ncclt.pipeline import TuneRequest
+    from ncclt.pipeline import tune as run
     from ncclt.search.loop import Budget
     from ncclt.store import open_store, open_to_read
-    from ncclt.tune import TuneRequest
-    from ncclt.tune import tune as run
 
     costs = None
     if init_log is not None:
@@ -276,8 +276,8 @@ def _names(process_wide: str) -> tuple[str, ...]:
 def _print_plan(request: TuneRequest, ground: Testbed, *, as_json: bool) -> None:
     """Show what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
+    from ncclt.pipeline import study_of
     from ncclt.search.space import space_of
-    from ncclt.tune import study_of
 
     workload, notes = ground.cut(request.workload)
     space = space_of(ground, workload, request.process_wide)

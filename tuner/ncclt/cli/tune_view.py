@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ncclt.core.setting import Setting
     from ncclt.core.study import Study, Trial
     from ncclt.core.workload import Workload
-    from ncclt.measure.testbed import Testbed
+    from ncclt.measure.testbed import Ground
+    from ncclt.pipeline import TuneRequest, TuneResult
     from ncclt.prove.message_table import MessageRow
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
     from ncclt.store import Store
-    from ncclt.tune import TuneRequest, TuneResult
 
 TUNE_SCHEMA = 1
 """Version of the document that `tune --json` prints."""

@@ -13,11 +13,11 @@ from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.measure.testbed import Testbed
+from ncclt.measure.testbed import Ground
+from ncclt.pipeline import TuneRequest, tune
 from ncclt.search.loop import Budget
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner
-from ncclt.tune import TuneRequest, tune
 
 CLUSTER = Cluster(
     name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
