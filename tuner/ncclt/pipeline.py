@@ -11,7 +11,7 @@ from typing import Protocol as Port
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.recommendation import PolicyVerdict, Recommendation, recommendation_id
+from ncclt.core.recommendation import Delivery, Recommendation, Verdict
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
@@ -78,6 +78,12 @@ class TuneRequest:
             raise UsageError("--study needs a name")
         if self.more < 0:
             raise UsageError(f"--continue must be at least 1 launch, not {self.more}")
+        if self.budget.steps is not None and self.workload.provenance.whole_file:
+            raise UsageError(
+                f"--steps {self.budget.steps} needs a workload of known length: {self.workload.name} does not say how "
+                "many steps it holds",
+                hint="import it again with `ncclt profile import --steps N`, or leave out --steps",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,11 @@ class TuneResult:
     notes: tuple[str, ...]
     left: bool = False
     finished: bool = False
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Return what was proven of the per-size policy; None without a recommendation."""
+        return None if self.recommendation is None else self.recommendation.table.verdict
 
 
 class Watcher(Port):
@@ -238,17 +249,9 @@ def _tune(
         )  # fmt: skip
     with proposer, ground.awake():
         end = search(
-            ground.searching,
-            workload,
-            journal,
-            proposer,
-            budget,
-            clock=clock,
-            interrupted=interrupted,
-            watch=watcher.searched,
-            kill=ground.kill,
-            mirror=journal.is_alone(),
-        )
+            ground.searching, workload, journal, proposer, budget,
+            clock=clock, interrupted=interrupted, watch=watcher.searched, kill=ground.kill, mirror=journal.is_alone(),
+        )  # fmt: skip
     if not end.interrupted and not _may_end(journal):
         return TuneResult(
             study=store.study(study.id), trials=tuple(journal.trials()), resumed=resumed, stop=end.reason,
@@ -289,14 +292,9 @@ def _tune(
     )  # fmt: skip
     store.set_state(study.id, StudyState.DONE, end.reason)
     return TuneResult(
-        study=store.study(study.id),
-        trials=trials,
-        resumed=resumed,
-        stop=end.reason,
-        recommendation=recommendation,
-        messages=message_rows(recommendation.table.policy, trials, workload, times),
-        notes=notes,
-    )
+        study=store.study(study.id), trials=trials, resumed=resumed, stop=end.reason, recommendation=recommendation,
+        messages=message_rows(recommendation.table.policy, trials, workload, times), notes=notes,
+    )  # fmt: skip
 
 
 def _published(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
@@ -318,15 +316,9 @@ def _finished(store: Store, study: Study, published: Recommendation, notes: tupl
     if published.stale:
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(
-        study=study,
-        trials=trials,
-        resumed=len(trials),
-        stop=study.reason,
-        recommendation=published,
-        messages=message_rows(published.table.policy, trials, study.workload, confirmed_times(trials)),
-        notes=notes,
-        finished=True,
-    )
+        study=study, trials=trials, resumed=len(trials), stop=study.reason, recommendation=published, finished=True,
+        messages=message_rows(published.table.policy, trials, study.workload, confirmed_times(trials)), notes=notes,
+    )  # fmt: skip
 
 
 def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:

@@ -183,11 +183,6 @@ def tune(
     budget = Budget(trials=trials, seconds=seconds, gpu_hours=gpu_hours, patience=patience, steps=steps)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         workload = store.workload(name)
-        if steps is not None and workload.provenance.whole_file:
-            raise UsageError(
-                f"--steps {steps} cannot be weighed: how many steps {name} holds is not known",
-                hint="import it again with `ncclt profile import --steps N`, or leave out --steps",
-            )
         request = TuneRequest(
             workload=workload,
             name=study,

@@ -1,6 +1,6 @@
 """Ask a server, with the standard library alone: this folder can be copied into any training image.
 
-from ncclt.client import fetch_env      # or, copied: from client import fetch_env
+`from ncclt.client import fetch_env`; where the folder is copied, `from client import fetch_env`.
 """
 
 from __future__ import annotations

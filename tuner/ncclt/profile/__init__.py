@@ -37,11 +37,11 @@ ENTRY_POINT_GROUP = "ncclt.profiles"
 """Third parties add readers here; each entry point names a module or object that is a `Reader`."""
 
 
-def read_workload(paths: Sequence[Path], *, name: str, source: str | None = None) -> Workload:
+def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source: str | None = None) -> Workload:
     """Read the recorded files of one job into a workload.
 
     Args:
-        paths: one or more files, for example one per rank; pipes are read once, and `-` is standard input.
+        paths: a file, or several, for example one per rank; pipes are read once, and `-` is standard input.
         name: name of the workload.
         source: name of a reader; left out, the content of the files decides.
 
@@ -50,15 +50,16 @@ def read_workload(paths: Sequence[Path], *, name: str, source: str | None = None
             hold no collective.
         UsageError: no file was given, or no reader is called `source`.
     """
-    if not paths:
+    given = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+    if not given:
         raise UsageError("no file to read a workload from", hint="name one trace file per rank")
     seen: set[Path] = set()
-    for path in paths:
+    for path in given:
         if path.resolve() in seen:
             raise TraceError(f"{path} was given twice", hint="name every file once")
         seen.add(path.resolve())
     named = None if source is None else reader_named(source)
-    with regular_files(paths, error=TraceError) as files:
+    with regular_files(given, error=TraceError) as files:
         reader = _detect(files, named)
         return reader.read(files, name=name)
 

@@ -1,0 +1,101 @@
+"""What `import ncclt` offers, and the page that shows it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ncclt
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NCCLT_SERVER", "http://127.0.0.1:9")  # the port of `discard`, where nothing answers
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"python.md, example {number + 1}", "exec"), names)
+
+    said = capsys.readouterr().out
+    assert "200.0078125 MiB per step in 2 messages" in said  # 8 x 25 MiB and 2 x 4 KiB
+    assert re.search(r"^(tuned|keep-default|undecided) \d\.\d{3} ", said, re.MULTILINE)
+    assert "note: SIMULATED" in said
+    assert "0 default " in said
+    assert f"{names['result'].study.name} done\n" in said
+    assert f"{names['result'].recommendation.id} {names['verdict'].decision} " in said
+    assert "starting unchanged: " in said
+    assert "there is no workload 'bertt' - did you mean bert" in said
+
+
+def test_the_import_loads_nothing_else():
+    code = (
+        "import sys; before = set(sys.modules); import ncclt; new = set(sys.modules) - before; "
+        "print(sorted(new - {'__future__'})); print(ncclt.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"['ncclt']\n{ncclt.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ncclt.__all__)
+def test_every_name_is_there_and_documented(name):
+    assert name in dir(ncclt)
+    found = getattr(ncclt, name)
+    assert name == "__version__" or found.__doc__
+
+
+def test_other_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="module 'ncclt' has no attribute 'tuna'"):
+        _ = ncclt.tuna
+
+
+def test_tune_is_the_function_whatever_was_imported_before():
+    code = "import ncclt.pipeline, ncclt.cli.tune; from ncclt import tune; print(tune is ncclt.tune, callable(tune))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+
+
+def test_the_same_call_resumes_and_launches_nothing_again(tmp_path):
+    with ncclt.open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as store:
+        first, again = (ncclt.tune("bert", nodes=2, launcher="simulate", trials=3, storage=store) for _ in range(2))
+        more = ncclt.tune("bert", nodes=2, launcher="simulate", trials=3, more=1, storage=store)
+
+    assert again.finished
+    assert first.recommendation == again.recommendation
+    assert first.study.cluster.name == "leonardo"
+    assert len(more.trials) > len(again.trials) == len(first.trials)
+
+
+def test_a_reason_to_stop_saves_and_leaves_no_verdict(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ncclt.db'}"
+    result = ncclt.tune("bert", nodes=2, launcher="simulate", trials=3, storage=url, interrupted=lambda: "enough")
+    assert (result.verdict, result.recommendation, result.stop) == (None, None, "enough")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"trials": 0}, "at least 1 trial"),
+        ({"launcher": "slurm"}, "needs a Slurm allocation"),
+        ({"launcher": "lsf"}, "no launcher 'lsf'"),
+        ({"steps": 0}, "at least 1 step"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, arguments, said):
+    with pytest.raises(ncclt.NccltError, match=said):
+        ncclt.tune("bert", storage=f"sqlite:///{tmp_path / 'ncclt.db'}", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelled_argument_is_a_type_error():
+    with pytest.raises(TypeError, match="luncher"):
+        ncclt.tune("bert", luncher="simulate")
+
+
+def test_one_trace_may_be_given_as_text(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text("collective,size_bytes,calls\nall_reduce,4096,2\n")
+    assert ncclt.read_workload(str(path), name="m") == ncclt.read_workload([path], name="m")
