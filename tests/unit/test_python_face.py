@@ -9,16 +9,22 @@ import pytest
 
 import ncclt
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+ROOT = Path(__file__).parents[2]
+
+
+def examples(page):
+    """The blocks of Python of a page, ready to run, so that a failure names its place."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [compile(block, f"{page}, example {number}", "exec") for number, block in enumerate(blocks, start=1)]
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NCCLT_SERVER", "http://127.0.0.1:9")  # the port of `discard`, where nothing answers
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"python.md, example {number + 1}", "exec"), names)
+    for example in examples("docs/python.md"):
+        exec(example, names)
 
     said = capsys.readouterr().out
     assert "200.0078125 MiB per step in 2 messages" in said  # 8 x 25 MiB and 2 x 4 KiB
@@ -29,6 +35,13 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     assert f"{names['result'].recommendation.id} {names['verdict'].decision} " in said
     assert "starting unchanged: " in said
     assert "there is no workload 'bertt' - did you mean bert" in said
+
+
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    (example,) = examples("README.md")
+    exec(example, {})
+    assert re.fullmatch(r"(tuned|keep-default|undecided) \d\.\d+\n", capsys.readouterr().out)
 
 
 def test_the_import_loads_nothing_else():
