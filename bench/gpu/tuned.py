@@ -31,7 +31,7 @@ from ncclt.core.study import Study, Trial
 from ncclt.deliver.render.table import render_table
 from ncclt.deliver.witnesses import attest_files, delivered_of
 from ncclt.errors import NccltError
-from ncclt.measure.testbed import Ground
+from ncclt.measure.testbed import Testbed
 from ncclt.pipeline import MessageRow, TuneRequest, TuneResult, tune
 from ncclt.search.loop import Budget, Progress
 from ncclt.store import open_store

@@ -136,7 +136,11 @@ def _api_parameter(one: dict[str, Any]) -> tuple[str, bool, str, str]:
 def _table(what: str, rows: list[tuple[str, bool, str, str]]) -> list[str]:
     lines = [f"| {what} | type | needed | meaning |", "|---|---|---|---|"]
     yes = {True: "yes", False: ""}
-    return [*lines, *(f"| `{name}` | {kind} | {yes[needed]} | {_cell(text)} |" for name, needed, kind, text in rows), ""]
+    return [
+        *lines,
+        *(f"| `{name}` | {kind} | {yes[needed]} | {_cell(text)} |" for name, needed, kind, text in rows),
+        "",
+    ]
 
 
 def _cell(text: str) -> str:

@@ -13,7 +13,7 @@ from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.measure.testbed import Ground
+from ncclt.measure.testbed import Testbed
 from ncclt.pipeline import TuneRequest, tune
 from ncclt.search.loop import Budget
 from ncclt.store import open_store

@@ -11,7 +11,7 @@ from typing import Protocol as Port
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.recommendation import Delivery, Recommendation, Verdict
+from ncclt.core.recommendation import PolicyVerdict, Recommendation, Verdict, recommendation_id
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError

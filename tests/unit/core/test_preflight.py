@@ -30,7 +30,9 @@ def sample_preflight(**changes):
         benchmark="nccl_tests", simulated=False, hosts=HOSTS, gpus_per_node=8, source="by its links",
         expected=((GIB, 100.0),), tolerance=0.15, state=State.DEGRADED,
         findings=(
-            FabricFinding(part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"),
+            FabricFinding(
+                part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"
+            ),
             FabricFinding(part=Part.GPU_LINK, hosts=("c",), gpus=(2, 5), outcome=Outcome.TIMEOUT, reference_gbps=200.0),
         ),
         readings=(

@@ -17,7 +17,7 @@ from ncclt.prove.payback import cost_words
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.study import Study, Trial
-    from ncclt.search.replay import Recording, Replay
+    from ncclt.search.replay import RecordedStudy, Replay
     from ncclt.store import StudySummary
 
 REPLAY_SCHEMA = 1
@@ -271,7 +271,7 @@ def _end(value: float | None) -> str:
     return "unknown" if not value else f"{value:.3f}"
 
 
-def replay_document(study: Study, recording: Recording, replays: Sequence[Replay]) -> dict[str, Any]:
+def replay_document(study: Study, recording: RecordedStudy, replays: Sequence[Replay]) -> dict[str, Any]:
     """Return regrets and launches of every sampler over its seeds."""
     from ncclt.core.policy import Policy
 

@@ -48,7 +48,7 @@ from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.measure.testbed import Ground
+    from ncclt.measure.testbed import Testbed
     from ncclt.pipeline import TuneRequest
 
 app = typer.Typer()

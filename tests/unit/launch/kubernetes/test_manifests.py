@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.manifests import Job, Site, label_value, manifests
+from ncclt.launch.kubernetes.manifests import LaunchedJob, Site, label_value, manifests
 from ncclt.launch.launcher import MARK, JobShape
 
 SITE = Site(image="registry.example/x:1", namespace="lab", gpus_per_node=8, resources=(("rdma/hca", "8"),))

@@ -9,7 +9,7 @@ from re import Match, Pattern
 from ncclt.errors import InputError
 from ncclt.health.doctor.cost_table import CostTableReader
 from ncclt.health.doctor.evidence import Evidence, shortened
-from ncclt.health.doctor.log_facts import Connection, CostRow, Graph, LogFacts, Process, RankStart, Said
+from ncclt.health.doctor.log_facts import Connection, CostRow, LogFacts, Process, RankStart, Said, SearchedGraph
 from ncclt.health.doctor.log_lines import (
     ADAPTER,
     ADAPTERS,

@@ -11,7 +11,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts, Variable
-from ncclt.health.doctor.finding import Observation, Rule, Severity
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.variables import (
     LIMITS,
     OLD_PYTORCH,

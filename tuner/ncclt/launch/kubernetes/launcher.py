@@ -16,7 +16,7 @@ from pathlib import Path
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
-from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, Job, Site, label_value, manifests
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, label_value, manifests
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
 from ncclt.launch.process.starter import Starter
