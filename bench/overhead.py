@@ -56,20 +56,20 @@ class TimedRunner:
 def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
         cluster: Cluster = store.cluster("leonardo")
-        ground: Testbed = simulated_ground(cluster, seed=1, reason="bench")
-        runner = TimedRunner(ground.runner)
+        testbed: Testbed = simulated_testbed(cluster, seed=1, reason="bench")
+        runner = TimedRunner(testbed.runner)
         request = TuneRequest(
             workload=store.workload(model), budget=Budget(trials=trials, patience=0), seed=1, process_wide=("BUFFSIZE",)
         )
-        workload, _ = ground.cut(request.workload)
-        study = store.open_study(study_of(request, ground, workload))
+        workload, _ = testbed.cut(request.workload)
+        study = store.open_study(study_of(request, testbed, workload))
         marks: list[float] = []
 
         def watch(_progress: Progress) -> None:
             marks.append(time.perf_counter() - runner.seconds)
 
         started = time.perf_counter()
-        space = space_of(ground, workload, request.process_wide)
+        space = space_of(testbed, workload, request.process_wide)
         with (
             StudyTrialLog(store, study, lambda: "") as journal,
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
@@ -85,9 +85,9 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
 
 def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
-        ground = simulated_ground(store.cluster("leonardo"), seed=1, reason="bench")
-        workload, _ = ground.cut(store.workload(model))
-    space = space_of(ground, workload, ("BUFFSIZE",))
+        testbed = simulated_testbed(store.cluster("leonardo"), seed=1, reason="bench")
+        workload, _ = testbed.cut(store.workload(model))
+    space = space_of(testbed, workload, ("BUFFSIZE",))
     messages = [calls.message for calls in workload.messages]
     measuring = 0.0
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'peer.db'}")
@@ -99,7 +99,7 @@ def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
     for _ in range(trials):
         asked = study.ask(dict(space.distributions))
         before = time.perf_counter()
-        result = ground.runner.measure(space.setting(asked.params), messages, repeat=0)
+        result = testbed.runner.measure(space.setting(asked.params), messages, repeat=0)
         measuring += time.perf_counter() - before
         study.tell(asked, math.log(sum(m.time_us for m in result.measurements)))
         marks.append(time.perf_counter() - measuring)

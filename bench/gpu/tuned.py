@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
     ):
         sent = [c.message for c in workload.messages if ranks.covers(c.message)]
         settings = grid(sent, ranks, most_channels=channels, buffsizes=options.buffsizes)
-        ground = Testbed(
+        testbed = Testbed(
             runner=ranks, reason="ranks on one GPU", covers=ranks.covers, recorded=tuple(settings), notes=NOTES
         )
         request = TuneRequest(
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
             seed=options.seed,
         )
         result = tune(
-            request, ground, store,
+            request, testbed, store,
             watcher=Printing(), interrupted=lambda: "the time is over" if time.monotonic() - started > limit_s else "",
             clock=time.monotonic, now=utc_now,
         )  # fmt: skip

@@ -59,7 +59,7 @@ def per_size(setting, message, _number):
     return 10.0 if (setting.algorithm, setting.protocol) == (Algorithm.TREE, Protocol.LL) else 20.0
 
 
-def ground(time_of):
+def make_testbed(time_of):
     return Testbed(runner=FakeRunner(CLUSTER, time_of), reason="test", covers=lambda _: True)
 
 
@@ -73,7 +73,7 @@ def run(store, time_of=per_size, *, trials=8, interrupted=lambda: False, place=N
     return tune(
         # Without a warm start, two studies of one store are the same.
         TuneRequest(workload=WORKLOAD, budget=Budget(trials=trials), warm=False, **request),
-        place or ground(time_of), store,
+        place or make_testbed(time_of), store,
         watcher=Silent(), interrupted=interrupted, clock=lambda: 0.0, now=lambda: "2026-01-01T00:00:00+00:00",
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store)
 
 def test_the_same_request_resumes_and_publishes_nothing_twice(store):
     first = run(store)
-    place = ground(per_size)
+    place = make_testbed(per_size)
     second = run(store, place=place)
 
     assert place.runner.launches == []

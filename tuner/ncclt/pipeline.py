@@ -134,23 +134,23 @@ class Watcher(Port):
         """Hear of one launch of the proof."""
 
 
-def study_of(request: TuneRequest, ground: Testbed, workload: Workload) -> Study:
+def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Study:
     """Return the study that a request means; the same request means the same study.
 
     Args:
         request: what to tune.
-        ground: where.
-        workload: the request's workload, placed and cut to what the ground can measure.
+        testbed: where.
+        workload: the request's workload, placed and cut to what the testbed can measure.
     """
-    cluster = ground.runner.cluster
-    name = request.name or _default_name(request, ground, cluster, workload)
+    cluster = testbed.runner.cluster
+    name = request.name or _default_name(request, testbed, cluster, workload)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
         cluster=cluster,
         workload=workload,
-        launcher=ground.runner.name,
-        simulated=ground.runner.simulated,
+        launcher=testbed.runner.name,
+        simulated=testbed.runner.simulated,
         process_wide=request.process_wide,
         seed=request.seed,
         state=StudyState.RUNNING,
@@ -158,19 +158,19 @@ def study_of(request: TuneRequest, ground: Testbed, workload: Workload) -> Study
     )
 
 
-def _default_name(request: TuneRequest, ground: Testbed, cluster: Cluster, workload: Workload) -> str:
+def _default_name(request: TuneRequest, testbed: Testbed, cluster: Cluster, workload: Workload) -> str:
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"
     # Times of another driver are no times of this one, nor those of ranks that stay the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(request.process_wide)}{ground.way}"
+    what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     seed = f"-seed{request.seed}" if request.seed else ""
-    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{ground.runner.name}-{mark}{seed}"
+    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{testbed.runner.name}-{mark}{seed}"
 
 
 def tune(
     request: TuneRequest,
-    ground: Testbed,
+    testbed: Testbed,
     store: Store,
     *,
     watcher: Watcher,
@@ -182,7 +182,7 @@ def tune(
 
     Args:
         request: what to tune and how much it may cost.
-        ground: where trials run, and which settings can be tried there.
+        testbed: where trials run, and which settings can be tried there.
         store: where everything is kept.
         watcher: sees the study go by.
         interrupted: why to finish the running trial, save and stop; empty = go on.
@@ -193,12 +193,12 @@ def tune(
         UsageError: the request does not fit the cluster or the stored study of this name.
         StudyStoppedError: the default fails, or too many launches fail alike; what was measured is kept.
     """
-    workload, notes = ground.cut(request.workload)
+    workload, notes = testbed.cut(request.workload)
     # Whatever can be refused is refused before anything is stored.
     if request.printed_costs is not None:
-        request.printed_costs.require(ground.runner.cluster)
-    space = space_of(ground, workload, request.process_wide)
-    study = store.open_study(study_of(request, ground, workload))
+        request.printed_costs.require(testbed.runner.cluster)
+    space = space_of(testbed, workload, request.process_wide)
+    study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
     if not request.more and (published := _published(request, store, study)) is not None:
@@ -206,7 +206,7 @@ def tune(
     with StudyTrialLog(store, study, now) as journal:
         try:
             return _tune(
-                request, ground, store, study, workload, space, journal,
+                request, testbed, store, study, workload, space, journal,
                 watcher=watcher, interrupted=interrupted, clock=clock, now=now, notes=notes,
             )  # fmt: skip
         except StudyStoppedError as error:
@@ -218,7 +218,7 @@ def tune(
 
 def _tune(
     request: TuneRequest,
-    ground: Testbed,
+    testbed: Testbed,
     store: Store,
     study: Study,
     workload: Workload,
@@ -235,9 +235,9 @@ def _tune(
     budget = request.budget
     if request.more:  # asked for in so many words, so that only time and cost end them earlier
         budget = replace(budget, trials=len(searched(journal)) + request.more, patience=0)
-    ground.require_alike(journal.trials())
+    testbed.require_alike(journal.trials())
     if default := stored_default(journal):
-        ground.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
+        testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
     warm = _warm_settings(store, study) if request.warm else ()
@@ -247,7 +247,7 @@ def _tune(
             name=study.name, seed=request.seed, storage_url=store.optuna_url, prior_trials=warm,
             printed_costs=study.printed_costs,
         )  # fmt: skip
-    with proposer, ground.awake():
+    with proposer, testbed.awake():
         end = search(
             ground.searching, workload, journal, proposer, budget,
             clock=clock, interrupted=interrupted, watch=watcher.searched, kill=ground.kill, mirror=journal.is_alone(),
@@ -257,11 +257,11 @@ def _tune(
             study=store.study(study.id), trials=tuple(journal.trials()), resumed=resumed, stop=end.reason,
             recommendation=None, messages=(), notes=notes, left=True,
         )  # fmt: skip
-    times = confirm(ground.runner, workload, journal, interrupted=interrupted, watch=watcher.confirmed)
-    policies = {Arm.DEFAULT: Policy()} if ground.inert else _policies(times, workload, ground.runner.cluster)
+    times = confirm(testbed.runner, workload, journal, interrupted=interrupted, watch=watcher.confirmed)
+    policies = {Arm.DEFAULT: Policy()} if testbed.inert else _policies(times, workload, testbed.runner.cluster)
     complete = prove(
-        ground.runner, workload, journal, policies,
-        by_variables=ground.by_variables, blocks=request.blocks, min_effect=request.min_effect, anew=request.more > 0,
+        testbed.runner, workload, journal, policies,
+        by_variables=testbed.by_variables, blocks=request.blocks, min_effect=request.min_effect, anew=request.more > 0,
         interrupted=interrupted, watch=watcher.proved,
     )  # fmt: skip
     trials = tuple(journal.trials())
@@ -273,7 +273,7 @@ def _tune(
             study=store.study(study.id), trials=trials, resumed=resumed, stop=stop,
             recommendation=None, messages=(), notes=notes,
         )  # fmt: skip
-    default = measure_default(ground.runner, workload, journal)
+    default = measure_default(testbed.runner, workload, journal)
     assert default.score_us is not None
     deliveries = {
         arm: PolicyVerdict(
@@ -284,7 +284,7 @@ def _tune(
         if arm is not Arm.DEFAULT
     }
     launched = len({t.setting for t in trials})
-    why = ground.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
+    why = testbed.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
     nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
     recommendation = _publish(
         store, study, request.workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now(),

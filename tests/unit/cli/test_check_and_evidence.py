@@ -17,7 +17,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
-from ncclt.measure.testbed import simulated_ground
+from ncclt.measure.testbed import simulated_testbed
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
 from ncclt.testing.fakes import FakeJournal, FakeRunner
@@ -43,7 +43,7 @@ def proven(command):
     cluster = sample_cluster()
     workload = SOURCE.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
     journal = FakeJournal()
-    runner = simulated_ground(cluster, seed=7, reason="test").runner
+    runner = simulated_testbed(cluster, seed=7, reason="test").runner
     arms = {Arm.DEFAULT: Policy(), Arm.TABLE: RING}
     prove(runner, workload, journal, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
     verdict = verdict_of(Arm.TABLE, RING, journal.trials(), workload, min_effect=0.02)
@@ -165,12 +165,12 @@ def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatc
             proven.store.add_trial("abc123", arm)
     by_variables = []
 
-    def ground(cluster, **options):
-        made = simulated_ground(cluster, **options)
+    def testbed(cluster, **options):
+        made = simulated_testbed(cluster, **options)
         by_variables.append(FakeRunner(cluster, lambda *_: 10.0))
         return replace(made, by_variables=by_variables[0], expressible=lambda _setting: False)
 
-    monkeypatch.setattr("ncclt.measure.testbed.simulated_ground", ground)
+    monkeypatch.setattr("ncclt.measure.testbed.simulated_testbed", testbed)
     run_check(proven, "--quiet")
     (runner,) = by_variables
     assert len(runner.launches) == 8

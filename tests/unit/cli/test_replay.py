@@ -7,7 +7,7 @@ import pytest
 from ncclt.cli.studies import replay_study
 from ncclt.core.study import Phase, Study, StudyState
 from ncclt.errors import UsageError
-from ncclt.measure.testbed import simulated_ground
+from ncclt.measure.testbed import simulated_testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeJournal
@@ -19,7 +19,7 @@ def searched(command):
     """A store with a study that launched every setting on the simulated cluster."""
     cluster = sample_cluster()
     workload = sample_workload().placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-    runner, journal = simulated_ground(cluster, seed=1, reason="test").runner, FakeJournal()
+    runner, journal = simulated_testbed(cluster, seed=1, reason="test").runner, FakeJournal()
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct[:24]:
         launch(runner, workload, journal, setting, phase=Phase.SEARCH)
     command.store.open_study(

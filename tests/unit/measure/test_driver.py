@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ncclt.cli.check import _with_drivers
-from ncclt.cli.ground import GroundOptions
+from ncclt.cli.testbed import TestbedOptions
 from ncclt.core.cluster import Cluster, cluster_from_document, fingerprint_from_document
 from ncclt.measure.driver import Drivers, drivers_of_nodes
 from ncclt.measure.target import Place
@@ -114,11 +114,11 @@ def test_check_asks_only_where_nccl_is_launched(
     store, request = request_
     (tmp_path / "version").write_text(OPEN)
     monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
-    ground = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
-    options = GroundOptions(launcher=launcher, backend=backend, python=sys.executable)
+    testbed = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
+    options = TestbedOptions(launcher=launcher, backend=backend, python=sys.executable)
 
     found = _with_drivers(
-        request, store, options, LauncherChoice(name=launcher, reason="test"), ground, new_driver=False
+        request, store, options, LauncherChoice(name=launcher, reason="test"), testbed, new_driver=False
     )
 
     assert (found.driver, found.driver_before) == (driver, "")

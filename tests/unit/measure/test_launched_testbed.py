@@ -12,7 +12,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import UsageError
 from ncclt.measure import LaunchedRunner, PersistentRunner
-from ncclt.measure.launched_testbed import cluster_here, launched_ground, on_cpus
+from ncclt.measure.launched_testbed import cluster_here, launched_testbed, on_cpus
 from ncclt.measure.target import Place
 
 CLUSTER = Cluster(
@@ -25,10 +25,10 @@ NO_PLUGIN = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": "/nowhere/libnccl-tuner-nc
 GLOO = {"benchmark": "torch_collectives", "backend": "gloo"}
 
 
-def ground(cluster=CLUSTER, *, environ=None, **place):
-    """A ground that finds no plugin unless its environment names one."""
+def make_testbed(cluster=CLUSTER, *, environ=None, **place):
+    """A testbed that finds no plugin unless its environment names one."""
     given = Place(**({"launcher": "ssh", "reason": "test", "hosts": ("a", "b")} | place))
-    return launched_ground(cluster, ALL_REDUCE, given, environ=environ or NO_PLUGIN, ask=False)
+    return launched_testbed(cluster, ALL_REDUCE, given, environ=environ or NO_PLUGIN, ask=False)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def ground(cluster=CLUSTER, *, environ=None, **place):
 )
 def test_what_does_not_fit_is_refused_with_a_reason(cluster, place, said):
     with pytest.raises(UsageError, match=said):
-        ground(cluster, **place)
+        make_testbed(cluster, **place)
 
 
 def test_trials_at_once_run_on_disjoint_nodes():
-    found = ground(ONE, hosts=("a", "b", "c"), parallel=3)
+    found = make_testbed(ONE, hosts=("a", "b", "c"), parallel=3)
 
     runners = [found.runner, *found.others]
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
@@ -81,7 +81,7 @@ def test_persistent_ranks_search_and_fresh_ones_of_the_same_kind_confirm(tmp_pat
     plugin.touch()
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "NCCLT_PLUGIN": str(plugin)}
 
-    found = ground(persistent=True, environ=environ)
+    found = make_testbed(persistent=True, environ=environ)
 
     (searching,) = found.searching
     assert isinstance(searching, PersistentRunner)
@@ -94,7 +94,7 @@ def test_without_the_plugin_variables_force_settings(tmp_path):
     """LL128 cannot be forced by them."""
     environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(tmp_path / "gone")}
     for persistent in (False, True):
-        found = ground(persistent=persistent, environ=environ)
+        found = make_testbed(persistent=persistent, environ=environ)
         assert isinstance(found.runner, LaunchedRunner)
         assert len(found.persistent) == persistent
         assert not found.expressible(LL128)
@@ -105,14 +105,14 @@ def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_ranks_
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
     plugin.touch()
     environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)}
-    launched = ground(ONE, hosts=("a", "b"), parallel=2, through="plugin", environ=environ)
+    launched = make_testbed(ONE, hosts=("a", "b"), parallel=2, through="plugin", environ=environ)
     assert launched.expressible(LL128)
     assert not launched.persistent
     assert {type(runner) for runner in launched.searching} == {PersistentRunner}
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
     told = [str(runner.plans(DEFAULT, [message])) for runner in (launched.runner, launched.by_variables)]
     assert [str(plugin) in plan for plan in told] == [True, False], "variables are proven by variables"
-    by_variables = ground(persistent=True, through="variables", environ=environ)
+    by_variables = make_testbed(persistent=True, through="variables", environ=environ)
     assert by_variables.by_variables is None
     assert not by_variables.expressible(LL128)
     assert isinstance(by_variables.runner, LaunchedRunner)
@@ -122,14 +122,14 @@ def test_gloo_needs_no_plugin(tmp_path):
     """No NCCL loads it there."""
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
     plugin.touch()
-    found = ground(**GLOO, persistent=True, environ={"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)})
+    found = make_testbed(**GLOO, persistent=True, environ={"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)})
     assert isinstance(found.runner, LaunchedRunner)
     assert isinstance(found.searching[0], PersistentRunner)
 
 
 def test_runners_of_one_study_share_what_the_default_took():
     """What one of them learns the other one knows, and torch_collectives stops sampling by it."""
-    found = ground(ONE, hosts=("a", "b"), parallel=2)
+    found = make_testbed(ONE, hosts=("a", "b"), parallel=2)
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
     (other,) = found.others
     (before,) = other.plans(DEFAULT, [message])
@@ -149,7 +149,7 @@ def test_inherited_variables_are_named_and_removed_unless_they_are_wanted():
     environ = {"PATH": "/usr/bin:/bin", "NCCL_ALGO": "Tree"}
     place = {"launcher": "torchrun", "hosts": ()}
 
-    removed, kept = (ground(ONE, environ=environ, keep_env=keep, **place) for keep in (False, True))
+    removed, kept = (make_testbed(ONE, environ=environ, keep_env=keep, **place) for keep in (False, True))
 
     assert any("removed from every trial, the default's too: NCCL_ALGO" in note for note in removed.notes)
     assert removed.runner.plans(DEFAULT, [message])[0].unset_env == ("NCCL_ALGO",)
@@ -158,14 +158,14 @@ def test_inherited_variables_are_named_and_removed_unless_they_are_wanted():
 
 
 def test_what_gloo_measures_never_stands_for_the_gpus_of_the_cluster():
-    found = ground(**GLOO)
+    found = make_testbed(**GLOO)
 
     assert found.runner.cluster == on_cpus(CLUSTER) == on_cpus(on_cpus(CLUSTER))
     assert found.runner.cluster.fingerprint() != CLUSTER.fingerprint()
     assert found.runner.cluster.name != CLUSTER.name
     assert "NCCL takes no part" in found.inert
-    assert ground().inert == ""
-    assert ground(replace(CLUSTER), backend="nccl").runner.cluster == CLUSTER
+    assert make_testbed().inert == ""
+    assert make_testbed(replace(CLUSTER), backend="nccl").runner.cluster == CLUSTER
 
 
 def test_without_a_cluster_only_cpus_can_be_measured():
@@ -182,11 +182,11 @@ def test_a_tuner_plugin_that_every_trial_keeps_is_not_displaced(tmp_path):
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
     plugin.touch()
     environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin), "NCCL_TUNER_PLUGIN": "libnccl-tuner-site.so"}
-    kept = ground(persistent=True, keep_env=True, environ=environ)
+    kept = make_testbed(persistent=True, keep_env=True, environ=environ)
     assert kept.by_variables is None
     assert isinstance(kept.runner, LaunchedRunner)
     with pytest.raises(UsageError, match=r"keeps NCCL_TUNER_PLUGIN=libnccl-tuner-site\.so"):
-        ground(through="plugin", keep_env=True, environ=environ)
-    assert ground(through="plugin", environ=environ).by_variables is not None
+        make_testbed(through="plugin", keep_env=True, environ=environ)
+    assert make_testbed(through="plugin", environ=environ).by_variables is not None
     ours = {**environ, "NCCL_TUNER_PLUGIN": str(plugin)}
-    assert ground(through="plugin", keep_env=True, environ=ours).by_variables is not None
+    assert make_testbed(through="plugin", keep_env=True, environ=ours).by_variables is not None

@@ -65,13 +65,13 @@ def test_a_landscape_goes_with_replay_alone():
         choose("local", landscape=True)
 
 
-def test_messages_outside_the_ground_are_left_out_and_named():
-    ground = Testbed(
+def test_messages_outside_the_testbed_are_left_out_and_named():
+    testbed = Testbed(
         runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", notes=("first",),
         covers=lambda m: m.collective is Collective.ALL_REDUCE,
     )  # fmt: skip
 
-    kept, notes = ground.cut(workload(Collective.ALL_REDUCE, Collective.BROADCAST, world_size=2))
+    kept, notes = testbed.cut(workload(Collective.ALL_REDUCE, Collective.BROADCAST, world_size=2))
 
     assert kept.collectives == {Collective.ALL_REDUCE}
     assert {c.message.group_size for c in kept.messages} == {4}
@@ -80,11 +80,11 @@ def test_messages_outside_the_ground_are_left_out_and_named():
     assert "1 of 2 messages (broadcast; 50 % of the bytes)" in notes[2]
 
 
-def test_a_ground_that_covers_nothing_refuses_the_workload():
-    ground = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
+def test_a_testbed_that_covers_nothing_refuses_the_workload():
+    testbed = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
 
     with pytest.raises(LandscapeError, match="none of the messages"):
-        ground.cut(workload(Collective.ALL_REDUCE))
+        testbed.cut(workload(Collective.ALL_REDUCE))
 
 
 def test_ladders_hold_every_value_but_the_default():
@@ -121,13 +121,13 @@ def test_what_is_searched_unasked_is_what_the_command_says():
 
 
 def test_what_cannot_be_forced_here_is_not_in_the_space():
-    ground = Testbed(
+    testbed = Testbed(
         runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: True,
         expressible=lambda s: s.protocol != "ll128",
     )  # fmt: skip
-    whole = replace(ground, expressible=lambda _: True)
+    whole = replace(testbed, expressible=lambda _: True)
 
-    settings = space_of(ground, workload(Collective.ALL_REDUCE), ()).distinct
+    settings = space_of(testbed, workload(Collective.ALL_REDUCE), ()).distinct
 
     assert DEFAULT in settings
     assert len(settings) < len(space_of(whole, workload(Collective.ALL_REDUCE), ()).distinct)
@@ -148,7 +148,7 @@ class Warm(FakeRunner):
 def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
     """A warm default beside fresh settings would make them look bad, and the other way round."""
     runner, warm = FakeRunner(CLUSTER, lambda *_: 10.0), Warm(CLUSTER, lambda *_: 5.0)
-    ground = Testbed(
+    testbed = Testbed(
         runner=runner, persistent=(warm,) if stays else (), reason="test", covers=lambda _: True
     )  # fmt: skip
     placed = workload(Collective.ALL_REDUCE, world_size=4)
@@ -156,11 +156,11 @@ def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
     def searched(by):
         return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
 
-    ground.require_alike(
-        [searched(*ground.searching), launch(runner, placed, FakeJournal(), DEFAULT, phase=Phase.CONFIRM)]
+    testbed.require_alike(
+        [searched(*testbed.searching), launch(runner, placed, FakeJournal(), DEFAULT, phase=Phase.CONFIRM)]
     )
     with pytest.raises(UsageError, match="cannot be compared") as caught:
-        ground.require_alike([searched(runner if stays else warm)])
+        testbed.require_alike([searched(runner if stays else warm)])
     assert ("without" in caught.value.hint) is stays
 
 
@@ -178,7 +178,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
     """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
     variables, plugin, unknown = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced, Forced))
     unknown.by_plugin = None
-    ground = Testbed(
+    testbed = Testbed(
         runner=plugin if by_plugin else variables, by_variables=variables if by_plugin else None,
         reason="test", covers=lambda _: True,
     )  # fmt: skip
@@ -187,17 +187,17 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
     def searched(by):
         return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
 
-    ground.require_alike([searched(ground.runner), searched(unknown)])
+    testbed.require_alike([searched(testbed.runner), searched(unknown)])
     with pytest.raises(UsageError, match="cannot be compared with what would be now") as caught:
-        ground.require_alike([searched(ground.runner), searched(variables if by_plugin else plugin)])
+        testbed.require_alike([searched(testbed.runner), searched(variables if by_plugin else plugin)])
     assert f"forced by {'variables' if by_plugin else 'the plugin'}" in caught.value.message
     assert f"go on with --through {'variables' if by_plugin else 'plugin'}, or name" in caught.value.hint
 
 
 def test_the_arm_of_variables_is_measured_by_variables():
     plain, by_variables = FakeRunner(CLUSTER, lambda *_: 1.0), FakeRunner(CLUSTER, lambda *_: 1.0)
-    ground = Testbed(runner=plain, reason="test", covers=lambda _: True)
-    assert {ground.delivering(arm) for arm in Arm} == {plain}
-    forced = replace(ground, by_variables=by_variables)
+    testbed = Testbed(runner=plain, reason="test", covers=lambda _: True)
+    assert {testbed.delivering(arm) for arm in Arm} == {plain}
+    forced = replace(testbed, by_variables=by_variables)
     assert [forced.delivering(arm) for arm in (Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES)] == [plain, plain, by_variables]
-    assert (ground.way, forced.way) == ("", "+plugin")
+    assert (testbed.way, forced.way) == ("", "+plugin")

@@ -15,7 +15,6 @@ from ncclt.cli.ground import (
     ClusterName,
     Container,
     GpusPerNode,
-    GroundOptions,
     HostFile,
     Hosts,
     KeepEnv,
@@ -29,11 +28,11 @@ from ncclt.cli.ground import (
     Nodes,
     Python,
     Scratch,
+    TestbedOptions,
     Through,
     Where,
-    ground_from_options,
+    open_testbed,
 )
-from ncclt.cli.options import AsJson, Quiet, Storage
 
 if TYPE_CHECKING:
     from ncclt.core.policy import Policy
@@ -94,7 +93,7 @@ def check(
     from ncclt.prove.recheck import delivered
     from ncclt.store import open_store
 
-    options = GroundOptions(
+    options = TestbedOptions(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
         hosts=hosts, hostfile=hostfile, python=python, container=container, namespace=namespace,
@@ -105,20 +104,20 @@ def check(
     choice = options.choice()
     with open_store(storage) as store:
         # One seed for noise that is invented: a check must not repeat the study's own launches.
-        ground = ground_from_options(options, choice, store, store.workload(model), seed=0, ask_driver=False)
+        testbed = open_testbed(options, choice, store, store.workload(model), seed=0, ask_driver=False)
         request = _request(
-            store, ground, model, nccl_version=nccl_version, points=points, blocks=blocks, tolerance=tolerance
+            store, testbed, model, nccl_version=nccl_version, points=points, blocks=blocks, tolerance=tolerance
         )
-        request = _with_drivers(request, store, options, choice, ground, new_driver=new_driver)
+        request = _with_drivers(request, store, options, choice, testbed, new_driver=new_driver)
         arm, served = delivered(request.recommendation)
         if arm is Arm.TABLE:
-            _require_expressible(served.policy, request, ground)
+            _require_expressible(served.policy, request, testbed)
         store.require_writable()
         watch = _RecheckWatch(hidden=quiet or as_json)
-        watch.begun(request, ground)
+        watch.begun(request, testbed)
         with StopWish() as stop:
             found = run(
-                request, ground.delivering(arm), interrupted=stop, watch=watch,
+                request, testbed.delivering(arm), interrupted=stop, watch=watch,
                 now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
             )  # fmt: skip
         if found is None:
@@ -135,7 +134,7 @@ def check(
 
 def _request(
     store: Store,
-    ground: Testbed,
+    testbed: Testbed,
     model: str,
     *,
     nccl_version: str | None,
@@ -149,7 +148,7 @@ def _request(
     from ncclt.core.recommendation import Request, select
     from ncclt.prove.recheck import CheckRequest
 
-    cluster = ground.runner.cluster
+    cluster = testbed.runner.cluster
     wanted = Request(
         cluster=cluster.name,
         model=model,
@@ -174,7 +173,7 @@ def _request(
     )
 
 
-def _require_expressible(policy: Policy, request: CheckRequest, ground: Testbed) -> None:
+def _require_expressible(policy: Policy, request: CheckRequest, testbed: Testbed) -> None:
     """Refuse to call a policy stale that cannot be forced in the way of these launches.
 
     Raises:
@@ -185,7 +184,7 @@ def _require_expressible(policy: Policy, request: CheckRequest, ground: Testbed)
 
     for setting in policy.by_setting([calls.message for calls in request.study.workload.messages]):
         pair = Setting(algorithm=setting.algorithm, protocol=setting.protocol)
-        if not pair.is_default and not ground.expressible(pair):
+        if not pair.is_default and not testbed.expressible(pair):
             raise UsageError(
                 f"variables cannot force {pair.label} safely, which this recommendation delivers through a tuner table",
                 hint="use --through plugin, with --benchmark torch_collectives",
@@ -195,9 +194,9 @@ def _require_expressible(policy: Policy, request: CheckRequest, ground: Testbed)
 def _with_drivers(
     request: CheckRequest,
     store: Store,
-    options: GroundOptions,
+    options: TestbedOptions,
     choice: LauncherChoice,
-    ground: Testbed,
+    testbed: Testbed,
     *,
     new_driver: bool,
 ) -> CheckRequest:
@@ -213,7 +212,7 @@ def _with_drivers(
     before = driver_before(found, store.checks(found.id))
     here = Drivers()
     if choice.name not in NOT_LAUNCHED and options.backend == "nccl":
-        here = drivers_of_nodes(ground.runner.cluster, options.place(choice), environ=os.environ)
+        here = drivers_of_nodes(testbed.runner.cluster, options.place(choice), environ=os.environ)
         if here.why_unknown:
             say(f"ncclt: whether the NVIDIA driver is another one is not known: {here.why_unknown}")
         elif not before:
@@ -228,13 +227,13 @@ class _RecheckWatch:
         self._hidden = hidden
         self._launches = 0
 
-    def begun(self, request: CheckRequest, ground: Testbed) -> None:
+    def begun(self, request: CheckRequest, testbed: Testbed) -> None:
         """Say what is checked, and where."""
         if self._hidden:
             return
         found = request.recommendation
         say(f"ncclt: checking {found.id} (revision {found.revision}) of {found.model} on {found.cluster}")
-        say(f"ncclt: launches run on: {ground.runner.name}, {ground.reason}")
+        say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
 
     def __call__(self, arm: Arm, result: TrialResult) -> None:
         """Tell of one launch."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli import ground
+from ncclt.cli import testbed
 from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.submit import is_login_node
@@ -36,21 +36,21 @@ _EARLIER = 100
     "75 = the allocation is gone, 130 = interrupted. docs/preflight.md shows it in a Slurm prolog."
 )
 def preflight(
-    cluster: ground.ClusterName = None,
-    nodes: ground.Nodes = None,
-    gpus_per_node: ground.GpusPerNode = None,
-    nccl_version: ground.NcclVersionName = None,
-    launcher: ground.LauncherName = None,
-    hosts: ground.Hosts = None,
-    hostfile: ground.HostFile = None,
-    benchmark: ground.BenchmarkName = None,
-    backend: ground.Backend = "nccl",
-    nccl_tests: ground.NcclTestsFolder = None,
-    python: ground.Python = sys.executable,
-    container: ground.Container = None,
-    launcher_arg: ground.LauncherArg = None,
-    scratch: ground.Scratch = None,
-    keep_env: ground.KeepEnv = False,
+    cluster: testbed.ClusterName = None,
+    nodes: testbed.Nodes = None,
+    gpus_per_node: testbed.GpusPerNode = None,
+    nccl_version: testbed.NcclVersionName = None,
+    launcher: testbed.LauncherName = None,
+    hosts: testbed.Hosts = None,
+    hostfile: testbed.HostFile = None,
+    benchmark: testbed.BenchmarkName = None,
+    backend: testbed.Backend = "nccl",
+    nccl_tests: testbed.NcclTestsFolder = None,
+    python: testbed.Python = sys.executable,
+    container: testbed.Container = None,
+    launcher_arg: testbed.LauncherArg = None,
+    scratch: testbed.Scratch = None,
+    keep_env: testbed.KeepEnv = False,
     sizes: Annotated[
         str | None, typer.Option(help="Sizes of all_reduce with commas, for example 64,1M,1G; the largest is judged.")
     ] = None,
@@ -126,7 +126,7 @@ def preflight(
         raise UsageError(f"--time must be above 0 seconds, not {seconds:g}")
     if launcher == "replay":
         raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
-    options = ground.GroundOptions(
+    options = testbed.TestbedOptions(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         hosts=hosts, hostfile=hostfile, benchmark=benchmark, backend=backend, nccl_tests=nccl_tests, parallel=parallel,
         python=python, container=container, launcher_arg=tuple(launcher_arg or ()), scratch=scratch, keep_env=keep_env,
@@ -186,7 +186,7 @@ def preflight(
 
 
 def _known(
-    options: ground.GroundOptions, choice: LauncherChoice, storage: str | None, *, keep: bool, writes: bool
+    options: testbed.TestbedOptions, choice: LauncherChoice, storage: str | None, *, keep: bool, writes: bool
 ) -> tuple[Cluster, tuple[Preflight, ...]]:
     """Return the cluster, and its earlier preflights; without --store a store that cannot be read is no obstacle.
 
@@ -216,7 +216,7 @@ def _known(
 
 
 def _hosts(
-    options: ground.GroundOptions, choice: LauncherChoice, cluster: Cluster, *, dry_run: bool
+    options: testbed.TestbedOptions, choice: LauncherChoice, cluster: Cluster, *, dry_run: bool
 ) -> tuple[str, ...]:
     """Return the names of the nodes; where --nodes is left out it is as many as are named.
 
@@ -240,7 +240,7 @@ def _hosts(
 
 
 def _runners(
-    options: ground.GroundOptions,
+    options: testbed.TestbedOptions,
     choice: LauncherChoice,
     cluster: Cluster,
     hosts: tuple[str, ...],

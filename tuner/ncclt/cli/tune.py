@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, say
-from ncclt.cli.ground import (
+from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.submit import NoWait, SbatchArg, TimeLimit, is_login_node, submit_study
+from ncclt.cli.testbed import (
     Backend,
     BenchmarkName,
     Beside,
     ClusterName,
     Container,
     GpusPerNode,
-    GroundOptions,
     HostFile,
     Hosts,
     KeepEnv,
@@ -38,12 +39,11 @@ from ncclt.cli.ground import (
     Python,
     Scratch,
     SshOption,
+    TestbedOptions,
     Through,
     Where,
-    ground_from_options,
+    open_testbed,
 )
-from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
-from ncclt.cli.submit import NoWait, SbatchArg, TimeLimit, is_login_node, submit_study
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def tune(
 
         costs = printed_costs_of_file(init_log)
     name = _workload_name(model, profile)
-    options = GroundOptions(
+    options = TestbedOptions(
         cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
         landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
         max_commands=max_commands, beside=beside, hosts=hosts, hostfile=hostfile, parallel=parallel, python=python,
@@ -208,19 +208,19 @@ def tune(
                 sbatch_args=tuple(sbatch_arg or ()), dry_run=dry_run,
             )  # fmt: skip
             raise typer.Exit(code)
-        ground = ground_from_options(options, choice, store, workload, seed=seed, ask=not dry_run)
+        testbed = open_testbed(options, choice, store, workload, seed=seed, ask=not dry_run)
         if dry_run:
-            _print_plan(request, ground, as_json=as_json)
+            _print_plan(request, testbed, as_json=as_json)
             return
-        if ground.is_launched:
-            _examine(ground.runner.cluster, force=force)
+        if testbed.is_launched:
+            _examine(testbed.runner.cluster, force=force)
         from ncclt.cli.tune_view import TuneView, print_result, result_document
 
-        with StopWish() as stop, TuneView(ground, hidden=quiet or as_json) as view:
+        with StopWish() as stop, TuneView(testbed, hidden=quiet or as_json) as view:
             try:
                 result = run(
                     request,
-                    ground,
+                    testbed,
                     store,
                     watcher=view,
                     interrupted=stop,
@@ -234,7 +234,7 @@ def tune(
             print_json(result_document(result))
         else:
             option = storage_option(storage, store.shown)
-            print_result(result, ground, store, storage_option=option, quiet=quiet)
+            print_result(result, testbed, store, storage_option=option, quiet=quiet)
         if result.recommendation is None and not result.left:
             raise typer.Exit(stop.exit_code)
 
@@ -268,15 +268,15 @@ def _names(process_wide: str) -> tuple[str, ...]:
     return () if names == ["NONE"] else tuple(sorted(set(names)))
 
 
-def _print_plan(request: TuneRequest, ground: Testbed, *, as_json: bool) -> None:
+def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool) -> None:
     """Show what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
     from ncclt.pipeline import study_of
     from ncclt.search.space import space_of
 
-    workload, notes = ground.cut(request.workload)
-    space = space_of(ground, workload, request.process_wide)
-    document = plan_document(study_of(request, ground, workload), ground, space, request, notes)
+    workload, notes = testbed.cut(request.workload)
+    space = space_of(testbed, workload, request.process_wide)
+    document = plan_document(study_of(request, testbed, workload), testbed, space, request, notes)
     if as_json:
         print_json(document)
         return

@@ -41,8 +41,8 @@ _ROWS = 20
 class TuneView:
     """A live bar on a terminal, plain lines elsewhere, nothing where it is hidden. Everything goes to stderr."""
 
-    def __init__(self, ground: Testbed, *, hidden: bool) -> None:
-        self._ground = ground
+    def __init__(self, testbed: Testbed, *, hidden: bool) -> None:
+        self._testbed = testbed
         self._hidden = hidden
         self._live = not hidden and sys.stderr.isatty()
         self._progress = Progress(
@@ -73,7 +73,7 @@ class TuneView:
             return
         cluster = study.cluster
         simulated = " (SIMULATED)" if study.simulated else ""
-        say(f"ncclt: trials run on: {study.launcher}{simulated}, {self._ground.reason}")
+        say(f"ncclt: trials run on: {study.launcher}{simulated}, {self._testbed.reason}")
         say(
             f"ncclt: {study.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
             f"NCCL {cluster.nccl_version}, {len(study.workload.messages)} messages"
@@ -113,12 +113,12 @@ class TuneView:
         self._phase = phase
 
 
-def print_result(result: TuneResult, ground: Testbed, store: Store, *, storage_option: str, quiet: bool) -> None:
+def print_result(result: TuneResult, testbed: Testbed, store: Store, *, storage_option: str, quiet: bool) -> None:
     """Write the table of messages, the verdict in words, and the line to use it.
 
     Args:
         result: of the run.
-        ground: where it ran.
+        testbed: where it ran.
         store: where it is kept.
         storage_option: what `ncclt env` must be given to find this store, empty when it finds it by itself.
         quiet: no notes.
@@ -142,7 +142,7 @@ def print_result(result: TuneResult, ground: Testbed, store: Store, *, storage_o
     _print_messages(result.messages, found.simulated)
     mark = "SIMULATED: " if found.simulated else ""
     print(f"\n{mark}{verdict_words(found, per=result.study.workload.per)}")
-    if ground.recorded is not None:
+    if testbed.recorded is not None:
         print("The times were replayed from recorded measurements, not taken on this machine.")
     print(f"stored: study {result.study.name} ({len(result.trials)} trials) in {store.shown}")
     for words in dict.fromkeys(channels_words(d.effective) for d in (found.table, found.variables) if d):
@@ -279,16 +279,16 @@ def _message_row(row: MessageRow) -> dict[str, Any]:
 
 
 def plan_document(
-    study: Study, ground: Testbed, space: SearchSpace, request: TuneRequest, notes: tuple[str, ...]
+    study: Study, testbed: Testbed, space: SearchSpace, request: TuneRequest, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return what a study would do, for `--dry-run`."""
     cluster, workload = study.cluster, study.workload
-    launches = _launch_rows(ground, space, workload)
+    launches = _launch_rows(testbed, space, workload)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
         "launcher": study.launcher,
-        "why": ground.reason,
+        "why": testbed.reason,
         "simulated": study.simulated,
         "cluster": cluster.name,
         "nodes": cluster.nodes,
@@ -298,23 +298,23 @@ def plan_document(
         "settings": len(space.distinct),
         "parameters": list(space.distributions),
         "trials": request.budget.trials,
-        "first": [f"{s.label}: {_forced(s, ground, workload)}" for s in space.anchors()],
+        "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],
         "notes": list(notes),
         **({"launches": launches} if launches else {}),
     }
 
 
-def _forced(setting: Setting, ground: Testbed, workload: Workload) -> str:
+def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
     """Say how a setting will be forced: by which variables, and whether by the tuner plugin."""
-    version, collectives = ground.runner.cluster.version, workload.collectives
-    parts = split(setting, version=version, collectives=collectives, plugin=True) if ground.by_variables else None
+    version, collectives = testbed.runner.cluster.version, workload.collectives
+    parts = split(setting, version=version, collectives=collectives, plugin=True) if testbed.by_variables else None
     left = parts.by_variables if parts else setting
     variables = variables_for_setting(left, version=version, collectives=collectives).variables
     words = ["by the plugin"] if parts and parts.rules else []
     return " ".join([*words, *(f"{name}={value}" for name, value in variables)])
 
 
-def _launch_rows(ground: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
+def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
     """Return what would be started for the default and for the first setting after it, where anything is started.
 
     Ranks that stay are started once for both.
@@ -322,7 +322,7 @@ def _launch_rows(ground: Testbed, space: SearchSpace, workload: Workload) -> lis
     from ncclt.core.setting import DEFAULT
     from ncclt.measure import LaunchedRunner, PersistentRunner
 
-    runner = ground.searching[0]
+    runner = testbed.searching[0]
     if not isinstance(runner, LaunchedRunner | PersistentRunner):
         return []
     messages = [calls.message for calls in workload.messages]
@@ -335,6 +335,6 @@ def _launch_rows(ground: Testbed, space: SearchSpace, workload: Workload) -> lis
             "files": dict(plan.files),
             "timeout_s": plan.timeout_s,
         }
-        for setting in (DEFAULT, *(() if ground.persistent else space.anchors()[:1]))
+        for setting in (DEFAULT, *(() if testbed.persistent else space.anchors()[:1]))
         for plan in runner.plans(setting, messages)
     ]

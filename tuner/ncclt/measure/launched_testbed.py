@@ -37,7 +37,7 @@ _BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
 """Time that torch_collectives spends on one message at most; what gloo measures decides nothing."""
 
 
-def launched_ground(
+def launched_testbed(
     cluster: Cluster,
     collectives: frozenset[Collective],
     place: Place,

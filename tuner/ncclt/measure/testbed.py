@@ -212,7 +212,7 @@ def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
     return []
 
 
-def simulated_ground(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Testbed:
+def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Testbed:
     """Return the simulated cluster as a place to measure, or several of them at once."""
     from ncclt.measure.simulated import SimulatedRunner
 
@@ -235,7 +235,7 @@ def notes_on_parallel(parallel: int) -> tuple[str, ...]:
     return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
 
 
-def replayed_ground(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Testbed:
+def replayed_testbed(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Testbed:
     """Return a recorded landscape as a place to measure; its search space is exactly what was recorded."""
     from ncclt.measure.simulated import ReplayRunner, load_landscape
 

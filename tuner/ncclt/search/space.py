@@ -214,22 +214,22 @@ def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
 
 
-def space_of(ground: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
-    """Return what a study of a workload may try where a ground measures.
+def space_of(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+    """Return what a study of a workload may try where a testbed measures.
 
     Args:
-        ground: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
+        testbed: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
         workload: decides which collectives are tried.
         process_wide: names of the process-wide parameters to search.
 
     Raises:
         UsageError: a parameter that may not be searched there.
     """
-    if ground.recorded is not None:
-        return recorded_space(ground.recorded)
-    cluster = ground.runner.cluster
-    ladders = process_wide_ladders(process_wide, cluster, beside_compute=ground.beside_compute)
-    return cluster_space(workload.collectives, cluster, parameters=ladders, expressible=ground.expressible)
+    if testbed.recorded is not None:
+        return recorded_space(testbed.recorded)
+    cluster = testbed.runner.cluster
+    ladders = process_wide_ladders(process_wide, cluster, beside_compute=testbed.beside_compute)
+    return cluster_space(workload.collectives, cluster, parameters=ladders, expressible=testbed.expressible)
 
 
 def process_wide_ladders(

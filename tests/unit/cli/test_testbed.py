@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.cli.ground import GroundOptions
+from ncclt.cli.testbed import TestbedOptions
 from ncclt.errors import UsageError
 
 
@@ -28,14 +28,14 @@ def _no_allocation(monkeypatch):
     ],
 )
 def test_what_means_nothing_is_refused(given, said):
-    options = GroundOptions(**({"launcher": "simulate"} | given))
+    options = TestbedOptions(**({"launcher": "simulate"} | given))
     with pytest.raises(UsageError, match=said):
         options.refuse_what_is_idle(options.choice())
 
 
 @pytest.mark.parametrize("given", [{"launcher": "simulate", "parallel": 4}, {"launcher": "torchrun", "beside": "gemm"}])
 def test_what_means_something_is_taken(given):
-    options = GroundOptions(**given)
+    options = TestbedOptions(**given)
     choice = options.choice()
     options.refuse_what_is_idle(choice)
     assert choice.name == given["launcher"]
@@ -43,5 +43,5 @@ def test_what_means_something_is_taken(given):
 
 def test_hosts_come_from_a_file_as_well(tmp_path):
     (tmp_path / "hosts").write_text("# rack 1\na slots=8\nme@b:2222\n")
-    options = GroundOptions(launcher="ssh", hostfile=tmp_path / "hosts")
+    options = TestbedOptions(launcher="ssh", hostfile=tmp_path / "hosts")
     assert options.place(options.choice()).hosts == ("a", "me@b:2222")

@@ -127,7 +127,7 @@ _NOT_LAUNCHED_WORDS = {"simulate": "simulated", "replay": "replayed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroundOptions:
+class TestbedOptions:
     """What a command was told about where trials run; the fields are the options of the same names."""
 
     cluster: str | None = None
@@ -187,7 +187,7 @@ class GroundOptions:
 
         if choice.name not in NOT_LAUNCHED:
             return
-        untouched = GroundOptions()
+        untouched = TestbedOptions()
         given = [name for name in _OF_LAUNCHES if getattr(self, name) != getattr(untouched, name)]
         if choice.name == "replay" and self.parallel > 1:
             given.append("parallel")
@@ -248,8 +248,8 @@ class GroundOptions:
         )
 
 
-def ground_from_options(
-    options: GroundOptions,
+def open_testbed(
+    options: TestbedOptions,
     choice: LauncherChoice,
     store: Store,
     workload: Workload,
@@ -270,8 +270,8 @@ def ground_from_options(
         ask_driver: whether the nodes are asked for their driver too.
     """
     options.refuse_what_is_idle(choice)
-    from ncclt.measure.launched_testbed import launched_ground
-    from ncclt.measure.testbed import replayed_ground, simulated_ground
+    from ncclt.measure.launched_testbed import launched_testbed
+    from ncclt.measure.testbed import replayed_testbed, simulated_testbed
 
     if options.landscape is not None:
         if options.cluster or options.nodes or options.gpus_per_node or options.nccl_version:
@@ -279,10 +279,10 @@ def ground_from_options(
                 "a landscape brings its own cluster: --cluster, --nodes, --gpus-per-node and --nccl-version do not fit",
                 hint="choose its rows by --where COLUMN=VALUE",
             )
-        return replayed_ground(options.landscape, _conditions(options.where), seed=seed, reason=choice.reason)
+        return replayed_testbed(options.landscape, _conditions(options.where), seed=seed, reason=choice.reason)
     cluster = options.chosen_cluster(choice, store)
     if choice.name == "simulate":
-        return simulated_ground(cluster, seed=seed, reason=choice.reason, parallel=options.parallel)
+        return simulated_testbed(cluster, seed=seed, reason=choice.reason, parallel=options.parallel)
     place = options.place(choice)
     if ask and ask_driver and options.backend == "nccl":
         from ncclt.measure.driver import drivers_of_nodes
@@ -290,7 +290,7 @@ def ground_from_options(
         # What the nodes say goes before what the cluster's file said when it was written.
         told = drivers_of_nodes(cluster, place, environ=os.environ).text
         cluster = replace(cluster, driver=told or cluster.driver)
-    return launched_ground(cluster, workload.collectives, place, environ=os.environ, ask=ask)
+    return launched_testbed(cluster, workload.collectives, place, environ=os.environ, ask=ask)
 
 
 def _conditions(where: tuple[str, ...]) -> dict[str, str]:
