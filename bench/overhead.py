@@ -71,11 +71,11 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         started = time.perf_counter()
         space = space_of(testbed, workload, request.process_wide)
         with (
-            StudyTrialLog(store, study, lambda: "") as journal,
+            StudyTrialLog(store, study, lambda: "") as trial_log,
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
         ):
             search(
-                [runner], workload, journal, proposer, request.budget,
+                [runner], workload, trial_log, proposer, request.budget,
                 clock=time.monotonic, interrupted=lambda: "", watch=watch,
             )  # fmt: skip
         total = time.perf_counter() - started - runner.seconds

@@ -35,7 +35,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.interleave import MAX_BLOCKS, prove
 from ncclt.prove.proof import verdict_of
 from ncclt.prove.verdict import MIN_EFFECT
-from ncclt.testing.fakes import FakeJournal
+from ncclt.testing.fakes import FakeTrialLog
 
 CLUSTER = Cluster(
     name="bench", gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
@@ -195,12 +195,12 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
         claimed, picked = best_of(case, trials=trials, seed=seed + 2 * number)
         claims += claimed
         gain = picked if case.selected else case.gain
-        runner, journal = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeJournal()
+        runner, trial_log = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeTrialLog()
         prove(
-            runner, workload, journal, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+            runner, workload, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
             blocks=blocks, interrupted=lambda: "", watch=lambda *_: None,
         )  # fmt: skip
-        verdict = verdict_of(Arm.TABLE, POLICY, journal.trials(), workload, min_effect=MIN_EFFECT)
+        verdict = verdict_of(Arm.TABLE, POLICY, trial_log.trials(), workload, min_effect=MIN_EFFECT)
         decisions.append(verdict.decision)
         lengths.append(verdict.blocks)
     return Row(

@@ -94,9 +94,9 @@ def study(folder, store, word, settings, *, timeout_s):
             launcher="local", simulated=False, process_wide=(), seed=0, state=StudyState.RUNNING,
         )
     )  # fmt: skip
-    with StudyTrialLog(store, kept, lambda: datetime.now(UTC).isoformat()) as journal:
+    with StudyTrialLog(store, kept, lambda: datetime.now(UTC).isoformat()) as trial_log:
         for setting in settings:
-            launch(runner, WORKLOAD, journal, setting, phase=Phase.SEARCH)
+            launch(runner, WORKLOAD, trial_log, setting, phase=Phase.SEARCH)
     return store.trials(kept.id)
 
 

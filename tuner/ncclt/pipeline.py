@@ -203,15 +203,15 @@ def tune(
         notes += (study.printed_costs.note(study.cluster),)
     if not request.more and (published := _published(request, store, study)) is not None:
         return _finished(store, study, published, notes)
-    with StudyTrialLog(store, study, now) as journal:
+    with StudyTrialLog(store, study, now) as trial_log:
         try:
             return _tune(
-                request, testbed, store, study, workload, space, journal,
+                request, testbed, store, study, workload, space, trial_log,
                 watcher=watcher, interrupted=interrupted, clock=clock, now=now, notes=notes,
             )  # fmt: skip
         except StudyStoppedError as error:
             # Whoever looks at it must not take it for one that still searches, unless others do.
-            if journal.is_alone():
+            if trial_log.is_alone():
                 store.set_state(study.id, StudyState.INTERRUPTED, error.message)
             raise
 
@@ -223,7 +223,7 @@ def _tune(
     study: Study,
     workload: Workload,
     space: SearchSpace,
-    journal: StudyTrialLog,
+    trial_log: StudyTrialLog,
     *,
     watcher: Watcher,
     interrupted: Callable[[], str],
@@ -231,12 +231,12 @@ def _tune(
     now: Callable[[], str],
     notes: tuple[str, ...],
 ) -> TuneResult:
-    resumed = len(journal.trials())
+    resumed = len(trial_log.trials())
     budget = request.budget
     if request.more:  # asked for in so many words, so that only time and cost end them earlier
-        budget = replace(budget, trials=len(searched(journal)) + request.more, patience=0)
-    testbed.require_alike(journal.trials())
-    if default := stored_default(journal):
+        budget = replace(budget, trials=len(searched(trial_log)) + request.more, patience=0)
+    testbed.require_alike(trial_log.trials())
+    if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
@@ -254,17 +254,17 @@ def _tune(
         )  # fmt: skip
     if not end.interrupted and not _may_end(journal):
         return TuneResult(
-            study=store.study(study.id), trials=tuple(journal.trials()), resumed=resumed, stop=end.reason,
+            study=store.study(study.id), trials=tuple(trial_log.trials()), resumed=resumed, stop=end.reason,
             recommendation=None, messages=(), notes=notes, left=True,
         )  # fmt: skip
-    times = confirm(testbed.runner, workload, journal, interrupted=interrupted, watch=watcher.confirmed)
+    times = confirm(testbed.runner, workload, trial_log, interrupted=interrupted, watch=watcher.confirmed)
     policies = {Arm.DEFAULT: Policy()} if testbed.inert else _policies(times, workload, testbed.runner.cluster)
     complete = prove(
-        testbed.runner, workload, journal, policies,
+        testbed.runner, workload, trial_log, policies,
         by_variables=testbed.by_variables, blocks=request.blocks, min_effect=request.min_effect, anew=request.more > 0,
         interrupted=interrupted, watch=watcher.proved,
     )  # fmt: skip
-    trials = tuple(journal.trials())
+    trials = tuple(trial_log.trials())
     why = interrupted()
     stop = why or end.reason
     if not complete or end.interrupted or why:
@@ -273,7 +273,7 @@ def _tune(
             study=store.study(study.id), trials=trials, resumed=resumed, stop=stop,
             recommendation=None, messages=(), notes=notes,
         )  # fmt: skip
-    default = measure_default(testbed.runner, workload, journal)
+    default = measure_default(testbed.runner, workload, trial_log)
     assert default.score_us is not None
     deliveries = {
         arm: PolicyVerdict(
@@ -331,11 +331,11 @@ def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:
     return warm_start([(other, store.trials(other.id)) for other in others], study.cluster, study.workload)
 
 
-def _may_end(journal: StudyTrialLog) -> bool:
+def _may_end(trial_log: StudyTrialLog) -> bool:
     """Take the end of the study and wait until the other workers' last trials are in; false = another one has it."""
-    if not journal.may_end():
+    if not trial_log.may_end():
         return False
-    while journal.refresh():
+    while trial_log.refresh():
         time.sleep(_POLL_S)
     return True
 

@@ -20,7 +20,7 @@ from ncclt.errors import NoRecommendationError
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.store_contract import sample_cluster
 
 SOURCE = Workload(
@@ -42,11 +42,11 @@ def proven(command):
     """A store with the proof of a policy; called tuned, whatever came out, so that there is something to deliver."""
     cluster = sample_cluster()
     workload = SOURCE.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
     runner = simulated_testbed(cluster, seed=7, reason="test").runner
     arms = {Arm.DEFAULT: Policy(), Arm.TABLE: RING}
-    prove(runner, workload, journal, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
-    verdict = verdict_of(Arm.TABLE, RING, journal.trials(), workload, min_effect=0.02)
+    prove(runner, workload, trial_log, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
+    verdict = verdict_of(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
     study = Study(
         id="abc123", name="s", cluster=cluster, workload=workload, launcher="simulate", simulated=True,
         process_wide=(), seed=7, state=StudyState.DONE,
@@ -61,7 +61,7 @@ def proven(command):
     store.add_cluster(cluster)
     store.add_workload(SOURCE)
     store.open_study(study)
-    for trial in journal.trials():
+    for trial in trial_log.trials():
         store.add_trial(study.id, trial)
     store.publish(found)
     called = replace(found, id="r2", table=replace(found.table, verdict=replace(verdict, decision=Decision.TUNED)))

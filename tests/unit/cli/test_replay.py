@@ -10,7 +10,7 @@ from ncclt.errors import UsageError
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import cluster_space
-from ncclt.testing.fakes import FakeJournal
+from ncclt.testing.fakes import FakeTrialLog
 from ncclt.testing.store_contract import sample_cluster, sample_workload
 
 
@@ -19,16 +19,16 @@ def searched(command):
     """A store with a study that launched every setting on the simulated cluster."""
     cluster = sample_cluster()
     workload = sample_workload().placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-    runner, journal = simulated_testbed(cluster, seed=1, reason="test").runner, FakeJournal()
+    runner, trial_log = simulated_testbed(cluster, seed=1, reason="test").runner, FakeTrialLog()
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct[:24]:
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
     command.store.open_study(
         Study(
             id="abc123", name="s", cluster=cluster, workload=workload, launcher="simulate", simulated=True,
             process_wide=(), seed=1, state=StudyState.DONE,
         )
     )  # fmt: skip
-    for trial in journal.trials():
+    for trial in trial_log.trials():
         command.store.add_trial("abc123", trial)
     return command
 

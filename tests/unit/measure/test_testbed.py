@@ -15,7 +15,7 @@ from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.testbed import Testbed, choose_launcher
 from ncclt.measure.trial import launch
 from ncclt.search.space import SEARCHED_UNASKED, process_wide_ladders, space_of
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
     name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
@@ -154,10 +154,10 @@ def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
     placed = workload(Collective.ALL_REDUCE, world_size=4)
 
     def searched(by):
-        return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
+        return launch(by, placed, FakeTrialLog(), DEFAULT, phase=Phase.SEARCH)
 
     testbed.require_alike(
-        [searched(*testbed.searching), launch(runner, placed, FakeJournal(), DEFAULT, phase=Phase.CONFIRM)]
+        [searched(*testbed.searching), launch(runner, placed, FakeTrialLog(), DEFAULT, phase=Phase.CONFIRM)]
     )
     with pytest.raises(UsageError, match="cannot be compared") as caught:
         testbed.require_alike([searched(runner if stays else warm)])
@@ -185,7 +185,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
     placed = workload(Collective.ALL_REDUCE, world_size=4)
 
     def searched(by):
-        return launch(by, placed, FakeJournal(), DEFAULT, phase=Phase.SEARCH)
+        return launch(by, placed, FakeTrialLog(), DEFAULT, phase=Phase.SEARCH)
 
     testbed.require_alike([searched(testbed.runner), searched(unknown)])
     with pytest.raises(UsageError, match="cannot be compared with what would be now") as caught:

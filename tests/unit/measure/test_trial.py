@@ -7,7 +7,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.measure.trial import launch
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 TREE = Setting(algorithm=Algorithm.TREE)
 
@@ -30,14 +30,14 @@ def test_bytes_decide_until_the_default_tells_what_the_time_goes_to(cluster, wor
     times = {small: 200.0, large: 1000.0}
     answers = iter([Outcome.TIMEOUT] + [None] * 99)
     runner = Noting(cluster, lambda _setting, message, _number: next(answers) or times[message])
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
 
     for setting in (DEFAULT, TREE, DEFAULT, TREE):
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
     times[small] = 1.0  # a later default changes nothing: the order is that of the study
     for setting in (DEFAULT, TREE):
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
-    launch(runner, workload, journal, TREE, phase=Phase.CONFIRM, messages=[large])
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
+    launch(runner, workload, trial_log, TREE, phase=Phase.CONFIRM, messages=[large])
 
     assert runner.orders == [[large, small]] * 3 + [[small, large]] * 3 + [[large]]
 
@@ -45,9 +45,9 @@ def test_bytes_decide_until_the_default_tells_what_the_time_goes_to(cluster, wor
 def test_the_order_does_not_depend_on_that_of_the_workload(cluster, workload):
     orders = []
     for rows in (workload.messages, workload.messages[::-1]):
-        runner, journal = Noting(cluster, lambda *_: 10.0), FakeJournal()
+        runner, trial_log = Noting(cluster, lambda *_: 10.0), FakeTrialLog()
         for setting in (DEFAULT, TREE):
-            launch(runner, replace(workload, messages=rows), journal, setting, phase=Phase.SEARCH)
+            launch(runner, replace(workload, messages=rows), trial_log, setting, phase=Phase.SEARCH)
         orders.append(runner.orders)
 
     assert orders[0] == orders[1]

@@ -20,7 +20,7 @@ from ncclt.prove.evidence import collect_evidence, last_verification
 from ncclt.prove.interleave import block_steps, prove
 from ncclt.prove.proof import running_verdicts, verdict_of
 from ncclt.prove.verdict import MIN_BLOCKS
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
 TABLE = Policy(
@@ -33,8 +33,8 @@ TABLE = Policy(
 POLICIES = {Arm.DEFAULT: Policy(), Arm.TABLE: TABLE}
 
 
-def proof(cluster, workload, time_of, *, journal=None, policies=POLICIES, interrupted=lambda: False, **criteria):
-    kept = journal if journal is not None else FakeJournal()
+def proof(cluster, workload, time_of, *, trial_log=None, policies=POLICIES, interrupted=lambda: False, **criteria):
+    kept = trial_log if trial_log is not None else FakeTrialLog()
     complete = prove(
         FakeRunner(cluster, time_of), workload, kept, policies,
         interrupted=interrupted, watch=lambda *_: None, **criteria,
@@ -42,12 +42,12 @@ def proof(cluster, workload, time_of, *, journal=None, policies=POLICIES, interr
     return complete, kept
 
 
-def judged(journal, workload, arm=Arm.TABLE, policy=TABLE):
-    return verdict_of(arm, policy, journal.trials(), workload, min_effect=0.02)
+def judged(trial_log, workload, arm=Arm.TABLE, policy=TABLE):
+    return verdict_of(arm, policy, trial_log.trials(), workload, min_effect=0.02)
 
 
-def launches_of(journal, arm):
-    return {t.block for t in journal.trials() if t.arm is arm}
+def launches_of(trial_log, arm):
+    return {t.block for t in trial_log.trials() if t.arm is arm}
 
 
 def noisy(time_of, sigma, seed=0):
@@ -69,9 +69,9 @@ def test_arms_are_walked_forth_and_back_and_a_policy_takes_one_launch_per_settin
 
 
 def test_a_true_gain_is_proven_from_the_sums_of_the_parts(cluster, workload, landscape):
-    complete, journal = proof(cluster, workload, landscape)
+    complete, trial_log = proof(cluster, workload, landscape)
 
-    verdict = judged(journal, workload)
+    verdict = judged(trial_log, workload)
     assert complete
     assert verdict.decision is Decision.TUNED
     assert (verdict.default_us, verdict.policy_us) == (1200.0, 1100.0)
@@ -82,12 +82,12 @@ def test_a_wrong_result_disqualifies_the_policy_and_ends_its_launches(cluster, w
     def wrong(setting, message, number):
         return Outcome.WRONG_RESULT if setting == TREE_LL else landscape(setting, message, number)
 
-    _, journal = proof(cluster, workload, wrong)
+    _, trial_log = proof(cluster, workload, wrong)
 
-    verdict = judged(journal, workload)
+    verdict = judged(trial_log, workload)
     assert verdict.decision is Decision.KEEP_DEFAULT
     assert "wrong_result" in verdict.reason
-    assert sum(t.setting == TREE_LL for t in journal.trials()) == 1
+    assert sum(t.setting == TREE_LL for t in trial_log.trials()) == 1
 
 
 def test_one_disqualified_arm_does_not_stop_the_other(cluster, workload, landscape):
@@ -96,20 +96,20 @@ def test_one_disqualified_arm_does_not_stop_the_other(cluster, workload, landsca
     def wrong(setting, message, number):
         return Outcome.CRASHED if setting.algorithm is Algorithm.RING else landscape(setting, message, number)
 
-    _, journal = proof(cluster, workload, wrong, policies={**POLICIES, Arm.VARIABLES: ring})
+    _, trial_log = proof(cluster, workload, wrong, policies={**POLICIES, Arm.VARIABLES: ring})
 
-    assert judged(journal, workload).decision is Decision.TUNED
-    assert judged(journal, workload, Arm.VARIABLES, ring).decision is Decision.KEEP_DEFAULT
+    assert judged(trial_log, workload).decision is Decision.TUNED
+    assert judged(trial_log, workload, Arm.VARIABLES, ring).decision is Decision.KEEP_DEFAULT
 
 
 def test_a_default_that_fails_ends_the_proof(cluster, workload, landscape):
     def breaks(setting, message, number):
         return Outcome.CRASHED if number == 5 else landscape(setting, message, number)
 
-    _, journal = proof(cluster, workload, breaks)
+    _, trial_log = proof(cluster, workload, breaks)
 
-    assert len(journal.trials()) == 6
-    verdict = judged(journal, workload)
+    assert len(trial_log.trials()) == 6
+    verdict = judged(trial_log, workload)
     assert verdict.decision is Decision.UNDECIDED
     assert "the default itself failed" in verdict.reason
 
@@ -122,14 +122,14 @@ def test_noise_takes_more_blocks_and_a_decided_arm_is_launched_no_more(cluster, 
         ring = setting.algorithm is Algorithm.RING
         return landscape(DEFAULT if ring else setting, message, number) / (1.03 if ring else 1)
 
-    _, journal = proof(
+    _, trial_log = proof(
         cluster, workload, noisy(time_of, 0.04), policies={**POLICIES, Arm.VARIABLES: same}, blocks=10
     )  # fmt: skip
 
-    assert judged(journal, workload).decision is Decision.TUNED
-    assert judged(journal, workload, Arm.VARIABLES, same).decision is not Decision.TUNED
-    assert MIN_BLOCKS <= len(launches_of(journal, Arm.TABLE)) / 2 < 10
-    assert launches_of(journal, Arm.VARIABLES) == launches_of(journal, Arm.DEFAULT) == set(range(20))
+    assert judged(trial_log, workload).decision is Decision.TUNED
+    assert judged(trial_log, workload, Arm.VARIABLES, same).decision is not Decision.TUNED
+    assert MIN_BLOCKS <= len(launches_of(trial_log, Arm.TABLE)) / 2 < 10
+    assert launches_of(trial_log, Arm.VARIABLES) == launches_of(trial_log, Arm.DEFAULT) == set(range(20))
 
 
 def test_a_proof_without_a_policy_launches_nothing(cluster, workload, landscape):
@@ -141,70 +141,74 @@ def test_a_proof_that_was_cut_off_goes_on_and_ends_as_it_would_have(cluster, wor
     assert len(launches_of(whole, Arm.TABLE)) > 2 * MIN_BLOCKS
 
     times = noisy(landscape, 0.03)
-    journal = None
+    trial_log = None
     for budget in (7, 5, 1, 1000):
         runs = itertools.count()
-        complete, journal = proof(
-            cluster, workload, times, journal=journal, interrupted=lambda runs=runs, budget=budget: next(runs) >= budget
+        complete, trial_log = proof(
+            cluster,
+            workload,
+            times,
+            trial_log=trial_log,
+            interrupted=lambda runs=runs, budget=budget: next(runs) >= budget,
         )
 
     assert complete
-    assert [t.score_us for t in journal.trials()] == [t.score_us for t in whole.trials()]
-    assert judged(journal, workload) == judged(whole, workload)
+    assert [t.score_us for t in trial_log.trials()] == [t.score_us for t in whole.trials()]
+    assert judged(trial_log, workload) == judged(whole, workload)
 
 
 def test_an_undecided_proof_goes_on_with_more_blocks(cluster, workload, landscape):
     times = noisy(landscape, 0.15)
-    _, journal = proof(cluster, workload, times, blocks=5)
-    assert judged(journal, workload).decision is Decision.UNDECIDED
-    before = list(journal.trials())
+    _, trial_log = proof(cluster, workload, times, blocks=5)
+    assert judged(trial_log, workload).decision is Decision.UNDECIDED
+    before = list(trial_log.trials())
 
-    proof(cluster, workload, times, journal=journal, blocks=7)
+    proof(cluster, workload, times, trial_log=trial_log, blocks=7)
 
-    assert list(journal.trials())[: len(before)] == before
-    assert len(launches_of(journal, Arm.TABLE)) == 14
+    assert list(trial_log.trials())[: len(before)] == before
+    assert len(launches_of(trial_log, Arm.TABLE)) == 14
 
 
 def test_a_proof_of_another_policy_starts_anew(cluster, workload, landscape):
     ring = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
-    _, journal = proof(cluster, workload, landscape, policies={Arm.DEFAULT: Policy(), Arm.TABLE: ring})
+    _, trial_log = proof(cluster, workload, landscape, policies={Arm.DEFAULT: Policy(), Arm.TABLE: ring})
 
-    proof(cluster, workload, landscape, journal=journal)
+    proof(cluster, workload, landscape, trial_log=trial_log)
 
-    assert {t.setting for t in last_verification(journal.trials()) if t.arm is Arm.TABLE} == {DEFAULT, TREE_LL}
-    assert judged(journal, workload).decision is Decision.TUNED
+    assert {t.setting for t in last_verification(trial_log.trials()) if t.arm is Arm.TABLE} == {DEFAULT, TREE_LL}
+    assert judged(trial_log, workload).decision is Decision.TUNED
 
 
 def test_each_launch_is_told_with_its_number_and_how_many_there_may_be(cluster, workload, landscape):
     told = []
-    runner, journal = FakeRunner(cluster, landscape), FakeJournal()
-    prove(runner, workload, journal, POLICIES, interrupted=lambda: False, watch=lambda *row: told.append(row))
+    runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
+    prove(runner, workload, trial_log, POLICIES, interrupted=lambda: False, watch=lambda *row: told.append(row))
 
-    assert [trial for trial, _, _ in told] == list(journal.trials())
+    assert [trial for trial, _, _ in told] == list(trial_log.trials())
     assert [number for _, number, _ in told] == list(range(1, len(told) + 1))
     assert all(number <= most for _, number, most in told)
     assert len({most for _, _, most in told}) == 1
 
 
 def test_every_block_is_told_with_what_it_decided(cluster, workload, landscape):
-    _, journal = proof(cluster, workload, noisy(landscape, 0.03))
+    _, trial_log = proof(cluster, workload, noisy(landscape, 0.03))
 
-    rows = running_verdicts(Arm.TABLE, TABLE, journal.trials(), workload, min_effect=0.02)
+    rows = running_verdicts(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02)
 
     assert [row.block for row in rows] == list(range(len(rows)))
     assert {row.verdict.decision for row in rows[:-1]} == {Decision.UNDECIDED}
-    assert rows[-1].verdict == judged(journal, workload)
+    assert rows[-1].verdict == judged(trial_log, workload)
     for row in rows:
         for (default, policy), ratio in zip(row.pairs, row.log_ratios, strict=True):
             assert math.exp(ratio) == pytest.approx(default.time_us / policy.time_us)
 
 
 def test_more_search_makes_the_old_evidence_worthless(cluster, workload, landscape):
-    _, journal = proof(cluster, workload, landscape)
-    launch(FakeRunner(cluster, landscape), workload, journal, TREE_LL, phase=Phase.SEARCH)
+    _, trial_log = proof(cluster, workload, landscape)
+    launch(FakeRunner(cluster, landscape), workload, trial_log, TREE_LL, phase=Phase.SEARCH)
 
-    assert last_verification(journal.trials()) == []
-    assert collect_evidence(journal.trials()).launches == ()
+    assert last_verification(trial_log.trials()) == []
+    assert collect_evidence(trial_log.trials()).launches == ()
 
 
 def test_a_message_of_weight_that_loses_vetoes_the_policy(cluster, workload, landscape):
@@ -223,22 +227,22 @@ def test_a_message_of_weight_that_loses_vetoes_the_policy(cluster, workload, lan
             return 1050.0
         return 1.0 if setting == TREE_LL else landscape(setting, message, number)
 
-    _, journal = proof(cluster, workload, time_of, policies={Arm.DEFAULT: Policy(), Arm.TABLE: policy})
+    _, trial_log = proof(cluster, workload, time_of, policies={Arm.DEFAULT: Policy(), Arm.TABLE: policy})
 
-    verdict = judged(journal, workload, policy=policy)
+    verdict = judged(trial_log, workload, policy=policy)
     assert verdict.decision is Decision.KEEP_DEFAULT
     assert "5.0 % slower, more than 3 %" in verdict.reason
 
 
 def test_finalists_are_launched_until_they_are_confirmed(cluster, workload, landscape):
-    runner, journal = FakeRunner(cluster, landscape), FakeJournal()
+    runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
     for setting in (DEFAULT, TREE_LL):
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
 
-    times = confirm(runner, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+    times = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
 
     assert times.launches == {DEFAULT: CONFIRMED_LAUNCHES, TREE_LL: CONFIRMED_LAUNCHES}
-    assert {t.phase for t in journal.trials()[2:]} == {Phase.CONFIRM}
+    assert {t.phase for t in trial_log.trials()[2:]} == {Phase.CONFIRM}
 
 
 def test_a_lucky_setting_falls_back_and_the_next_one_is_confirmed(cluster, workload):
@@ -250,11 +254,11 @@ def test_a_lucky_setting_falls_back_and_the_next_one_is_confirmed(cluster, workl
             return 1.0 if number == 1 else 50.0
         return 9.0 if setting == TREE_LL else 10.0
 
-    runner, journal = FakeRunner(cluster, time_of), FakeJournal()
+    runner, trial_log = FakeRunner(cluster, time_of), FakeTrialLog()
     for setting in (DEFAULT, lucky, TREE_LL):
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
 
-    times = confirm(runner, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+    times = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
 
     assert times.launches[TREE_LL] == CONFIRMED_LAUNCHES
     assert all(time > 10.0 for time in times.by_setting[lucky].values())
@@ -273,12 +277,12 @@ def test_finalists_of_ranks_that_stayed_up_are_measured_by_fresh_ones_alone(clus
     def times(factor):
         return lambda setting, _message, _number: factor * (8.0 if setting == TREE_LL else 10.0)
 
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
     for setting in (DEFAULT, TREE_LL, DEFAULT, TREE_LL, TREE_LL):
-        launch(WarmRunner(cluster, times(0.5)), workload, journal, setting, phase=Phase.SEARCH)
+        launch(WarmRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
     runner = FakeRunner(cluster, times(1.0))
 
-    found = confirm(runner, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+    found = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
 
     assert sorted(runner.launches, key=str) == sorted([DEFAULT] * 3 + [TREE_LL] * 3, key=str)
     assert list(found.default.values()) == pytest.approx([10.0, 10.0])
@@ -291,12 +295,12 @@ def test_no_number_of_warm_launches_of_the_default_stands_for_a_fresh_one(cluste
     def times(factor):
         return lambda setting, _message, _number: factor * (8.0 if setting == TREE_LL else 10.0)
 
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
     for setting in (DEFAULT, TREE_LL, *[DEFAULT] * CONFIRMED_LAUNCHES):
-        launch(WarmRunner(cluster, times(0.5)), workload, journal, setting, phase=Phase.SEARCH)
+        launch(WarmRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
     runner = FakeRunner(cluster, times(1.0))
 
-    found = confirm(runner, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+    found = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
 
     assert runner.launches.count(DEFAULT) == runner.launches.count(TREE_LL) == CONFIRMED_LAUNCHES
     assert found.launches == {DEFAULT: CONFIRMED_LAUNCHES, TREE_LL: CONFIRMED_LAUNCHES}
@@ -304,27 +308,27 @@ def test_no_number_of_warm_launches_of_the_default_stands_for_a_fresh_one(cluste
 
 
 def test_a_default_that_fails_in_fresh_ranks_leaves_something_to_compare_with(cluster, workload):
-    journal = FakeJournal()
-    launch(WarmRunner(cluster, lambda *_: 10.0), workload, journal, DEFAULT, phase=Phase.SEARCH)
+    trial_log = FakeTrialLog()
+    launch(WarmRunner(cluster, lambda *_: 10.0), workload, trial_log, DEFAULT, phase=Phase.SEARCH)
     failing = FakeRunner(cluster, lambda *_: Outcome.CRASHED)
 
-    found = confirm(failing, workload, journal, interrupted=lambda: False, watch=lambda *_: None)
+    found = confirm(failing, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
 
     assert list(found.default.values()) == pytest.approx([10.0, 10.0])
 
 
 def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):
     """Where a plugin forces settings, the variables' arm is forced by variables all the same."""
-    runner, by_variables, journal = (
-        FakeRunner(cluster, lambda *_: 10.0), FakeRunner(cluster, lambda *_: 8.0), FakeJournal(),
+    runner, by_variables, trial_log = (
+        FakeRunner(cluster, lambda *_: 10.0), FakeRunner(cluster, lambda *_: 8.0), FakeTrialLog(),
     )  # fmt: skip
     uniform = Policy(rules=(replace(TABLE.rules[0], max_bytes=None),))
 
     prove(
-        runner, workload, journal, {**POLICIES, Arm.VARIABLES: uniform}, by_variables=by_variables,
+        runner, workload, trial_log, {**POLICIES, Arm.VARIABLES: uniform}, by_variables=by_variables,
         interrupted=lambda: False, watch=lambda *_: None,
     )  # fmt: skip
 
-    times = {arm: {m.time_us for t in journal.trials() if t.arm is arm for m in t.result.measurements} for arm in Arm}
+    times = {arm: {m.time_us for t in trial_log.trials() if t.arm is arm for m in t.result.measurements} for arm in Arm}
     assert times == {Arm.DEFAULT: {10.0}, Arm.TABLE: {10.0}, Arm.VARIABLES: {8.0}}
     assert set(by_variables.launches) == {TREE_LL}

@@ -18,7 +18,7 @@ from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, U
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
 from ncclt.prove.recheck import CheckRequest, check, driver_before
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
     name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
@@ -61,12 +61,12 @@ def times(*, seed, default=1.0, policy=0.9, sigma=0.02):
 @pytest.fixture(scope="module")
 def request_():
     """A recommendation with the launches that proved it."""
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
     prove(
-        FakeRunner(CLUSTER, times(seed=1)), WORKLOAD, journal, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+        FakeRunner(CLUSTER, times(seed=1)), WORKLOAD, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
         interrupted=lambda: False, watch=lambda *_: None,
     )  # fmt: skip
-    verdict = verdict_of(Arm.TABLE, POLICY, journal.trials(), WORKLOAD, min_effect=0.02)
+    verdict = verdict_of(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
     assert verdict.decision is Decision.TUNED
     found = Recommendation(
         id="r1", revision=1, study="s1", cluster="pair", model="w", workload_digest=WORKLOAD.digest(),
@@ -78,7 +78,7 @@ def request_():
         id="s1", name="s", cluster=CLUSTER, workload=WORKLOAD, launcher="fake", simulated=True, process_wide=(),
         seed=0, state=StudyState.DONE,
     )  # fmt: skip
-    return CheckRequest(recommendation=found, study=study, trials=tuple(journal.trials()))
+    return CheckRequest(recommendation=found, study=study, trials=tuple(trial_log.trials()))
 
 
 def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):

@@ -18,11 +18,11 @@ from ncclt.search.assemble import assemble, collect_times
 from ncclt.search.loop import EQUAL_FAILURES, PATIENCE, Budget, nothing_more, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 
-def run(cluster, workload, time_of, *, trials=20, journal=None, seed=1, storage_url=None, **kwargs):
-    runner, kept = FakeRunner(cluster, time_of), journal if journal is not None else FakeJournal()
+def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storage_url=None, **kwargs):
+    runner, kept = FakeRunner(cluster, time_of), trial_log if trial_log is not None else FakeTrialLog()
     expressible = kwargs.pop("expressible", lambda _setting: True)
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
     with Proposer(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as proposer:
@@ -42,9 +42,9 @@ def test_the_default_goes_first_and_every_pair_follows(cluster, workload, landsc
 
 
 def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landscape):
-    _, _, journal = run(cluster, workload, landscape, budget=Budget(trials=40, patience=0))
+    _, _, trial_log = run(cluster, workload, landscape, budget=Budget(trials=40, patience=0))
 
-    policy = assemble(collect_times(journal.trials()), workload, version=cluster.version)
+    policy = assemble(collect_times(trial_log.trials()), workload, version=cluster.version)
     large, small = (policy.setting_for(calls.message) for calls in workload.messages)
     assert (small.algorithm, small.protocol) == (Algorithm.TREE, Protocol.LL)
     assert (large.algorithm, large.protocol, large.channels) == (Algorithm.RING, Protocol.SIMPLE, 16)
@@ -59,19 +59,19 @@ def test_one_seed_gives_one_study(cluster, workload, landscape):
 def test_an_interrupted_study_goes_on_as_if_it_had_never_stopped(cluster, workload, landscape, tmp_path):
     whole = run(cluster, workload, landscape, trials=16)[1].launches
     url = f"sqlite:///{tmp_path / 'optuna.db'}"
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
 
     for budget in (5, 11, 16):
-        run(cluster, workload, landscape, trials=budget, journal=journal, storage_url=url)
+        run(cluster, workload, landscape, trials=budget, trial_log=trial_log, storage_url=url)
 
-    assert [t.setting for t in journal.trials()] == whole
+    assert [t.setting for t in trial_log.trials()] == whole
 
 
 def test_a_launch_that_was_cut_off_leaves_nothing_in_optuna_and_nothing_is_counted_twice(
     cluster, workload, landscape, tmp_path
 ):
     url = f"sqlite:///{tmp_path / 'optuna.db'}"
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
 
     def killed(setting, message, number):
         if number == 9:
@@ -79,9 +79,9 @@ def test_a_launch_that_was_cut_off_leaves_nothing_in_optuna_and_nothing_is_count
         return landscape(setting, message, number)
 
     with pytest.raises(KeyboardInterrupt):
-        run(cluster, workload, killed, trials=16, journal=journal, storage_url=url)
-    assert len(journal.trials()) == 9
-    run(cluster, workload, landscape, trials=16, journal=journal, storage_url=url)
+        run(cluster, workload, killed, trials=16, trial_log=trial_log, storage_url=url)
+    assert len(trial_log.trials()) == 9
+    run(cluster, workload, landscape, trials=16, trial_log=trial_log, storage_url=url)
 
     study = optuna.load_study(study_name="s", storage=url)
     states = [t.state.name for t in study.get_trials()]
@@ -94,13 +94,13 @@ def test_a_launch_that_was_cut_off_leaves_nothing_in_optuna_and_nothing_is_count
 
 def test_trials_that_optuna_never_heard_of_are_told_to_it(cluster, workload, landscape, tmp_path):
     """The process died between our commit and Optuna's: our trials are the truth."""
-    journal = run(cluster, workload, landscape, trials=8)[2]
+    trial_log = run(cluster, workload, landscape, trials=8)[2]
     url = f"sqlite:///{tmp_path / 'new.db'}"
 
     whole = run(cluster, workload, landscape, trials=12)[1].launches
-    run(cluster, workload, landscape, trials=12, journal=journal, storage_url=url)
+    run(cluster, workload, landscape, trials=12, trial_log=trial_log, storage_url=url)
 
-    assert [t.setting for t in journal.trials()] == whole
+    assert [t.setting for t in trial_log.trials()] == whole
 
 
 def test_the_time_budget_ends_the_search(cluster, workload, landscape):
@@ -115,10 +115,10 @@ def test_the_time_budget_ends_the_search(cluster, workload, landscape):
 
 def test_a_wish_to_stop_is_obeyed_after_the_running_trial(cluster, workload, landscape):
     runs = itertools.count()
-    end, _, journal = run(cluster, workload, landscape, interrupted=lambda: "told to stop" * (next(runs) >= 3))
+    end, _, trial_log = run(cluster, workload, landscape, interrupted=lambda: "told to stop" * (next(runs) >= 3))
 
     assert (end.interrupted, end.reason) == (True, "told to stop")
-    assert len(journal.trials()) == 4
+    assert len(trial_log.trials()) == 4
 
 
 def test_an_interrupt_of_several_workers_kills_their_launches_and_waits_for_them(monkeypatch):
@@ -151,14 +151,14 @@ def test_a_default_that_fails_stops_the_study_with_its_output(cluster, workload)
         run(cluster, workload, lambda *_: Outcome.CRASHED)
 
 
-class SharedJournal(FakeJournal):
+class SharedTrialLog(FakeTrialLog):
     """Another worker launches the default, and is done when we look for the third time."""
 
     def __init__(self, cluster, workload, time_of):
         super().__init__()
         self.looked = 0
         self._finish = lambda: launch(
-            FakeRunner(cluster, time_of), workload, FakeJournal(), DEFAULT, phase=Phase.SEARCH
+            FakeRunner(cluster, time_of), workload, FakeTrialLog(), DEFAULT, phase=Phase.SEARCH
         )
         self.others = [Claim(number=0, setting=DEFAULT, repeat=0, phase=Phase.SEARCH)]
 
@@ -171,30 +171,30 @@ class SharedJournal(FakeJournal):
 
 
 def test_a_second_worker_waits_for_the_default_of_the_first(cluster, workload, landscape):
-    _, runner, journal = run(
-        cluster, workload, landscape, trials=3, journal=SharedJournal(cluster, workload, landscape)
+    _, runner, trial_log = run(
+        cluster, workload, landscape, trials=3, trial_log=SharedTrialLog(cluster, workload, landscape)
     )
 
-    assert journal.looked >= 3
+    assert trial_log.looked >= 3
     assert len(runner.launches) == 2
     assert DEFAULT not in runner.launches
-    assert [trial.setting.is_default for trial in journal.trials()] == [True, False, False]
+    assert [trial.setting.is_default for trial in trial_log.trials()] == [True, False, False]
 
 
 def test_equal_failures_in_a_row_stop_the_study_and_keep_it(cluster, workload):
-    journal = FakeJournal()
+    trial_log = FakeTrialLog()
 
     with pytest.raises(StudyStoppedError, match=f"{EQUAL_FAILURES} launches in a row ended with timeout"):
-        run(cluster, workload, lambda s, *_: 10.0 if s.is_default else Outcome.TIMEOUT, journal=journal)
-    assert len(journal.trials()) == 1 + EQUAL_FAILURES
+        run(cluster, workload, lambda s, *_: 10.0 if s.is_default else Outcome.TIMEOUT, trial_log=trial_log)
+    assert len(trial_log.trials()) == 1 + EQUAL_FAILURES
 
 
 def test_a_failed_setting_is_not_launched_again(cluster, workload, landscape):
     def ll_is_wrong(setting, message, number):
         return Outcome.WRONG_RESULT if setting.protocol is Protocol.LL else landscape(setting, message, number)
 
-    _, runner, journal = run(cluster, workload, ll_is_wrong, trials=30)
-    failed = [t.setting for t in journal.trials() if t.score_us is None]
+    _, runner, trial_log = run(cluster, workload, ll_is_wrong, trials=30)
+    failed = [t.setting for t in trial_log.trials() if t.score_us is None]
 
     assert failed
     assert len(failed) == len(set(failed))

@@ -17,7 +17,7 @@ from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.proposer import Proposer
 from ncclt.search.replay import recording_of, replay
 from ncclt.search.space import cluster_space
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 AR = Collective.ALL_REDUCE
 LARGE = Message(collective=AR, dtype="float32", size_bytes=64 << 20, group_size=4)
@@ -85,14 +85,14 @@ def test_what_the_table_does_not_tell_is_estimated_or_not_known(cluster):
 
 def proposals(cluster, workload, landscape, **options):
     """The first launches of a search."""
-    runner, journal = FakeRunner(cluster, landscape), FakeJournal()
+    runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
     space = cluster_space(workload.collectives, cluster, parameters={})
     with Proposer(space, workload, cluster, name="s", seed=1, **options) as proposer:
-        default = launch(runner, workload, journal, DEFAULT, phase=Phase.SEARCH)
+        default = launch(runner, workload, trial_log, DEFAULT, phase=Phase.SEARCH)
         proposer.resume(default, [default])
         for _ in range(4):
-            setting = proposer.propose(len(journal.trials()), journal.trials()).setting
-            launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+            setting = proposer.propose(len(trial_log.trials()), trial_log.trials()).setting
+            launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
     return runner.launches
 
 
@@ -103,16 +103,16 @@ def test_the_search_begins_where_the_table_promises_most(cluster, workload, land
 
 
 def test_a_study_is_replayed_from_the_tables_that_it_began_from(cluster, workload, landscape):
-    journal, runner = FakeJournal(), FakeRunner(cluster, landscape)
+    trial_log, runner = FakeTrialLog(), FakeRunner(cluster, landscape)
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct:
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
     found = []
     for printed_costs in (None, TREE_WINS, RING_WINS):
         study = Study(
             id="s1", name="s", cluster=cluster, workload=workload, launcher="fake", simulated=True, process_wide=(),
             seed=0, state=StudyState.DONE, printed_costs=printed_costs,
         )  # fmt: skip
-        recording = recording_of(study, journal.trials())
+        recording = recording_of(study, trial_log.trials())
         assert recording.printed_costs is printed_costs
         found.append(replay(recording, "ours", seed=1, launches=16).regrets)
 

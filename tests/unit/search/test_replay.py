@@ -11,7 +11,7 @@ from ncclt.errors import UsageError
 from ncclt.measure.trial import launch
 from ncclt.search.replay import recording_of, replay
 from ncclt.search.space import cluster_space
-from ncclt.testing.fakes import FakeJournal, FakeRunner
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 
 def study_of(cluster, workload):
@@ -30,10 +30,10 @@ def recording(cluster, workload, landscape):
     def time_of(setting, message, number):
         return Outcome.CRASHED if setting == crashing else landscape(setting, message, number)
 
-    journal, runner = FakeJournal(), FakeRunner(cluster, time_of)
+    trial_log, runner = FakeTrialLog(), FakeRunner(cluster, time_of)
     for setting in (DEFAULT, *(s for s in space.distinct if not s.is_default)):
-        launch(runner, workload, journal, setting, phase=Phase.SEARCH)
-    return recording_of(study_of(cluster, workload), journal.trials())
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
+    return recording_of(study_of(cluster, workload), trial_log.trials())
 
 
 SAMPLERS = [
@@ -68,7 +68,7 @@ def test_launches_within_count_from_where_the_regret_stays(recording):
 def test_an_unknown_sampler_or_a_study_without_a_search_is_refused(recording, cluster, workload, landscape):
     with pytest.raises(UsageError, match="no sampler 'best'"):
         replay(recording, "best", seed=0, launches=5)
-    journal = FakeJournal()
-    launch(FakeRunner(cluster, landscape), workload, journal, Setting(), phase=Phase.SEARCH)
+    trial_log = FakeTrialLog()
+    launch(FakeRunner(cluster, landscape), workload, trial_log, Setting(), phase=Phase.SEARCH)
     with pytest.raises(UsageError, match="too few"):
-        recording_of(study_of(cluster, workload), journal.trials())
+        recording_of(study_of(cluster, workload), trial_log.trials())

@@ -1,4 +1,4 @@
-"""The journal of a study that several workers share."""
+"""The trial log of a study that several workers share."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def study(store):
     return store.open_study(sample_study())
 
 
-def journal_of(store, study):
+def trial_log_of(store, study):
     return StudyTrialLog(store, study, now=lambda: "2026-01-01T00:00:00+00:00", renew_s=0.01)
 
 
@@ -37,41 +37,41 @@ def trial_of(claim):
 
 
 def test_a_trial_is_claimed_kept_and_dated(store, study):
-    with journal_of(store, study) as journal:
-        claim = journal.claim(RING, phase=Phase.SEARCH)
-        assert list(journal.refresh()) == [claim]
-        kept = journal.add(trial_of(claim))
-        assert (kept.started, list(journal.refresh())) == ("2026-01-01T00:00:00+00:00", [])
-        assert list(journal.trials()) == [kept]
-        assert journal.claim(RING, phase=Phase.CONFIRM).repeat == 1
+    with trial_log_of(store, study) as trial_log:
+        claim = trial_log.claim(RING, phase=Phase.SEARCH)
+        assert list(trial_log.refresh()) == [claim]
+        kept = trial_log.add(trial_of(claim))
+        assert (kept.started, list(trial_log.refresh())) == ("2026-01-01T00:00:00+00:00", [])
+        assert list(trial_log.trials()) == [kept]
+        assert trial_log.claim(RING, phase=Phase.CONFIRM).repeat == 1
     assert store.trials(study.id) == (kept,)
     assert store.running(study.id) == ()
 
 
 def test_what_another_worker_launched_is_seen_and_not_launched_again(store, study):
-    with journal_of(store, study) as journal:
+    with trial_log_of(store, study) as trial_log:
         other = store.claim(study.id, RING, phase=Phase.SEARCH, repeat=0, worker="elsewhere/1/2/3")
-        assert journal.claim(RING, phase=Phase.SEARCH) is None
-        assert list(journal.refresh()) == [other]
+        assert trial_log.claim(RING, phase=Phase.SEARCH) is None
+        assert list(trial_log.refresh()) == [other]
         store.add_trial(study.id, trial_of(other), worker="elsewhere/1/2/3")
-        assert list(journal.refresh()) == []
-        assert [t.number for t in journal.trials()] == [0]
-        assert journal.claim(TREE, phase=Phase.SEARCH).number == 1
+        assert list(trial_log.refresh()) == []
+        assert [t.number for t in trial_log.trials()] == [0]
+        assert trial_log.claim(TREE, phase=Phase.SEARCH).number == 1
 
 
 def test_only_who_is_alone_is_told_so_and_one_alone_may_end(store, study):
-    with journal_of(store, study) as journal:
-        assert journal.is_alone()
+    with trial_log_of(store, study) as trial_log:
+        assert trial_log.is_alone()
         store.enter(study.id, "elsewhere/1/2/3")
-        assert not journal.is_alone()
+        assert not trial_log.is_alone()
         assert store.acquire(study.id, "end", "elsewhere/1/2/3")
-        assert not journal.may_end()
+        assert not trial_log.may_end()
         store.leave(study.id, "elsewhere/1/2/3")
-        assert journal.may_end()
+        assert trial_log.may_end()
 
 
 def test_a_worker_says_that_it_is_alive_and_leaves_nothing_behind(store, study):
-    with journal_of(store, study) as journal:
-        journal.claim(DEFAULT, phase=Phase.SEARCH)
+    with trial_log_of(store, study) as trial_log:
+        trial_log.claim(DEFAULT, phase=Phase.SEARCH)
         assert store.workers(study.id) == (this_worker(),)
     assert (store.workers(study.id), store.running(study.id)) == ((), ())

@@ -48,7 +48,7 @@ class TrialLog(Port):
 def launch(
     runner: Runner,
     workload: Workload,
-    journal: TrialLog,
+    trial_log: TrialLog,
     setting: Setting,
     *,
     phase: Phase,
@@ -61,24 +61,24 @@ def launch(
     Args:
         runner: where it runs.
         workload: placed on the runner's cluster.
-        journal: where it is kept.
+        trial_log: where it is kept.
         setting: what is forced.
         phase: why.
         messages: what to measure, None = all messages of the workload.
         arm: in the verification, what it stands for.
         block: in the verification, the arm's launch.
     """
-    claim = journal.claim(setting, phase=phase)
+    claim = trial_log.claim(setting, phase=phase)
     while claim is None:
-        journal.refresh()
-        claim = journal.claim(setting, phase=phase)
-    return launch_claim(runner, workload, journal, claim, messages=messages, arm=arm, block=block)
+        trial_log.refresh()
+        claim = trial_log.claim(setting, phase=phase)
+    return launch_claim(runner, workload, trial_log, claim, messages=messages, arm=arm, block=block)
 
 
 def launch_claim(
     runner: Runner,
     workload: Workload,
-    journal: TrialLog,
+    trial_log: TrialLog,
     claim: Claim,
     *,
     messages: Sequence[Message] | None = None,
@@ -86,10 +86,10 @@ def launch_claim(
     block: int = 0,
 ) -> Trial:
     """Make the launch that was claimed and keep its trial; see `launch`."""
-    wanted = _most_weight_first(workload, messages, stored_default(journal))
+    wanted = _most_weight_first(workload, messages, stored_default(trial_log))
     result = runner.measure(claim.setting, wanted, repeat=claim.repeat)
     score = score_us(result, workload) if result.outcome is Outcome.OK else None
-    return journal.add(
+    return trial_log.add(
         Trial(
             number=claim.number,
             phase=claim.phase,
@@ -116,13 +116,13 @@ def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, d
     return sorted(weight if messages is None else messages, key=lambda message: (-weight[message], message))
 
 
-def measure_default(runner: Runner, workload: Workload, journal: TrialLog) -> Trial:
+def measure_default(runner: Runner, workload: Workload, trial_log: TrialLog) -> Trial:
     """Launch the untouched default, or return its stored launch.
 
     Raises:
         StudyStoppedError: the default itself fails: there is nothing to tune against.
     """
-    trial = stored_default(journal) or launch(runner, workload, journal, DEFAULT, phase=Phase.SEARCH)
+    trial = stored_default(trial_log) or launch(runner, workload, trial_log, DEFAULT, phase=Phase.SEARCH)
     if trial.score_us is None:
         raise StudyStoppedError(
             f"NCCL's own choice does not run here: {trial.result.outcome}: {trial.result.detail or 'no output'}",
@@ -131,13 +131,13 @@ def measure_default(runner: Runner, workload: Workload, journal: TrialLog) -> Tr
     return trial
 
 
-def stored_default(journal: TrialLog) -> Trial | None:
+def stored_default(trial_log: TrialLog) -> Trial | None:
     """Return the first launch of the untouched default that went well, None = there is none yet."""
-    return next((t for t in searched(journal) if t.setting.is_default), None)
+    return next((t for t in searched(trial_log) if t.setting.is_default), None)
 
 
-def searched(journal: TrialLog) -> list[Trial]:
+def searched(trial_log: TrialLog) -> list[Trial]:
     """Return the launches of the search; a default that failed and was launched again does not count."""
     return [
-        t for t in journal.trials() if t.phase is Phase.SEARCH and not (t.setting.is_default and t.score_us is None)
+        t for t in trial_log.trials() if t.phase is Phase.SEARCH and not (t.setting.is_default and t.score_us is None)
     ]

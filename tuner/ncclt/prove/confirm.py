@@ -23,7 +23,7 @@ _ROUNDS = 3
 def confirm(
     runner: Runner,
     workload: Workload,
-    journal: TrialLog,
+    trial_log: TrialLog,
     *,
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
@@ -37,13 +37,13 @@ def confirm(
     Args:
         runner: where trials run.
         workload: placed.
-        journal: where trials are kept.
+        trial_log: where trials are kept.
         interrupted: asked before every launch: why to stop; empty = go on.
         watch: told after every launch: the trial, launches done and planned in this round.
     """
     version = runner.cluster.version
     for _ in range(_ROUNDS):
-        informative = _informative(journal.trials())
+        informative = _informative(trial_log.trials())
         launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
         pending = [
             setting
@@ -53,10 +53,10 @@ def confirm(
         for number, setting in enumerate(pending, start=1):
             if interrupted():
                 break
-            watch(launch(runner, workload, journal, setting, phase=Phase.CONFIRM), number, len(pending))
+            watch(launch(runner, workload, trial_log, setting, phase=Phase.CONFIRM), number, len(pending))
         if not pending or interrupted():
             break
-    return confirmed_times(journal.trials())
+    return confirmed_times(trial_log.trials())
 
 
 def confirmed_times(trials: Sequence[Trial]) -> Times:

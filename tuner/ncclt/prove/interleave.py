@@ -57,7 +57,7 @@ def _steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> It
 def prove(
     runner: Runner,
     workload: Workload,
-    journal: TrialLog,
+    trial_log: TrialLog,
     policies: Mapping[Arm, Policy],
     *,
     by_variables: Runner | None = None,
@@ -67,7 +67,7 @@ def prove(
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
-    """Launch what the journal does not hold yet; return whether the proof is complete.
+    """Launch what the trial log does not hold yet; return whether the proof is complete.
 
     After each block every policy is judged, and one that is decided is launched no more. A failed launch disqualifies
     its arm; a default that fails ends the proof.
@@ -75,28 +75,28 @@ def prove(
     Args:
         runner: where trials run.
         workload: placed.
-        journal: where trials are kept; a verification that was cut off goes on where it stopped, and one that ended
+        trial_log: where trials are kept; a verification that was cut off goes on where it stopped, and one that ended
             undecided goes on when there are more blocks.
         policies: the arms; the first one is the default. With the default alone there is nothing to prove.
         by_variables: where trials of the arm of plain variables run, if `runner` forces settings in another way: each
             arm is proven as it is delivered. None = `runner` does it.
         blocks: at most.
         min_effect: smallest gain worth a change, as a share.
-        anew: begin a proof of its own, whatever the journal holds.
+        anew: begin a proof of its own, whatever the trial log holds.
         interrupted: asked before every launch: why to stop; empty = go on.
         watch: told after every launch: the trial, launches done, and launches at most, if nothing is decided earlier.
     """
-    held = [] if anew else last_verification(journal.trials())
+    held = [] if anew else last_verification(trial_log.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
     try:
         return _prove(
-            runners, workload, journal, policies, held,
+            runners, workload, trial_log, policies, held,
             blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
         )  # fmt: skip
     except _OtherProofError:
         # What is held proved other policies, or by another minimum effect: it starts anew.
         return _prove(
-            runners, workload, journal, policies, [],
+            runners, workload, trial_log, policies, [],
             blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ class _OtherProofError(Exception):
 def _prove(
     runners: Mapping[Arm, Runner],
     workload: Workload,
-    journal: TrialLog,
+    trial_log: TrialLog,
     policies: Mapping[Arm, Policy],
     held: list[Trial],
     *,
@@ -135,7 +135,7 @@ def _prove(
             elif interrupted():
                 return False
             else:
-                trial = _launch(runners[step.arm], workload, journal, step)
+                trial = _launch(runners[step.arm], workload, trial_log, step)
                 watch(trial, len(seen) + 1, most)
             seen.append(trial)
             if trial.result.outcome is not Outcome.OK:
@@ -146,9 +146,9 @@ def _prove(
     return True
 
 
-def _launch(runner: Runner, workload: Workload, journal: TrialLog, step: Step) -> Trial:
+def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Step) -> Trial:
     return launch(
-        runner, workload, journal, step.setting,
+        runner, workload, trial_log, step.setting,
         phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block,
     )  # fmt: skip
 

@@ -105,7 +105,7 @@ class SearchEnd:
 def search(
     runners: Sequence[Runner],
     workload: Workload,
-    journal: TrialLog,
+    trial_log: TrialLog,
     proposer: Proposer,
     budget: Budget,
     *,
@@ -117,12 +117,12 @@ def search(
 ) -> SearchEnd:
     """Search until the budget ends or nothing more is to be gained.
 
-    Other processes may search the same study: they and we share its journal, and the budget of trials is common.
+    Other processes may search the same study: they and we share its trial log, and the budget of trials is common.
 
     Args:
         runners: where trials run, at least one; each on nodes of its own, all at once.
         workload: placed on the runners' cluster.
-        journal: where trials are kept; earlier ones of the study count.
+        trial_log: where trials are kept; earlier ones of the study count.
         proposer: the Optuna study.
         budget: launches and seconds.
         clock: monotonic seconds.
@@ -135,11 +135,11 @@ def search(
         StudyStoppedError: the default fails, or `EQUAL_FAILURES` launches fail alike in a row.
     """
     started = clock()
-    default = _default(runners[0], workload, journal)
-    proposer.resume(default, searched(journal), mirror=mirror)
+    default = _default(runners[0], workload, trial_log)
+    proposer.resume(default, searched(trial_log), mirror=mirror)
     work = _Work(
         workload=workload,
-        journal=journal,
+        trial_log=trial_log,
         proposer=proposer,
         budget=budget,
         default=default,
@@ -158,14 +158,14 @@ def search(
     return work.end
 
 
-def _default(runner: Runner, workload: Workload, journal: TrialLog) -> Trial:
+def _default(runner: Runner, workload: Workload, trial_log: TrialLog) -> Trial:
     """Return the default's launch; where another worker is making it, wait for it."""
     while True:
-        running = journal.refresh()
-        if stored_default(journal) is None and any(claim.setting.is_default for claim in running):
+        running = trial_log.refresh()
+        if stored_default(trial_log) is None and any(claim.setting.is_default for claim in running):
             time.sleep(_POLL_S)
             continue
-        return measure_default(runner, workload, journal)
+        return measure_default(runner, workload, trial_log)
 
 
 def _run_at_once(work: _Work, runners: Sequence[Runner], kill: Callable[[], None]) -> None:
@@ -191,7 +191,7 @@ class _Work:
         self,
         *,
         workload: Workload,
-        journal: TrialLog,
+        trial_log: TrialLog,
         proposer: Proposer,
         budget: Budget,
         default: Trial,
@@ -203,7 +203,7 @@ class _Work:
         self.end: SearchEnd | None = None
         self.error: BaseException | None = None
         self._workload = workload
-        self._journal = journal
+        self._trial_log = trial_log
         self._proposer = proposer
         self._budget = budget
         self._default = default
@@ -224,11 +224,11 @@ class _Work:
         """Launch what is proposed until the search has ended."""
         try:
             while (claim := self._next(runner)) is not None:
-                trial = launch_claim(runner, self._workload, self._journal, claim)
+                trial = launch_claim(runner, self._workload, self._trial_log, claim)
                 with self._thinking:
                     self._proposer.tell(trial)
                     self._show = True
-                    check_failures(searched(self._journal))
+                    check_failures(searched(self._trial_log))
         except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
             self.error = self.error or error
             self.stop(SearchEnd(reason="failed"))
@@ -237,8 +237,8 @@ class _Work:
         """Return the next launch, or None when the search has ended."""
         with self._thinking:
             while self.end is None:
-                running = self._journal.refresh()
-                trials = searched(self._journal)
+                running = self._trial_log.refresh()
+                trials = searched(self._trial_log)
                 history = self._best.history(trials)
                 if self._show:
                     self._tell_watcher(trials, history, runner)
@@ -252,7 +252,7 @@ class _Work:
 
     def _claim(self, trials: Sequence[Trial], running: Sequence[Claim]) -> Claim | None:
         """Ask for a proposal and claim it; None = somebody else was faster, or there is nothing more to launch."""
-        number = max([t.number for t in self._journal.trials()] + [claim.number for claim in running]) + 1
+        number = max([t.number for t in self._trial_log.trials()] + [claim.number for claim in running]) + 1
         proposal = self._proposer.propose(number, trials, running=[claim.setting for claim in running])
         if proposal is None:
             self.stop(SearchEnd(reason=self._exhausted(trials)))
@@ -260,7 +260,7 @@ class _Work:
         if reason := self._not_worth(proposal, trials):
             self.stop(SearchEnd(reason=reason))
             return None
-        return self._journal.claim(proposal.setting, phase=Phase.SEARCH, most=self._budget.trials)
+        return self._trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self._budget.trials)
 
     def _reason_to_stop(
         self, trials: Sequence[Trial], running: Sequence[Claim], history: Sequence[float], runner: Runner
@@ -308,7 +308,7 @@ class _Work:
         return launch_s / (self._default.score_us / 1e6 * self._budget.steps)
 
     def _gpu_seconds(self, runner: Runner) -> float:
-        return gpu_seconds(self._journal.trials(), runner.cluster)
+        return gpu_seconds(self._trial_log.trials(), runner.cluster)
 
     def _tell_watcher(self, trials: Sequence[Trial], history: Sequence[float], runner: Runner) -> None:
         self._show = False

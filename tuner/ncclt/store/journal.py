@@ -19,7 +19,7 @@ _END = "end"
 
 
 class StudyTrialLog:
-    """The journal of `ncclt.measure.trial`, shared by the threads of this process and by other processes.
+    """The trial log of `ncclt.measure.trial`, shared by the threads of this process and by other processes.
 
     Use it in a `with` block: in it this process is known as a worker of the study, afterwards it holds nothing.
 

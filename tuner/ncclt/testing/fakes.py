@@ -55,7 +55,7 @@ class FakeRunner:
         return TrialResult(outcome=Outcome.OK, measurements=tuple(measurements), wall_s=0.001)
 
 
-class FakeJournal:
+class FakeTrialLog:
     """Keeps trials in a list; claims are kept apart, as another worker's would be.
 
     Attributes:
