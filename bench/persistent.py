@@ -101,15 +101,15 @@ def measured(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
     ways: list[tuple[SwitchCost, Path | None]] = [(SwitchCost.COMMUNICATOR, None)]
     if compiler() is not None:
         ways.append((SwitchCost.CALL, build(folder / "libnccl-tuner-ncclt.so")))
-    for level, plugin in ways:
+    for cost, plugin in ways:
         quick = PersistentRunner(launcher=launcher_of(arguments), host=host, plugin=plugin, **common)
         stays, trial_s = per_minute(quick, messages, arguments.trials)
-        assert quick.switches == {SwitchCost.PROCESS: 1, level: arguments.trials - 1}, quick.switches
+        assert quick.switches == {SwitchCost.PROCESS: 1, cost: arguments.trials - 1}, quick.switches
         yield {
             "launcher": arguments.launcher,
             "backend": arguments.backend,
             "ranks": ranks,
-            "level": level.name.lower(),
+            "level": cost.name.lower(),
             "trials": arguments.trials,
             "relaunches": arguments.relaunches,
             "persistent_per_minute": round(stays, 1),

@@ -1,4 +1,4 @@
-"""Which level each change takes, by NCCL's version and with or without the plugin."""
+"""What each change costs, by NCCL's version and with or without the plugin."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import SettingError
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.parameters import CATALOGUE, Granularity
-from ncclt.nccl.switching import Force, SwitchCost, level_of, read_again, split, start_variables, started, switch
+from ncclt.nccl.switching import Force, SwitchCost, read_again, split, start_variables, started, switch, switch_cost
 
 OLD, BEFORE, SINCE, NEW = (NcclVersion.parse(text) for text in ("2.28.9", "2.29.6", "2.29.7", "2.31.2"))
 VERSIONS = (OLD, BEFORE, SINCE, NEW)
@@ -37,17 +37,17 @@ def test_every_parameter_takes_the_level_at_which_nccl_reads_it(version):
         communicator = row.granularity is Granularity.COMMUNICATOR or listed
 
         expected = SwitchCost.COMMUNICATOR if communicator else SwitchCost.PROCESS
-        assert level_of(row.variable, version) is expected, row.name
+        assert switch_cost(row.variable, version) is expected, row.name
         assert (row.variable in read_again(version)) is listed, row.name
 
 
 def test_what_nobody_knows_needs_new_ranks():
-    assert level_of("NCCL_SOMETHING_NEW", NEW) is SwitchCost.PROCESS
-    assert level_of("LD_PRELOAD", NEW) is SwitchCost.PROCESS
+    assert switch_cost("NCCL_SOMETHING_NEW", NEW) is SwitchCost.PROCESS
+    assert switch_cost("LD_PRELOAD", NEW) is SwitchCost.PROCESS
 
 
 @pytest.mark.parametrize(
-    ("setting", "version", "plugin", "level"),
+    ("setting", "version", "plugin", "cost"),
     [
         (RING_LL, OLD, False, SwitchCost.COMMUNICATOR),
         (RING_LL, OLD, True, SwitchCost.CALL),
@@ -68,13 +68,13 @@ def test_what_nobody_knows_needs_new_ranks():
         (Setting(parameters=(("BUFFSIZE", 1 << 20),)), SINCE, True, SwitchCost.COMMUNICATOR),
     ],
 )
-def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, plugin, level):
+def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, plugin, cost):
     default, wanted = force(DEFAULT, version=version, plugin=plugin), force(setting, version=version, plugin=plugin)
 
     there, back = switch(default, wanted, version), switch(wanted, default, version)
 
     assert default == Force()
-    assert (there.level, back.level) == (level, level)
+    assert (there.cost, back.cost) == (cost, cost)
     assert dict(there.set_variables) == dict(wanted.variables)
     assert back.unset_variables == tuple(name for name, _ in wanted.variables)
     assert back.set_variables == ()
@@ -83,13 +83,13 @@ def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, 
 
 def test_nothing_changes_where_the_same_is_wanted_again():
     again = switch(force(TREE), force(TREE), OLD)
-    assert (again.level, again.rules, again.set_variables, again.unset_variables) == (SwitchCost.CALL, None, (), ())
+    assert (again.cost, again.rules, again.set_variables, again.unset_variables) == (SwitchCost.CALL, None, (), ())
 
 
 def test_the_dearest_change_counts():
     both = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, parameters=(("NTHREADS", 128),))
     step = switch(force(TREE, plugin=True), force(both, plugin=True), OLD)
-    assert step.level is SwitchCost.PROCESS
+    assert step.cost is SwitchCost.PROCESS
     assert step.rules == force(RING_LL, plugin=True).rules
 
 
@@ -159,12 +159,12 @@ def test_whatever_the_way_ranks_arrive_where_they_should(settings, version, plug
     now, environment, table = Force(), {}, ()
     for setting in [*settings, DEFAULT]:
         wanted = force(setting, version=version, plugin=plugin, collectives=collectives)
-        if switch(now, wanted, version).level is SwitchCost.PROCESS:
+        if switch(now, wanted, version).cost is SwitchCost.PROCESS:
             now = started(wanted, version)
             environment, table = dict(now.variables), ()
         step = switch(now, wanted, version)
-        assert step.level is not SwitchCost.PROCESS
-        assert step.level is SwitchCost.COMMUNICATOR or not (step.set_variables or step.unset_variables)
+        assert step.cost is not SwitchCost.PROCESS
+        assert step.cost is SwitchCost.COMMUNICATOR or not (step.set_variables or step.unset_variables)
         environment.update(step.set_variables)
         for name in step.unset_variables:
             del environment[name]

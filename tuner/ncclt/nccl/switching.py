@@ -1,6 +1,6 @@
 """How ranks that live on get from one setting to the next: by the cheapest way at which NCCL really reads it.
 
-The levels are those of NCCL itself (catalogue of parameters.py). Sources: NVIDIA/nccl graph/tuning.cc (NCCL_ALGO and
+The costs are those of NCCL itself (catalogue of parameters.py). Sources: NVIDIA/nccl graph/tuning.cc (NCCL_ALGO and
 NCCL_PROTO are read for every communicator), src/misc/param.cc and src/param/param.cc (what is kept for the life of the
 process, and NCCL_NO_CACHE), src/include/plugin/tuner (asked at every call).
 """
@@ -85,13 +85,13 @@ class Switch:
     """What has to be done to get from one `Force` to another.
 
     Attributes:
-        level: the dearest thing that has to be made anew; CALL also where nothing changes.
+        cost: the dearest thing that has to be made anew; CALL also where nothing changes.
         rules: to be published, None = the table stays as it is.
         set_variables: (name, value) to be set, sorted.
         unset_variables: names to be put back to what the environment brought, sorted.
     """
 
-    level: SwitchCost
+    cost: SwitchCost
     rules: tuple[Rule, ...] | None = None
     set_variables: tuple[tuple[str, str], ...] = ()
     unset_variables: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def read_again(version: NcclVersion) -> tuple[str, ...]:
     )
 
 
-def level_of(variable: str, version: NcclVersion) -> SwitchCost:
+def switch_cost(variable: str, version: NcclVersion) -> SwitchCost:
     """Return what has to be made anew for a variable to take effect; what is not known needs new ranks."""
     row = next((row for row in CATALOGUE if row.variable == variable), None)
     if row is None:
@@ -167,14 +167,14 @@ def start_variables(wanted: Force, version: NcclVersion) -> dict[str, str]:
 
     What a communicator reads is not among it: it is set later, so that what the environment had brought is known.
     """
-    fixed = {name: value for name, value in wanted.variables if level_of(name, version) is SwitchCost.PROCESS}
+    fixed = {name: value for name, value in wanted.variables if switch_cost(name, version) is SwitchCost.PROCESS}
     listed = read_again(version)
     return fixed | ({NO_CACHE: ",".join(listed)} if listed else {})
 
 
 def started(wanted: Force, version: NcclVersion) -> Force:
     """Return what is in force in ranks that were started for `wanted` and were told nothing yet."""
-    return Force(variables=tuple((n, v) for n, v in wanted.variables if level_of(n, version) is SwitchCost.PROCESS))
+    return Force(variables=tuple((n, v) for n, v in wanted.variables if switch_cost(n, version) is SwitchCost.PROCESS))
 
 
 def switch(now: Force, wanted: Force, version: NcclVersion) -> Switch:
@@ -182,7 +182,7 @@ def switch(now: Force, wanted: Force, version: NcclVersion) -> Switch:
     before, after = dict(now.variables), dict(wanted.variables)
     changed = _changed(before, after)
     return Switch(
-        level=max((level_of(name, version) for name in changed), default=SwitchCost.CALL),
+        cost=max((switch_cost(name, version) for name in changed), default=SwitchCost.CALL),
         rules=wanted.rules if wanted.rules != now.rules else None,
         set_variables=tuple((name, after[name]) for name in changed if name in after),
         unset_variables=tuple(name for name in changed if name not in after),

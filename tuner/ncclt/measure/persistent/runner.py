@@ -117,7 +117,7 @@ class PersistentRunner:
         self._killed = False
         self._attested = Attested()
         self.switches: Counter[SwitchCost] = Counter()
-        """How many trials came into force at which level; those that had to start ranks count as PROCESS."""
+        """How many trials came into force at which switching cost; those that had to start ranks count as PROCESS."""
 
     @property
     def name(self) -> str:
@@ -258,7 +258,7 @@ class PersistentRunner:
             step = switch(self._now, wanted, self._version)
             order = self._order(step, wanted, command)
             if self._session.begin(order):
-                self.switches[step.level if self._session is before else SwitchCost.PROCESS] += 1
+                self.switches[step.cost if self._session is before else SwitchCost.PROCESS] += 1
                 return self._finish(wanted, command, limit_s, attest=order["attest"])
             # They were gone before any of this trial was done, so they say nothing about its setting.
             failed = self._lost(self._session.kill)
@@ -272,13 +272,13 @@ class PersistentRunner:
             aged = time.monotonic() - session.began_s > RENEWED_S
             if not session.lives:
                 self._lost(session.kill)
-            elif aged or switch(self._now, wanted, self._version).level is SwitchCost.PROCESS:
+            elif aged or switch(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
                 self.close()
         while self._session is None:
             if (failed := self._start(wanted, limit_s)) is not None:
                 return failed
             # Ranks that turn out to have an older NCCL were started without what it keeps for life.
-            if switch(self._now, wanted, self._version).level is SwitchCost.PROCESS:
+            if switch(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
                 self.close()
         return None
 
@@ -313,7 +313,7 @@ class PersistentRunner:
         return None
 
     def _order(self, step: Switch, wanted: Force, command: BenchmarkCommand) -> dict[str, Any]:
-        assert step.level is not SwitchCost.PROCESS, "what ranks keep for life was there when they started"
+        assert step.cost is not SwitchCost.PROCESS, "what ranks keep for life was there when they started"
         table = None
         if step.rules is not None:
             generation = next(self._generations)
@@ -331,7 +331,7 @@ class PersistentRunner:
             counted = base64.b64encode(struct.pack("=Q", generation)).decode()
             table = {"at": at, "image": base64.b64encode(image).decode(), "generation": counted}
         return {
-            "level": step.level.name.lower(),
+            "level": step.cost.name.lower(),
             "variables": {**dict(step.set_variables), **dict.fromkeys(step.unset_variables)},
             "table": table,
             "attest": self._benchmark.backend == "nccl" and self._attested.lacks(wanted, command.messages),
