@@ -29,7 +29,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
 from ncclt.deliver.render.table import render_table
-from ncclt.deliver.witnesses import attest_files, delivered_of
+from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline import MessageRow, TuneRequest, TuneResult, tune
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
         raise NccltError(f"with the table delivered: {answer}", hint=f"see {job.folder}")
     files = [*sorted(reports.glob("*.jsonl")), log]
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return result, attest_files(files, delivered_of(found, Form.TABLE), created=created)
+    return result, attest_files(files, delivered_from_recommendation(found, Form.TABLE), created=created)
 
 
 def document(result: TuneResult, attested: Attestation | None) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def _row(row: MessageRow) -> dict[str, Any]:
 def verdict_lines(found: Recommendation) -> list[str]:
     """Return the verdict on the table and on what variables can say."""
     lines = []
-    for form, delivery in (("table", found.table), ("variables", found.variables)):
-        if delivery is not None:
-            said = delivery.verdict
+    for form, policy_verdict in (("table", found.table), ("variables", found.variables)):
+        if policy_verdict is not None:
+            said = policy_verdict.verdict
             low, high = said.interval
             lines.append(
                 f"{form}: {said.decision}: speed-up {said.speedup:.3f} ({low:.3f} to {high:.3f}), "

@@ -10,7 +10,7 @@ from ncclt.core.attestation import Form, Observed, Use, Witness
 from ncclt.core.message import Collective
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
-from ncclt.deliver.witnesses import delivered_of
+from ncclt.deliver.witnesses import delivered_from_recommendation
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import open_store, published
 from ncclt.store.readonly import known_names
@@ -47,7 +47,9 @@ def sample_attestation(recommendation, *, right=1.0):
     ]  # fmt: skip
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
     seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, notes=("µ \x00 \udc80",))
-    return attest(delivered_of(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01")
+    return attest(
+        delivered_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
+    )
 
 
 class VerificationsContract:

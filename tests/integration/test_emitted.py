@@ -51,10 +51,10 @@ def test_no_emitted_variable_is_illegal_for_any_collective_of_a_shipped_workload
     emitted = 0
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct:
         policy = uniform_policy(setting, workload.collectives, version=parsed)
-        delivery = PolicyVerdict(policy=policy, verdict=PROVEN)
+        policy_verdict = PolicyVerdict(policy=policy, verdict=PROVEN)
         recommendation = Recommendation(
             id="r", revision=1, study="s", cluster=name, model=workload.name, workload_digest="d",
-            collectives=workload.collectives, fingerprint=cluster.fingerprint(), table=delivery, variables=delivery,
+            collectives=workload.collectives, fingerprint=cluster.fingerprint(), table=policy_verdict, variables=policy_verdict,
             simulated=False, launcher="local", created="2026-01-01",
         )  # fmt: skip
         try:

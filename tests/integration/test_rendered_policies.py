@@ -78,12 +78,12 @@ def recommendations(draw):
                             channels=shared if uniform else draw(channels),
                         )
                     )  # fmt: skip
-    delivery = PolicyVerdict(
+    policy_verdict = PolicyVerdict(
         policy=Policy(rules=tuple(rules), parameters=draw(st.sampled_from(PARAMETERS))), verdict=PROVEN
     )
     return Recommendation(
         id="r", revision=1, study="s", cluster=cluster.name, model=workload.name, workload_digest="d",
-        collectives=workload.collectives, fingerprint=place.fingerprint(), table=delivery, variables=delivery,
+        collectives=workload.collectives, fingerprint=place.fingerprint(), table=policy_verdict, variables=policy_verdict,
         simulated=False, launcher="local", created="2026-01-01",
     )  # fmt: skip
 

@@ -69,7 +69,7 @@ def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(client, "fetch_env", fetch_env)
     options = {"with_table": True, "timeout_s": 0.5, "from_cache": False, "warn": print}
     with pytest.raises(offer.InputError, match="one revision"):
-        offer.offered(Request(cluster="leonardo", model="bert"), AWAY, None, **options)
+        offer.ask_for_offer(Request(cluster="leonardo", model="bert"), AWAY, None, **options)
     assert asked[0] <= 0.5
     assert asked[1] <= 0.3
     assert 0 < asked[2] <= 0.1

@@ -46,14 +46,14 @@ class FormView:
     Attributes:
         name: what it is.
         arm: under which name the verification measured it.
-        delivery: its policy and verdict; None = it cannot be expressed in this form.
+        policy_verdict: its policy and verdict; None = it cannot be expressed in this form.
         command: what to type; empty where there is nothing to deliver.
         picture: speed-up and interval.
     """
 
     name: str
     arm: Arm
-    delivery: PolicyVerdict | None
+    policy_verdict: PolicyVerdict | None
     command: str
     picture: Markup | None
 
@@ -223,11 +223,13 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ..
          "--nccl-version", place.nccl_version]
     )  # fmt: skip
     plain, served = recommendation.variables, not recommendation.stale
-    reach = interval_reach(delivery.verdict.interval for delivery in (recommendation.table, plain) if delivery)
+    reach = interval_reach(
+        policy_verdict.verdict.interval for policy_verdict in (recommendation.table, plain) if policy_verdict
+    )
     table = FormView(
         name="tuner table",
         arm=Arm.TABLE,
-        delivery=recommendation.table,
+        policy_verdict=recommendation.table,
         command=f"{command} --format tuner-csv > tuner.csv"
         if served and not recommendation.table.effective.is_default
         else "",
@@ -236,13 +238,13 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ..
     variables = FormView(
         name="plain variables",
         arm=Arm.VARIABLES,
-        delivery=plain,
+        policy_verdict=plain,
         command=f'eval "$({command})"' if served and plain and not plain.effective.is_default else "",
         picture=_picture(plain, "variables", reach=reach) if plain else None,
     )
     return (variables, table)
 
 
-def _picture(delivery: PolicyVerdict, form: str, *, reach: float) -> Markup | None:
-    verdict = delivery.verdict
+def _picture(policy_verdict: PolicyVerdict, form: str, *, reach: float) -> Markup | None:
+    verdict = policy_verdict.verdict
     return interval_chart(verdict.speedup, verdict.interval, id=f"interval-{form}", reach=reach)

@@ -78,5 +78,5 @@ def get_environment(
 
 
 def _decision(recommendation: Recommendation, format: str) -> str:
-    delivery = recommendation.table if format in TABLE_FORMATS else recommendation.variables
-    return (delivery.verdict.decision if delivery else Decision.KEEP_DEFAULT).value
+    policy_verdict = recommendation.table if format in TABLE_FORMATS else recommendation.variables
+    return (policy_verdict.verdict.decision if policy_verdict else Decision.KEEP_DEFAULT).value

@@ -14,7 +14,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.handover import (
     Handover,
     Offer,
-    delivered_by,
+    delivered_from_offer,
     effective,
     offer_from_documents,
     offer_from_table,
@@ -115,8 +115,8 @@ def test_what_is_rendered_is_read_back():
     assert dict(offer.table_variables) == {"NCCL_BUFFSIZE": "8388608"}
     # One rule names no protocol, so the table has no row for it.
     assert [rule.collective for rule in offer.rules.rules] == [Collective.ALL_REDUCE] * 3
-    assert delivered_by(offer, Form.TABLE).policy == offer.rules
-    assert {rule.channels for rule in delivered_by(offer, Form.VARIABLES).policy.rules} == {8}
+    assert delivered_from_offer(offer, Form.TABLE).policy == offer.rules
+    assert {rule.channels for rule in delivered_from_offer(offer, Form.VARIABLES).policy.rules} == {8}
     with pytest.raises(InputError, match="one revision"):
         with_table_text(offer, text.replace("id=r-1f3c", "id=other"))
 

@@ -178,9 +178,13 @@ def test_variables_of_a_recommendation():
     assert variables["NCCL_BUFFSIZE"] == "8388608"
     assert "ring" in variables["NCCL_ALGO"].lower()
     kept = replace(proven, decision=Decision.KEEP_DEFAULT, reason="no gain")
-    for delivery in (None, PolicyVerdict(policy=policy, verdict=kept), PolicyVerdict(policy=Policy(), verdict=proven)):
+    for policy_verdict in (
+        None,
+        PolicyVerdict(policy=policy, verdict=kept),
+        PolicyVerdict(policy=Policy(), verdict=proven),
+    ):
         with pytest.raises(NoRecommendationError, match="nothing to verify") as caught:
-            recommended_variables(replace(published, variables=delivery))
+            recommended_variables(replace(published, variables=policy_verdict))
         assert "tuner-csv" in caught.value.message
         assert "--env" in caught.value.hint
     nothing = PolicyVerdict(policy=Policy(rules=(Rule(collective=Collective.ALL_REDUCE),)), verdict=kept)

@@ -86,9 +86,9 @@ def delivered_from(id: str, form: Form, *, server: str | None, storage: str | No
         ServerError: the server is away.
         UsageError: it delivers nothing in this form.
     """
-    from ncclt.deliver.witnesses import delivered_of
+    from ncclt.deliver.witnesses import delivered_from_recommendation
 
-    return delivered_of(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
+    return delivered_from_recommendation(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
 
 
 def _recommendation(id: str, *, server: str | None, storage: str | None, timeout_s: float) -> Recommendation:

@@ -90,7 +90,7 @@ def check(
     """
     from ncclt.core.study import Arm
     from ncclt.prove.recheck import check as run
-    from ncclt.prove.recheck import delivered
+    from ncclt.prove.recheck import served_arm
     from ncclt.store import open_store
 
     options = TestbedOptions(
@@ -109,7 +109,7 @@ def check(
             store, testbed, model, nccl_version=nccl_version, points=points, blocks=blocks, tolerance=tolerance
         )
         request = _with_drivers(request, store, options, choice, testbed, new_driver=new_driver)
-        arm, served = delivered(request.recommendation)
+        arm, served = served_arm(request.recommendation)
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, testbed)
         store.require_writable()

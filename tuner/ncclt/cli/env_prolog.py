@@ -18,7 +18,7 @@ from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES
 from ncclt.deliver.handover import Offer, plan_handover, table_path, write_table
-from ncclt.deliver.offer import OfferTexts, offered
+from ncclt.deliver.offer import OfferTexts, ask_for_offer
 from ncclt.deliver.render.formats import check_form
 from ncclt.deliver.render.prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
 from ncclt.errors import NoRecommendationError, UsageError
@@ -39,7 +39,7 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
     plugin = None if arguments.policy_dir is None else _plugin(arguments)
-    texts = offered(
+    texts = ask_for_offer(
         request_of(arguments, cluster),
         server,
         storage,

@@ -25,7 +25,7 @@ from ncclt.deliver.handover import (
     write_table,
 )
 from ncclt.deliver.job import Job, nodes_of, starts_others
-from ncclt.deliver.offer import OfferTexts, cache_folder, offered
+from ncclt.deliver.offer import OfferTexts, ask_for_offer, cache_folder
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.nccl.tuner_plugin import find
 
@@ -138,7 +138,7 @@ def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, pl
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
     with job_request(arguments, command) as asked:
-        return offered(
+        return ask_for_offer(
             request_of(asked, cluster),
             server,
             storage,

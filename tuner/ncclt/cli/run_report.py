@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclt.cli.edge import report, say
 from ncclt.core.attestation import Form
-from ncclt.deliver.handover import Offer, delivered_by
+from ncclt.deliver.handover import Offer, delivered_from_offer
 from ncclt.errors import NccltError, TraceError
 from ncclt.launch.process.guard import guard
 from ncclt.launch.process.members import MARK_VARIABLE, new_mark
@@ -86,7 +86,7 @@ def _attest(
 
     server, storage = where()
     delivered = (
-        delivered_by(offer, form)
+        delivered_from_offer(offer, form)
         if offer.model
         else delivered_from(offer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
     )

@@ -162,8 +162,8 @@ class Recommendation:
             "workload_digest": self.workload_digest,
             "collectives": sorted(c.value for c in self.collectives),
             "fingerprint": self.fingerprint.to_document(),
-            "table": _delivery_row(self.table),
-            "variables": _delivery_row(self.variables) if self.variables else None,
+            "table": _policy_verdict_row(self.table),
+            "variables": _policy_verdict_row(self.variables) if self.variables else None,
             "simulated": self.simulated,
             "launcher": self.launcher,
             "created": self.created,
@@ -182,11 +182,11 @@ def recommendation_id(
     return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
 
 
-def _delivery_row(delivery: PolicyVerdict) -> dict[str, Any]:
-    return {"policy": delivery.policy.to_document(), "verdict": delivery.verdict.to_document()}
+def _policy_verdict_row(policy_verdict: PolicyVerdict) -> dict[str, Any]:
+    return {"policy": policy_verdict.policy.to_document(), "verdict": policy_verdict.verdict.to_document()}
 
 
-def _delivery_from_row(row: Mapping[str, Any]) -> PolicyVerdict:
+def _policy_verdict_from_row(row: Mapping[str, Any]) -> PolicyVerdict:
     return PolicyVerdict(policy=policy_from_document(row["policy"]), verdict=verdict_from_document(row["verdict"]))
 
 
@@ -208,8 +208,8 @@ def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
             workload_digest=str(document["workload_digest"]),
             collectives=frozenset(Collective(c) for c in document["collectives"]),
             fingerprint=fingerprint_from_document(document["fingerprint"]),
-            table=_delivery_from_row(document["table"]),
-            variables=_delivery_from_row(document["variables"]) if document["variables"] else None,
+            table=_policy_verdict_from_row(document["table"]),
+            variables=_policy_verdict_from_row(document["variables"]) if document["variables"] else None,
             simulated=bool(document["simulated"]),
             launcher=str(document["launcher"]),
             created=str(document["created"]),

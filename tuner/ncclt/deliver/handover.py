@@ -276,7 +276,7 @@ def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def delivered_by(offer: Offer, form: Form) -> Delivered:
+def delivered_from_offer(offer: Offer, form: Form) -> Delivered:
     """Return what a job got, for the attestation afterwards."""
     version = NcclVersion.parse(offer.nccl_version)
     variables = offer.table_variables if form is Form.TABLE else offer.variables

@@ -42,7 +42,7 @@ class OfferTexts:
         return with_table_text(offer, self.table) if self.table else offer
 
 
-def offered(
+def ask_for_offer(
     request: Request,
     server: str | None,
     storage: str | None,

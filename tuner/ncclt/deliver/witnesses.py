@@ -79,21 +79,27 @@ def observe(paths: Sequence[Path]) -> Observed:
     )
 
 
-def delivered_of(recommendation: Recommendation, form: Form) -> Delivered:
+def delivered_from_recommendation(recommendation: Recommendation, form: Form) -> Delivered:
     """Return what a job gets that is given a recommendation in one form.
 
     Raises:
         UsageError: nothing is delivered in this form, so nothing can take effect.
     """
-    delivery = recommendation.table if form is Form.TABLE else recommendation.variables
-    if delivery is None or delivery.verdict.decision is not Decision.TUNED or delivery.effective.is_default:
+    policy_verdict = recommendation.table if form is Form.TABLE else recommendation.variables
+    if (
+        policy_verdict is None
+        or policy_verdict.verdict.decision is not Decision.TUNED
+        or policy_verdict.effective.is_default
+    ):
         raise UsageError(
             f"the recommendation {recommendation.id} delivers nothing as {form}: NCCL's own choice stays",
             hint="name the other form with --form, if the job was given that one",
         )
     valid = recommendation.fingerprint
     version = NcclVersion.parse(valid.nccl_version)
-    policy = delivery.effective if form is Form.VARIABLES else Policy(parameters=delivery.effective.parameters)
+    policy = (
+        policy_verdict.effective if form is Form.VARIABLES else Policy(parameters=policy_verdict.effective.parameters)
+    )
     variables = compile_policy(policy, version=version, collectives=recommendation.collectives).variables
     return Delivered(
         recommendation=recommendation.id,
@@ -103,7 +109,9 @@ def delivered_of(recommendation: Recommendation, form: Form) -> Delivered:
         nodes=valid.nodes,
         ranks=valid.nodes * valid.gpus_per_node,
         form=form,
-        policy=tabled(delivery.effective) if form is Form.TABLE else policy_of_variables(dict(variables), version),
+        policy=tabled(policy_verdict.effective)
+        if form is Form.TABLE
+        else policy_of_variables(dict(variables), version),
         variables=variables,
     )
 

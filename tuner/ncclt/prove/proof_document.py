@@ -28,12 +28,16 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         "recommendation": found.id,
         "study": found.study,
         "stale": found.stale,
-        "arms": [_arm(arm, delivery, trials, workload) for arm, delivery in arms.items() if delivery is not None],
+        "arms": [
+            _arm(arm, policy_verdict, trials, workload)
+            for arm, policy_verdict in arms.items()
+            if policy_verdict is not None
+        ],
     }
 
 
-def _arm(arm: Arm, delivery: PolicyVerdict, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
-    verdict, policy = delivery.verdict, delivery.policy
+def _arm(arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
+    verdict, policy = policy_verdict.verdict, policy_verdict.policy
     blocks = running_verdicts(arm, policy, trials, workload, min_effect=verdict.min_effect)
     again = verdict_of(arm, policy, trials, workload, min_effect=verdict.min_effect)
     measured = any(trial.arm is arm for trial in trials)

@@ -106,7 +106,7 @@ def check(
             "simulated and measured times cannot be compared",
             hint=f"use --launcher {found.launcher}",
         )
-    arm, delivery = delivered(found)
+    arm, policy_verdict = served_arm(found)
     if reasons := [*_moved(found.fingerprint, runner.cluster.fingerprint()), *_updated(request)]:
         return _result(request, reasons, (), launches=0, launcher="", now=now())
     evidence = collect_evidence(request.trials)
@@ -119,7 +119,9 @@ def check(
     workload = _points(request.study.workload, before, request.points)
     measured: dict[Arm, list[_Launch]] = {Arm.DEFAULT: [], arm: []}
     launches = 0
-    for one, launch in _launches(request, runner, workload, arm, delivery.policy, interrupted=interrupted, watch=watch):
+    for one, launch in _launches(
+        request, runner, workload, arm, policy_verdict.policy, interrupted=interrupted, watch=watch
+    ):
         if launch is None:
             return None
         launches += 1
@@ -133,22 +135,22 @@ def check(
             return _result(
                 request, [f"the policy fails: {launch.failure}"], (), launches=launches, launcher=runner.name, now=now()
             )
-    changes = _changes(request, workload, arm, before, measured, min_effect=delivery.verdict.min_effect)
+    changes = _changes(request, workload, arm, before, measured, min_effect=policy_verdict.verdict.min_effect)
     return _result(
         request, [_sentence(c) for c in changes if c.changed], changes,
         launches=launches, launcher=runner.name, now=now(),
     )  # fmt: skip
 
 
-def delivered(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
+def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
     """Return what is served, the per-size policy before the variables.
 
     Raises:
         NoRecommendationError: it delivers nothing, so there is nothing to check.
     """
-    for arm, delivery in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
-        if delivery is not None and delivery.verdict.decision is Decision.TUNED:
-            return arm, delivery
+    for arm, policy_verdict in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
+        if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
+            return arm, policy_verdict
     raise NoRecommendationError(
         f"there is nothing to check: the recommendation {found.id} says {found.table.verdict.decision}",
         hint="NCCL's own choice is used and cannot become stale; `ncclt tune` looks for a better one",

@@ -99,10 +99,10 @@ def recommended_variables(recommendation: Recommendation) -> Variables:
     Raises:
         NoRecommendationError: it says keep-default, or variables cannot say what it proves.
     """
-    delivery = recommendation.variables
-    if delivery is not None and delivery.verdict.decision is Decision.TUNED:
+    policy_verdict = recommendation.variables
+    if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
         compiled = compile_policy(
-            delivery.effective,
+            policy_verdict.effective,
             version=NcclVersion.parse(recommendation.fingerprint.nccl_version),
             collectives=recommendation.collectives,
         )
@@ -111,7 +111,7 @@ def recommended_variables(recommendation: Recommendation) -> Variables:
     table = recommendation.table.verdict.decision is Decision.TUNED
     beside = "; its per-size table is proven, which `ncclt env --format tuner-csv` delivers" if table else ""
     raise NoRecommendationError(
-        f"there is nothing to verify: {headline(recommendation, delivery)}{beside}",
+        f"there is nothing to verify: {headline(recommendation, policy_verdict)}{beside}",
         hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE",
     )
 

@@ -19,7 +19,7 @@ def token(text: str) -> str:
     return _NOT_A_TOKEN.sub("_", text)
 
 
-def headline(recommendation: Recommendation, delivery: PolicyVerdict | None) -> str:
+def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | None) -> str:
     """Say in one sentence what is delivered, for whom, and how well it is proven.
 
     For example `ncclt 1a2b: bert on leonardo 2x4, NCCL 2.22.3: tuned, 1.08x (95 % 1.06-1.10)`.
@@ -29,9 +29,9 @@ def headline(recommendation: Recommendation, delivery: PolicyVerdict | None) -> 
         f"ncclt {recommendation.id}: {recommendation.model} on {recommendation.cluster} "
         f"{valid.nodes}x{valid.gpus_per_node}, NCCL {valid.nccl_version}"
     )
-    if delivery is None:
+    if policy_verdict is None:
         return f"{what}: {Decision.KEEP_DEFAULT}: no policy that plain variables can express was proven"
-    verdict = delivery.verdict
+    verdict = policy_verdict.verdict
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
     low, high = verdict.interval
@@ -51,13 +51,13 @@ def channels_words(policy: Policy) -> str:
     return ""
 
 
-def remarks(recommendation: Recommendation, delivery: PolicyVerdict | None, lost: Iterable[str]) -> list[str]:
+def remarks(recommendation: Recommendation, policy_verdict: PolicyVerdict | None, lost: Iterable[str]) -> list[str]:
     """Return every sentence that belongs beside what is delivered."""
-    sentences = [headline(recommendation, delivery)]
+    sentences = [headline(recommendation, policy_verdict)]
     if recommendation.simulated:
         sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
     elif recommendation.launcher == "replay":
         sentences.append("REPLAYED: the times were recorded elsewhere, nothing was launched for this")
-    if words := channels_words(delivery.effective if delivery else Policy()):
+    if words := channels_words(policy_verdict.effective if policy_verdict else Policy()):
         sentences.append(words)
     return sentences + [f"lost: {sentence}" for sentence in lost]

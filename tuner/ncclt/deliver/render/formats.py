@@ -73,10 +73,10 @@ def render(
         return render_table(recommendation, version=version)
     if format in FOREIGN_TABLE_FORMATS:
         return render_foreign_table(recommendation, format=format, version=version, channels=channels)
-    delivery, compiled = _delivered(recommendation, version)
+    policy_verdict, compiled = _by_variables(recommendation, version)
     if format == "json":
-        return _render_json(recommendation, delivery, compiled)
-    comments = comment_lines(remarks(recommendation, delivery, compiled.lost))
+        return _render_json(recommendation, policy_verdict, compiled)
+    comments = comment_lines(remarks(recommendation, policy_verdict, compiled.lost))
     variables = [*compiled.variables, *_trace(recommendation)]
     match format:
         case "export":
@@ -120,19 +120,19 @@ def remarks_left_out(recommendation: Recommendation, *, format: str, version: Nc
     """
     if format not in WORD_OPTIONS and not (format == "export" and shell == "csh"):
         return []
-    delivery, compiled = _delivered(recommendation, version)
-    return comment_lines(remarks(recommendation, delivery, compiled.lost))
+    policy_verdict, compiled = _by_variables(recommendation, version)
+    return comment_lines(remarks(recommendation, policy_verdict, compiled.lost))
 
 
-def _delivered(recommendation: Recommendation, version: NcclVersion) -> tuple[PolicyVerdict | None, Compiled]:
+def _by_variables(recommendation: Recommendation, version: NcclVersion) -> tuple[PolicyVerdict | None, Compiled]:
     """Return what the variables deliver, None where they can say nothing, and the variables."""
-    delivery = recommendation.variables
-    policy = delivery.effective if delivery else Policy()
+    policy_verdict = recommendation.variables
+    policy = policy_verdict.effective if policy_verdict else Policy()
     compiled = compile_policy(policy, version=version, collectives=recommendation.collectives)
     if not compiled.variables and not policy.is_default:
-        delivery = None  # nothing of it can be said, so nothing may be claimed either
-    compiled = replace(compiled, lost=(*_left_to_the_table(recommendation, delivery), *compiled.lost))
-    return delivery, compiled
+        policy_verdict = None  # nothing of it can be said, so nothing may be claimed either
+    compiled = replace(compiled, lost=(*_left_to_the_table(recommendation, policy_verdict), *compiled.lost))
+    return policy_verdict, compiled
 
 
 def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
@@ -145,7 +145,7 @@ def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
             asked = [table, *([variables] if variables else [])]
         case _:
             asked = [variables or table]
-    verdicts = [delivery.verdict for delivery in asked]
+    verdicts = [policy_verdict.verdict for policy_verdict in asked]
     open_ones = [verdict for verdict in verdicts if verdict.decision is Decision.UNDECIDED]
     if open_ones and not any(verdict.decision is Decision.TUNED for verdict in verdicts):
         raise NoRecommendationError(
@@ -154,10 +154,10 @@ def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
         )
 
 
-def _left_to_the_table(recommendation: Recommendation, delivery: PolicyVerdict | None) -> tuple[str, ...]:
+def _left_to_the_table(recommendation: Recommendation, policy_verdict: PolicyVerdict | None) -> tuple[str, ...]:
     """Say what the per-size policy proves beyond the variables; nothing where it proves no more."""
     table = recommendation.table
-    if table.effective.is_default or (delivery is not None and delivery.effective == table.policy):
+    if table.effective.is_default or (policy_verdict is not None and policy_verdict.effective == table.policy):
         return ()
     lost = f"the per-size policy, {table.verdict.speedup:.2f}x, which variables cannot express"
     if NcclVersion.parse(recommendation.fingerprint.nccl_version) < TUNER_API_SINCE:
@@ -197,7 +197,7 @@ def _render_kubernetes(recommendation: Recommendation, format: str, variables: V
     return render_env_list(variables, comments)
 
 
-def _render_json(recommendation: Recommendation, delivery: PolicyVerdict | None, compiled: Compiled) -> str:
+def _render_json(recommendation: Recommendation, policy_verdict: PolicyVerdict | None, compiled: Compiled) -> str:
     """Return both deliveries as one document.
 
     `decision`, `speedup` and `interval` belong to `variables`; `table_verdict` belongs to `table`, which needs
@@ -205,7 +205,7 @@ def _render_json(recommendation: Recommendation, delivery: PolicyVerdict | None,
     """
     valid, table = recommendation.fingerprint, recommendation.table
     effective = table.effective.to_document()
-    verdict = delivery.verdict if delivery else None
+    verdict = policy_verdict.verdict if policy_verdict else None
     document: dict[str, Any] = {
         "schema": ENV_SCHEMA,
         "recommendation": recommendation.id,
@@ -221,7 +221,7 @@ def _render_json(recommendation: Recommendation, delivery: PolicyVerdict | None,
         "launcher": recommendation.launcher,
         "variables": dict(compiled.variables),
         "lost": list(compiled.lost),
-        "remarks": remarks(recommendation, delivery, compiled.lost),
+        "remarks": remarks(recommendation, policy_verdict, compiled.lost),
         "table": effective["rules"],
         "table_parameters": effective["parameters"],
         "table_verdict": table.verdict.to_document(),
