@@ -54,7 +54,8 @@ def test_no_emitted_variable_is_illegal_for_any_collective_of_a_shipped_workload
         policy_verdict = PolicyVerdict(policy=policy, verdict=PROVEN)
         recommendation = Recommendation(
             id="r", revision=1, study="s", cluster=name, model=workload.name, workload_digest="d",
-            collectives=workload.collectives, fingerprint=cluster.fingerprint(), table=policy_verdict, variables=policy_verdict,
+            collectives=workload.collectives, fingerprint=cluster.fingerprint(),
+            table=policy_verdict, variables=policy_verdict,
             simulated=False, launcher="local", created="2026-01-01",
         )  # fmt: skip
         try:

@@ -83,7 +83,8 @@ def recommendations(draw):
     )
     return Recommendation(
         id="r", revision=1, study="s", cluster=cluster.name, model=workload.name, workload_digest="d",
-        collectives=workload.collectives, fingerprint=place.fingerprint(), table=policy_verdict, variables=policy_verdict,
+        collectives=workload.collectives, fingerprint=place.fingerprint(),
+        table=policy_verdict, variables=policy_verdict,
         simulated=False, launcher="local", created="2026-01-01",
     )  # fmt: skip
 
