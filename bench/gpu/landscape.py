@@ -199,7 +199,7 @@ def about(ranks: LiveRanks, channels: int) -> dict[str, Any]:
     today = datetime.now(UTC).date().isoformat()
     return {
         "system": f"{ranks.facts['gpu']}, {place.ranks} ranks sharing one GPU ({place.recipe.name})",
-        "gpus": cluster.world, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
+        "gpus": cluster.world_size, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
         "interconnect": "TCP loopback, one process" if place.recipe.network else "direct, within one GPU's memory",
         "nccl_version": cluster.nccl_version, "source": f"ncclt bench/gpu/landscape.py, {today}",
         "told": f"{place.ranks} {place.recipe.told}; times of this set-up, no cluster's. Forced by the tuner table: "

@@ -176,7 +176,7 @@ class Trials:
     def _without_plugin(self) -> Choices:
         with LiveRanks(self._in("no-plugin", without_plugin(self._place))) as ranks:
             cluster = ranks.cluster
-            self._nccl, self._shape = cluster.nccl_version, (cluster.nodes, cluster.world)
+            self._nccl, self._shape = cluster.nccl_version, (cluster.nodes, cluster.world_size)
             log = LogParts(ranks.log_of_rank_0, ranks.folder)
             return self._send(ranks, log, "without a plugin", "default")
 

@@ -127,7 +127,7 @@ def test_every_collective_is_sent_and_checked(machine, tmp_path, recipe, ranks, 
         cluster = place.cluster
     assert result.outcome is Outcome.OK, result.detail
     assert [m.wrong for m in result.measurements] == [0] * 5
-    assert (cluster.nodes, cluster.world) == ((3, 3) if recipe == "FAKE_HOSTS" else (1, 4))
+    assert (cluster.nodes, cluster.world_size) == ((3, 3) if recipe == "FAKE_HOSTS" else (1, 4))
 
 
 def test_settings_are_switched_in_one_process_that_lives_on(machine, tmp_path):
@@ -278,7 +278,7 @@ def test_a_landscape_is_recorded_resumed_and_replayed(machine, tmp_path):
     assert about["about"]["environment"]["NCCL_MAX_CTAS"] == "48"
 
     landscape = load_landscape(tmp_path / "landscape.csv", {})
-    assert (landscape.cluster.nodes, landscape.cluster.world, landscape.cluster.nccl_version) == (2, 2, "2.28.9")
+    assert (landscape.cluster.nodes, landscape.cluster.world_size, landscape.cluster.nccl_version) == (2, 2, "2.28.9")
     assert landscape.cluster.fabric == "ethernet"
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE)
     replayed = ReplayRunner(landscape, seed=0)

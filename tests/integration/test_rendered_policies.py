@@ -64,7 +64,7 @@ def recommendations(draw):
             pair for pair in itertools.product([None, *Algorithm], [None, *Protocol])
             if is_legal(collective, *pair, version=version)
         ]  # fmt: skip
-        groups = [0] if uniform else draw(st.sets(st.sampled_from([0, 2, place.world]), min_size=1))
+        groups = [0] if uniform else draw(st.sets(st.sampled_from([0, 2, place.world_size]), min_size=1))
         for group in groups:
             bounds = [] if uniform else sorted(draw(st.sets(st.integers(1, 2**34), max_size=4)))
             ends = [0, *bounds, None]
@@ -156,12 +156,12 @@ def wanted_row(policy, collective, size, group, default):
 @given(recommendations(), st.sampled_from([None, 4]))
 def test_every_table_chooses_what_the_policy_chooses_or_says_what_it_cannot(made, channels):
     valid, policy = made.fingerprint, made.table.policy
-    version, world = NcclVersion.parse(valid.nccl_version), valid.nodes * valid.gpus_per_node
+    version, world_size = NcclVersion.parse(valid.nccl_version), valid.nodes * valid.gpus_per_node
     ours, rccl, ncclx = (render(made, format=f, version=version) for f in ("tuner-csv", "rccl-csv", "ncclx"))
     ours_rows, rccl_rows = readers.read_example_table(ours), readers.read_example_table(rccl)
     ncclx_rows = readers.read_ncclx_table(ncclx)
     nvidia_rows = _nvidia_rows(made, version, channels)
-    places = [(valid.nodes, world, 0), (1, 2, 2)]
+    places = [(valid.nodes, world_size, 0), (1, 2, 2)]
     for collective, (nodes, ranks, default), size in itertools.product(WORDS, places, sizes_of(policy)):
         word, wanted = WORDS[collective][0], wanted_row(policy, collective, size, ranks, default)
         assert readers.look_up(ours_rows, word, size, nodes, ranks) == wanted

@@ -44,7 +44,7 @@ def _free_port():
 
 
 def _measure(
-    benchmark, messages, *, folder=None, world=2, per_node=2, started=None, of_rank=None, copies=None, **variables
+    benchmark, messages, *, folder=None, world_size=2, per_node=2, started=None, of_rank=None, copies=None, **variables
 ):
     """Start the ranks as torchrun would, without torchrun's own second; return the command and what it gave."""
     (command,) = benchmark.commands(messages, folder=folder)
@@ -56,7 +56,7 @@ def _measure(
             env=_environment(
                 **variables,
                 RANK=str(rank),
-                WORLD_SIZE=str(world),
+                WORLD_SIZE=str(world_size),
                 LOCAL_RANK=str(rank % per_node),
                 GROUP_RANK=str(rank // per_node),
                 MASTER_ADDR="127.0.0.1",
@@ -67,7 +67,7 @@ def _measure(
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(world if started is None else started)
+        for rank in range(world_size if started is None else started)
     ]
     try:
         said = [ranks[0].communicate(timeout=PATIENCE_S)]
@@ -141,7 +141,7 @@ def test_every_collective_dtype_and_kind_of_group(tmp_path):
     messages = list(dict.fromkeys(messages))
     benchmark = TorchCollectives(backend="gloo", budget_s=0.01, timeout_s=PATIENCE_S / 2, beside="gemm")
 
-    command, output = _measure(benchmark, messages, folder=tmp_path, world=4, per_node=2)
+    command, output = _measure(benchmark, messages, folder=tmp_path, world_size=4, per_node=2)
 
     assert output.exit_code == 0, output.stderr
     reading = benchmark.read(command, output)

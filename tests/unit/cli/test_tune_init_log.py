@@ -36,11 +36,11 @@ def tuned(command, tmp_path):
 
 def test_the_tables_are_kept_with_the_study(tuned, command):
     cluster = sample_cluster()
-    document = json.loads(tuned(LOG.format(ranks=cluster.world, nodes=cluster.nodes)))
+    document = json.loads(tuned(LOG.format(ranks=cluster.world_size, nodes=cluster.nodes)))
 
     (summary,) = command.store.studies().items
     (table,) = summary.study.printed_costs.tables
-    assert (table.ranks, table.nodes, len(table.costs)) == (cluster.world, cluster.nodes, 5)
+    assert (table.ranks, table.nodes, len(table.costs)) == (cluster.world_size, cluster.nodes, 5)
     assert any("printed in a job" in note for note in document["notes"])
 
 

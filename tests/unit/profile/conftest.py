@@ -20,8 +20,8 @@ class TraceBuilder:
         self.head: Row = {"schemaVersion": 1, "deviceProperties": []}
         self._ids = iter(range(1, 100_000))
 
-    def job(self, rank: int | str | None, world: int, backend: str = "nccl", **more: Any) -> "TraceBuilder":
-        info = {"backend": backend, "rank": rank, "world_size": world, **more}
+    def job(self, rank: int | str | None, world_size: int, backend: str = "nccl", **more: Any) -> "TraceBuilder":
+        info = {"backend": backend, "rank": rank, "world_size": world_size, **more}
         self.head["distributedInfo"] = {k: v for k, v in info.items() if v is not None}
         return self
 

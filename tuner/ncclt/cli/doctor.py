@@ -167,7 +167,7 @@ def _start(
     place = Place(
         launcher=launcher, reason="as asked", benchmark=benchmark, nccl_tests=nccl_tests, hosts=names, keep_env=True
     )
-    say(f"ncclt: starting one all_reduce of {job.world} ranks by {launcher}")
+    say(f"ncclt: starting one all_reduce of {job.world_size} ranks by {launcher}")
     starter = launcher_of(job, place, names, environ=os.environ)
     runs, _ = benchmark_of(job, place, starter, frozenset({Collective.ALL_REDUCE}))
     return start_log(starter, runs, job)

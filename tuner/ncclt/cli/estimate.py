@@ -91,7 +91,7 @@ def _compute(
         if tflops is None or parameters is None or tokens_per_step is None:
             raise UsageError(f"{' and '.join(lacking)} missing", hint=f"{', '.join(options)} belong together")
         seconds = compute_seconds(
-            parameters=parameters, tokens_per_step=tokens_per_step, gpus=cluster.world, tflops=tflops
+            parameters=parameters, tokens_per_step=tokens_per_step, gpus=cluster.world_size, tflops=tflops
         )
         return seconds, f"{parameters:,.0f} parameters, {tokens_per_step:,.0f} tokens, {tflops:g} TFLOP/s per GPU"
     if workload.step_time_us and workload.exposed_us is not None and workload.exposed_us < workload.step_time_us:

@@ -108,7 +108,7 @@ def ll128_is_automatic(cluster: Cluster) -> bool:
     """
     within = cluster.link_class in ("nvlink", "nvswitch") or cluster.gpus_per_node == 1
     between = cluster.nodes == 1 or (cluster.gpudirect and cluster.fabric != "ethernet")
-    hopper_cuda_118_pair = cluster.compute_capability == 90 and cluster.world == 2
+    hopper_cuda_118_pair = cluster.compute_capability == 90 and cluster.world_size == 2
     return cluster.compute_capability >= 70 and within and between and not hopper_cuda_118_pair
 
 

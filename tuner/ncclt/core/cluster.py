@@ -85,7 +85,7 @@ class Cluster:
         return NcclVersion.parse(self.nccl_version)
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Return nodes x gpus_per_node."""
         return self.nodes * self.gpus_per_node
 

@@ -65,10 +65,10 @@ class PrintedCosts:
             UsageError: none of them is that of the whole job.
         """
         shapes = sorted({(table.nodes, table.ranks) for table in self.tables})
-        if (cluster.nodes, cluster.world) not in shapes:
+        if (cluster.nodes, cluster.world_size) not in shapes:
             told = ", ".join(_shape(*shape) for shape in shapes)
             raise UsageError(
-                f"the log tells the costs of {told}, and {_shape(cluster.nodes, cluster.world)} are tuned",
+                f"the log tells the costs of {told}, and {_shape(cluster.nodes, cluster.world_size)} are tuned",
                 hint="take the log of a job on as many nodes and GPUs",
             )
 

@@ -83,7 +83,7 @@ class Claim:
 
 def gpu_seconds(trials: Iterable[Trial], cluster: Cluster) -> float:
     """Return what trials cost: wall time of each launch times the GPUs that it held, s."""
-    return sum(trial.result.wall_s for trial in trials) * cluster.world
+    return sum(trial.result.wall_s for trial in trials) * cluster.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

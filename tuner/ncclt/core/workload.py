@@ -179,16 +179,16 @@ class Workload:
         Raises:
             UsageError: a group of the workload is larger than the world.
         """
-        world = nodes * gpus_per_node
+        world_size = nodes * gpus_per_node
         merged: dict[Message, MessageCalls] = {}
         for calls in self.messages:
             recorded = calls.message.group_size
             whole_job = recorded in (0, self.provenance.world_size)
-            size = world if whole_job else recorded
-            if size > world:
+            size = world_size if whole_job else recorded
+            if size > world_size:
                 raise UsageError(
                     f"workload {self.name!r} has a group of {size} ranks, "
-                    f"but {nodes} x {gpus_per_node} GPUs are {world}",
+                    f"but {nodes} x {gpus_per_node} GPUs are {world_size}",
                     hint="use more --nodes or a profile recorded at this scale",
                 )
             spans = size > gpus_per_node or (calls.message.spans_nodes and nodes > 1 and not whole_job)

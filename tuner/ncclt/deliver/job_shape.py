@@ -153,17 +153,18 @@ def _of_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> Shape:
 
 def _of_ranks(environ: Mapping[str, str]) -> Shape:
     """Read what torchrun, Open MPI and Hydra tell each rank."""
-    for rank, world, local, name in (
+    for rank, world_size, local, name in (
         ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "torchrun's LOCAL_WORLD_SIZE"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALNRANKS"),
     ):
-        ranks, each = _whole(environ.get(world, "")), _whole(environ.get(local, ""))
+        ranks, each = _whole(environ.get(world_size, "")), _whole(environ.get(local, ""))
         if rank in environ and ranks > 1 and each:
             nodes = _whole(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
             found = _of_counts("", nodes=nodes, each=each, ranks=ranks)
             return {
-                part: ShapePart(value=one.value, by=f"{name}={each} of {world}={ranks}") for part, one in found.items()
+                part: ShapePart(value=one.value, by=f"{name}={each} of {world_size}={ranks}")
+                for part, one in found.items()
             }
     return {}
 

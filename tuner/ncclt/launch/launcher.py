@@ -71,7 +71,7 @@ class JobShape:
             raise UsageError(f"{len(self.hosts)} hosts were named for {self.nodes} nodes")
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Return the number of processes."""
         return self.nodes * self.processes_per_node
 

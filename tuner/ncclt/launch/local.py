@@ -81,8 +81,9 @@ def create(
     Raises:
         UsageError: more than one process is wanted.
     """
-    if shape is not None and shape.world != 1:
+    if shape is not None and shape.world_size != 1:
         raise UsageError(
-            f"--launcher local starts 1 process, not {shape.world}", hint="use --launcher torchrun, mpirun or slurm"
+            f"--launcher local starts 1 process, not {shape.world_size}",
+            hint="use --launcher torchrun, mpirun or slurm",
         )
     return LocalLauncher(environment=environment, keep_env=keep_env, extra=extra)

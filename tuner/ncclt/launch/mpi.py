@@ -185,7 +185,7 @@ class MpirunLauncher:
         allowed. Ranks are not bound to cores: NCCL binds its threads to what is near their GPU.
         """
         ppn = self._shape.processes_per_node
-        yield from ("-np", str(self._shape.world))
+        yield from ("-np", str(self._shape.world_size))
         yield from ("--map-by", f"ppr:{ppn}:node:oversubscribe")
         yield from ("--bind-to", "none")
         if self._shape.hosts:
@@ -206,7 +206,7 @@ class MpirunLauncher:
 
     def _hydra(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
         """Return the options of Hydra, which hands on the whole environment anyway."""
-        yield from ("-n", str(self._shape.world))
+        yield from ("-n", str(self._shape.world_size))
         yield from ("-ppn", str(self._shape.processes_per_node))
         if self._shape.hosts:
             yield from ("-hosts", ",".join(self._shape.hosts))

@@ -226,7 +226,7 @@ def benchmark_of(
     tests: Benchmark = benchmark_module(name).create(
         folder=place.nccl_tests,
         features=features,
-        processes=1 if local else cluster.world,
+        processes=1 if local else cluster.world_size,
         gpus_per_process=cluster.gpus_per_node if local else 1,
         max_commands=place.max_commands,
     )

@@ -207,8 +207,10 @@ def _not_alike(how: str, option: str) -> UsageError:
 
 def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
     recorded = workload.provenance.world_size
-    if recorded and recorded != cluster.world:
-        return [f"recorded with {recorded} ranks, tuned for {cluster.world}: messages of the whole job keep their size"]
+    if recorded and recorded != cluster.world_size:
+        return [
+            f"recorded with {recorded} ranks, tuned for {cluster.world_size}: messages of the whole job keep their size"
+        ]
     return []
 
 

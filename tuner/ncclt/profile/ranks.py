@@ -31,7 +31,7 @@ def check_one_job(files: Sequence[RankFile]) -> None:
     """
     worlds = {file.world_size: file.label for file in files if file.world_size}
     if len(worlds) > 1:
-        shown = ", ".join(f"{label} of {world} ranks" for world, label in sorted(worlds.items()))
+        shown = ", ".join(f"{label} of {world_size} ranks" for world_size, label in sorted(worlds.items()))
         raise TraceError(f"the files are of different jobs: {shown}", hint="import each job on its own")
     _check_ranks(files)
 

@@ -67,7 +67,7 @@ def payback_of(study: Study, trials: Iterable[Trial], verdict: Verdict | None) -
     """Return when a study has paid for itself by all its trials; None likewise, or where there is no verdict."""
     if verdict is None:
         return None
-    return payback(verdict, study.workload, gpu_s=gpu_seconds(trials, study.cluster), gpus=study.cluster.world)
+    return payback(verdict, study.workload, gpu_s=gpu_seconds(trials, study.cluster), gpus=study.cluster.world_size)
 
 
 def cost_words(study: Study, trials: Sequence[Trial], verdict: Verdict | None) -> str:

@@ -157,6 +157,6 @@ def test_real_tables_tell_what_nccl_chose_in_the_same_log(log, before, cluster, 
     assert len(chosen) == calls
     for (name, size), pair in chosen.items():
         # The line counts the bytes of one rank, the tuner those of all.
-        full = size * (cluster.world if name in ("AllGather", "ReduceScatter") else 1)
+        full = size * (cluster.world_size if name in ("AllGather", "ReduceScatter") else 1)
         found = pick(costs.tables[0], Collective(words[name]), full, graph_of(cluster))
         assert (found.algorithm, found.protocol) == pair, (name, size)

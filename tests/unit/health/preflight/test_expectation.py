@@ -46,11 +46,11 @@ def test_links_promise_what_the_simulated_hardware_of_published_figures_reaches(
         nodes = 1
     cluster = CLUSTERS[name].sized(nodes=nodes)
     message = Message(
-        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << 30, group_size=cluster.world,
+        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << 30, group_size=cluster.world_size,
         spans_nodes=nodes > 1,
     )  # fmt: skip
     reached = message.busbw_gbps(SimulatedRunner(cluster, seed=0, sigma=0).expected_us(DEFAULT, message))
-    assert 0.85 < reached / links_gbps(cluster, nodes=nodes, ranks=cluster.world, size=1 << 30) < 1.25
+    assert 0.85 < reached / links_gbps(cluster, nodes=nodes, ranks=cluster.world_size, size=1 << 30) < 1.25
 
 
 def test_without_a_past_only_the_largest_size_is_judged_by_the_links():

@@ -38,9 +38,9 @@ def test_a_preset_loads_under_its_own_name_with_sources(path):
 @pytest.mark.parametrize("collective", list(Collective))
 def test_a_preset_moves_more_bandwidth_with_larger_messages(path, collective):
     runner = SimulatedRunner(load(path), seed=0, sigma=0)
-    world = runner.cluster.world
+    world_size = runner.cluster.world_size
     messages = [
-        Message(collective=collective, dtype="float32", size_bytes=1 << e, group_size=world) for e in (10, 18, 28)
+        Message(collective=collective, dtype="float32", size_bytes=1 << e, group_size=world_size) for e in (10, 18, 28)
     ]
     rates = [m.busbw_gbps(runner.expected_us(DEFAULT, m)) for m in messages]
     assert rates == sorted(rates)

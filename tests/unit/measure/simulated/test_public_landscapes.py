@@ -43,11 +43,11 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "where", "settings", "world"), LOADS)
-def test_it_loads_and_replays(shared_data, name, where, settings, world):
+@pytest.mark.parametrize(("name", "where", "settings", "world_size"), LOADS)
+def test_it_loads_and_replays(shared_data, name, where, settings, world_size):
     landscape = load_landscape(shared_data / "measurements" / f"{name}.csv", where)
     assert len(landscape.settings()) == settings
-    assert landscape.cluster.world == world
+    assert landscape.cluster.world_size == world_size
     collective, _ = next(key for key in landscape.curves if key[1] == DEFAULT)
     size = landscape.curves[collective, DEFAULT][0][0]
     message = Message(collective=collective, dtype="float32", size_bytes=size)

@@ -44,7 +44,7 @@ def time_us(cluster: Cluster, size: int, algorithm=RING, protocol=SIMPLE, channe
 
 def busbw(cluster: Cluster, **changes) -> float:
     size = 1 << 30
-    n = cluster.world
+    n = cluster.world_size
     return size * 2 * (n - 1) / n / time_us(cluster, size, **changes) / 1e3
 
 

@@ -58,7 +58,7 @@ def test_what_is_predicted_and_chosen(machine):
     lines = []
     for nodes in (1, 2, 4):
         cluster = Cluster(name=machine, nodes=nodes, nccl_version="2.28.9", **MACHINES[machine])
-        if cluster.world > 1:
+        if cluster.world_size > 1:
             lines += [f"# {nodes} nodes", *rows(cluster)]
     text = "\n".join(lines) + "\n"
     if os.environ.get("NCCLT_UPDATE_GOLDEN"):

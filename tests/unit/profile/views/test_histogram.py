@@ -16,8 +16,8 @@ def _calls(size, calls=1.0, collective=Collective.ALL_REDUCE, group=0, time_us=N
     return MessageCalls(message=message, calls_per_step=calls, recorded_us=time_us)
 
 
-def _workload(*messages, world=0):
-    return Workload(name="w", messages=messages, provenance=Provenance(source="x", world_size=world))
+def _workload(*messages, world_size=0):
+    return Workload(name="w", messages=messages, provenance=Provenance(source="x", world_size=world_size))
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_many_small_calls_and_one_large_message_cross_over():
      ("reduce", 750), ("send_recv", 1000)],
 )  # fmt: skip
 def test_bytes_on_the_wire_of_four_ranks(collective, per_rank):
-    sent = traffic(_workload(_calls(1000, collective=Collective(collective)), world=4))
+    sent = traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
     assert (sent.per_rank, sent.total) == (per_rank, 4 * per_rank)
 
 
 def test_traffic_needs_the_size_of_the_group():
     assert traffic(_workload(_calls(1000))) is None
     assert traffic(_workload(_calls(1000, group=2))).total is None
-    assert traffic(_workload(_calls(1000, group=1), world=8)).per_rank == 0
+    assert traffic(_workload(_calls(1000, group=1), world_size=8)).per_rank == 0

@@ -139,13 +139,13 @@ def _ncclx_rows(rules: list[Rule], recommendation: Recommendation) -> tuple[list
     way in which it can lie over the nodes, as there is no column for the number of ranks.
     """
     valid = recommendation.fingerprint
-    world = valid.nodes * valid.gpus_per_node
+    world_size = valid.nodes * valid.gpus_per_node
     rows, lost = [], []
     for _, family in itertools.groupby(rules, key=lambda rule: (rule.collective, rule.group_size)):
         taken = -1
         for rule in family:
-            ranks = rule.group_size or world
-            places = [(valid.nodes, valid.gpus_per_node)] if ranks == world else _places(ranks, recommendation)
+            ranks = rule.group_size or world_size
+            places = [(valid.nodes, valid.gpus_per_node)] if ranks == world_size else _places(ranks, recommendation)
             first = max(rule.min_bytes // ranks, taken + 1)
             last = None if rule.max_bytes is None else rule.max_bytes // ranks
             if not places:

@@ -98,8 +98,8 @@ def _head(said: list[str], needs: list[str]) -> Iterable[str]:
 def table_row(rule: Rule, recommendation: Recommendation) -> str:
     """Return one row of `COLUMNS`."""
     valid = recommendation.fingerprint
-    world = valid.nodes * valid.gpus_per_node
-    whole_job = rule.group_size in (0, world)
+    world_size = valid.nodes * valid.gpus_per_node
+    whole_job = rule.group_size in (0, world_size)
     fields = (
         COLLECTIVE_WORDS[rule.collective],
         rule.min_bytes,
@@ -109,6 +109,6 @@ def table_row(rule: Rule, recommendation: Recommendation) -> str:
         ANY if rule.channels is None else rule.channels,
         # How a smaller group lies over the nodes is not part of a rule.
         valid.nodes if whole_job else ANY,
-        world if whole_job else rule.group_size,
+        world_size if whole_job else rule.group_size,
     )
     return ",".join(str(field) for field in fields)

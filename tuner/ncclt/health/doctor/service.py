@@ -139,7 +139,7 @@ def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tup
         collective=Collective.ALL_REDUCE,
         dtype="float32",
         size_bytes=_START_BYTES,
-        group_size=cluster.world,
+        group_size=cluster.world_size,
         spans_nodes=cluster.nodes > 1,
     )
     (command,) = benchmark.commands([message], folder=None)

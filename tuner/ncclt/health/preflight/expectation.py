@@ -56,7 +56,9 @@ class Expectation:
 
         Parts of the job follow the links, scaled by what is expected of the whole against its links.
         """
-        whole = links_gbps(self.cluster, nodes=self.cluster.nodes, ranks=self.cluster.world, size=self.largest_bytes)
+        whole = links_gbps(
+            self.cluster, nodes=self.cluster.nodes, ranks=self.cluster.world_size, size=self.largest_bytes
+        )
         ranks = section.ranks(self.cluster.gpus_per_node)
         links = links_gbps(self.cluster, nodes=len(section.hosts), ranks=ranks, size=self.largest_bytes)
         return links * dict(self.sizes)[self.largest_bytes] / whole
@@ -120,7 +122,7 @@ def expectation(
         known, source, share = _baseline(runs, sizes), f"median of {len(runs)} healthy runs", _MEASURED_SHARE
     if largest not in dict(known):
         # No link figure tells latency or how soon bandwidth saturates: only the largest size is judged.
-        promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world, size=largest)
+        promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
         known, source, share = ((largest, promised),), "by its links", 1.0
     return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance * share)
 

@@ -88,7 +88,7 @@ def launched_runners(
             alone = place.launcher == "local"
             sized = replace(
                 benchmark,
-                processes=1 if alone else part.world,
+                processes=1 if alone else part.world_size,
                 gpus_per_process=part.gpus_per_node if alone else 1,
             )
         visible = {_VISIBLE: _visible(gpus, place, environ)} if gpus else {}

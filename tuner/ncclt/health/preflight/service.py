@@ -62,7 +62,7 @@ class PreflightRequest:
                 f"{len(self.hosts)} hosts were named for {self.cluster.nodes} nodes",
                 hint="each node once, as many as --nodes says",
             )
-        if self.cluster.world < 2:
+        if self.cluster.world_size < 2:
             raise UsageError("one GPU alone has no fabric to examine", hint="use more nodes or --gpus-per-node")
         pair_rounds(self.plan, self.hosts)
 

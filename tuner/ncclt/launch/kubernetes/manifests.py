@@ -119,7 +119,7 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     # An ssh session to a worker has nothing of the container's environment, so mpirun brings it: the image's paths too.
     exported = [word for name in ("PATH", "LD_LIBRARY_PATH", *names) for word in ("-x", name)]
     command = [
-        "mpirun", "--allow-run-as-root", "-np", str(job.shape.world),
+        "mpirun", "--allow-run-as-root", "-np", str(job.shape.world_size),
         "--map-by", f"ppr:{job.shape.processes_per_node}:node", "--bind-to", "none", *exported, *job.argv,
     ]  # fmt: skip
     launcher = _container("launcher", job, site) | {"command": command}

@@ -44,7 +44,7 @@ class Landscape:
     def covers(self, message: Message) -> bool:
         """Tell whether the default was recorded for this collective, around this size, with this group."""
         curve = self.curves.get((message.collective, DEFAULT))
-        whole_job = message.group_size in (0, self.cluster.world)
+        whole_job = message.group_size in (0, self.cluster.world_size)
         return curve is not None and whole_job and curve[0][0] <= message.size_bytes <= curve[-1][0]
 
     def interpolates(self, message: Message) -> bool:
@@ -70,7 +70,7 @@ class Landscape:
             One or more samples, or none where the setting was not recorded for this collective around this size.
         """
         mine = self.recorded(setting, message)
-        if mine is None or message.group_size not in (0, self.cluster.world):
+        if mine is None or message.group_size not in (0, self.cluster.world_size):
             return ()
         curve = self.curves[message.collective, mine]
         sizes = [size for size, _ in curve]

@@ -71,10 +71,10 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
     Raises:
         UsageError: the group is larger than the cluster.
     """
-    ranks = group_size or cluster.world
-    if ranks > cluster.world:
+    ranks = group_size or cluster.world_size
+    if ranks > cluster.world_size:
         raise UsageError(
-            f"a group of {ranks} ranks does not fit on {cluster.name} with {cluster.world} GPUs",
+            f"a group of {ranks} ranks does not fit on {cluster.name} with {cluster.world_size} GPUs",
             hint="place the workload on the cluster first, or use more nodes",
         )
     nodes, per_node = _spread(cluster, ranks, spans_nodes)
@@ -111,7 +111,7 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
 
 def _spread(cluster: Cluster, ranks: int, spans_nodes: bool) -> tuple[int, int]:
     """Return (nodes, ranks per node) of a group."""
-    if cluster.nodes == 1 or (ranks <= cluster.gpus_per_node and not spans_nodes and ranks != cluster.world):
+    if cluster.nodes == 1 or (ranks <= cluster.gpus_per_node and not spans_nodes and ranks != cluster.world_size):
         return 1, ranks
     nodes = min(cluster.nodes, ranks)
     return nodes, -(-ranks // nodes)

@@ -79,20 +79,20 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         TraceError: damaged, of another format, given twice, or without a call.
     """
     reports = read_reports(paths)
-    world = max(int(report.head["ranks"]) for report in reports)
-    views, sizes_left_out = _views(reports, world)
+    world_size = max(int(report.head["ranks"]) for report in reports)
+    views, sizes_left_out = _views(reports, world_size)
     per_step = merge_ranks(views)
     if not per_step:
         raise TraceError(
             f"no collectives in {reports[0].label if len(reports) == 1 else f'the {len(reports)} files'}",
             hint="let the job run some steps; send_recv and all_to_all never reach a tuner plugin",
         )
-    if len(views) > world:
-        world = 0
+    if len(views) > world_size:
+        world_size = 0
     return Workload(
         name=name,
         messages=tuple(MessageCalls(message=message, calls_per_step=calls) for message, calls in per_step.items()),
-        provenance=_provenance(reports, views, world, sizes_left_out),
+        provenance=_provenance(reports, views, world_size, sizes_left_out),
     )
 
 
@@ -192,7 +192,7 @@ def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
         told[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
 
 
-def _views(reports: Sequence[CommunicatorReport], world: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
+def _views(reports: Sequence[CommunicatorReport], world_size: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
     """Return the calls GPU by GPU; a process that drives several shows one communicator several times."""
     gpus: dict[tuple[Any, ...], Counter[tuple[str, Message]]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()
@@ -211,14 +211,14 @@ def _views(reports: Sequence[CommunicatorReport], world: int) -> tuple[tuple[Ran
                 dtype=UNKNOWN_DTYPE,
                 size_bytes=size,
                 group_size=ranks,
-                spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world,
+                spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world_size,
             )
             counted[report.group, message] += calls
     return tuple(RankMessages(rank=None, calls=dict(counted)) for counted in gpus.values()), left_out
 
 
 def _provenance(
-    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world: int, left_out: Counter[str]
+    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world_size: int, left_out: Counter[str]
 ) -> Provenance:
     asked = Choices()
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
@@ -226,7 +226,7 @@ def _provenance(
     facts = {
         "files": ", ".join(sorted({report.label for report in reports})),
         "nccl_version": ", ".join(sorted({str(report.head["nccl"]) for report in reports} - {""})),
-        "nodes": str(max((int(r.head["nodes"]) for r in reports if r.head["ranks"] == world), default="")),
+        "nodes": str(max((int(r.head["nodes"]) for r in reports if r.head["ranks"] == world_size), default="")),
         "tables": ", ".join(sorted(_tables(reports))),
         "asked_for": asked.text(),
     }
@@ -236,9 +236,9 @@ def _provenance(
         source=name,
         created=datetime.fromtimestamp(started / 1e6, tz=UTC).date().isoformat() if 0 < started < 4e15 else "",
         detail={key: value for key, value in facts.items() if value},
-        world_size=world,
+        world_size=world_size,
         ranks_read=tuple(sorted(ranks)),
-        notes=_notes(reports, views, world, left_out),
+        notes=_notes(reports, views, world_size, left_out),
         whole_file=True,
     )
 
@@ -249,7 +249,7 @@ def _tables(reports: Sequence[CommunicatorReport]) -> set[str]:
 
 
 def _notes(
-    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world: int, left_out: Counter[str]
+    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world_size: int, left_out: Counter[str]
 ) -> tuple[str, ...]:
     """Return what a report cannot tell, and what these lack."""
     notes = [
@@ -266,10 +266,10 @@ def _notes(
         notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are not known")
     if any(not report.head.get("finished", True) for report in reports):
         notes.append("some communicators were open when their process ended")
-    if world:
-        notes.append(f"the largest communicator, of {world} ranks, is taken for the whole job")
-        if len(views) < world:
-            notes.append(f"{len(views)} of {world} ranks read; the busiest of them stands for all")
+    if world_size:
+        notes.append(f"the largest communicator, of {world_size} ranks, is taken for the whole job")
+        if len(views) < world_size:
+            notes.append(f"{len(views)} of {world_size} ranks read; the busiest of them stands for all")
     else:
         notes.append(f"{len(views)} ranks read and no communicator of all of them: the job's size is not known")
     return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))

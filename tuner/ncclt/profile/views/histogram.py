@@ -126,16 +126,16 @@ def traffic(workload: Workload) -> Traffic | None:
     A rank sends size x bus factor (nccl-tests doc/PERFORMANCE.md); for broadcast and reduce in a group of n, n - 1
     ranks send the message once.
     """
-    world = workload.provenance.world_size
+    world_size = workload.provenance.world_size
     per_rank = 0.0
     for row in workload.messages:
-        size = row.message.group_size or world
+        size = row.message.group_size or world_size
         if not size:
             return None
         once = row.message.collective in (Collective.BROADCAST, Collective.REDUCE)
         factor = (size - 1) / size if once else bus_factor(row.message.collective, size) if size > 1 else 0.0
         per_rank += row.bytes_per_step * factor
-    return Traffic(per_rank=per_rank, total=per_rank * world if world else None)
+    return Traffic(per_rank=per_rank, total=per_rank * world_size if world_size else None)
 
 
 def _class_of(size_bytes: int) -> str:

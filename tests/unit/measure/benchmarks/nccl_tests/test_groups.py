@@ -19,20 +19,20 @@ def message(group_size, spans_nodes=False):
     )  # fmt: skip
 
 
-def colours(variables, world):
+def colours(variables, world_size):
     """What common.cu computes: ranks of one colour are a group."""
     ((name, value),) = variables
     if name == "NCCL_TESTS_SPLIT_MASK":
-        return [rank & int(value, 16) for rank in range(world)]
+        return [rank & int(value, 16) for rank in range(world_size)]
     operation, number = re.fullmatch(r"(MOD|DIV) (\d+)", value).groups()
-    return [rank % int(number) if operation == "MOD" else rank // int(number) for rank in range(world)]
+    return [rank % int(number) if operation == "MOD" else rank // int(number) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("features", [LEAST, OLD], ids=["split", "mask"])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_groups_of_a_node_are_neighbours(features, size):
     """16 ranks on 2 nodes: no group reaches over both."""
-    found = colours(group_variables(message(size), world=16, features=features), 16)
+    found = colours(group_variables(message(size), world_size=16, features=features), 16)
     for colour in set(found):
         ranks = [rank for rank in range(16) if found[rank] == colour]
         assert ranks == list(range(ranks[0], ranks[0] + size))
@@ -42,17 +42,17 @@ def test_groups_of_a_node_are_neighbours(features, size):
 @pytest.mark.parametrize(("size", "ranks"), [(2, [0, 8]), (4, [0, 4, 8, 12]), (8, [0, 2, 4, 6, 8, 10, 12, 14])])
 def test_groups_across_nodes_take_equal_places(features, size, ranks):
     """As data parallelism beside tensor parallelism does."""
-    found = colours(group_variables(message(size, spans_nodes=True), world=16, features=features), 16)
+    found = colours(group_variables(message(size, spans_nodes=True), world_size=16, features=features), 16)
     assert [rank for rank in range(16) if found[rank] == found[0]] == ranks
 
 
 def test_the_whole_job_needs_no_variable():
     """And must not depend on what a release knows."""
-    assert group_variables(message(16), world=16, features=NcclTestsFeatures(split=False)) == ()
+    assert group_variables(message(16), world_size=16, features=NcclTestsFeatures(split=False)) == ()
 
 
 @pytest.mark.parametrize(
-    ("size", "world", "features"),
+    ("size", "world_size", "features"),
     [
         (3, 16, LEAST),
         (32, 16, LEAST),
@@ -61,8 +61,8 @@ def test_the_whole_job_needs_no_variable():
     ],
     ids=["no divisor", "too large", "too old", "a mask is for powers of two"],
 )
-def test_what_cannot_be_divided_is_refused(size, world, features):
+def test_what_cannot_be_divided_is_refused(size, world_size, features):
     """Before anything is launched."""
     with pytest.raises(UsageError) as caught:
-        group_variables(message(size), world=world, features=features)
+        group_variables(message(size), world_size=world_size, features=features)
     assert caught.value.hint

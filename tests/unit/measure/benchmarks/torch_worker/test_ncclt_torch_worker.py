@@ -53,7 +53,7 @@ def test_a_rank_finds_its_place(environ, expected, monkeypatch):
 
     place = worker.find_place(environ | MASTER)
 
-    assert (place.rank, place.world, place.local_rank, place.node) == expected
+    assert (place.rank, place.world_size, place.local_rank, place.node) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_a_process_without_a_place_says_what_is_missing(environ, reason):
         worker.find_place(environ)
 
 
-def _on_ranks(world, act, timeout_s=60.0):
+def _on_ranks(world_size, act, timeout_s=60.0):
     """Run `act(agreement, rank)` on threads as ranks over one store; return what each gave or raised."""
     dist = pytest.importorskip("torch.distributed")
-    store, results = dist.HashStore(), [None] * world
+    store, results = dist.HashStore(), [None] * world_size
 
     def run(rank):
         try:
-            results[rank] = act(worker.Agreement(store, rank, world, timeout_s), rank)
+            results[rank] = act(worker.Agreement(store, rank, world_size, timeout_s), rank)
         except Exception as error:  # noqa: BLE001  the test looks at it
             results[rank] = error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -11,8 +11,8 @@ from ncclt.errors import TraceError
 from ncclt.profile.readers.param_comms import reader as param_comms
 
 
-def _rows(size=10, world=2, **more):
-    row = {"comms": "all_reduce", "in_msg_size": size, "out_msg_size": size, "dtype": "float", "world_size": world}
+def _rows(size=10, world_size=2, **more):
+    row = {"comms": "all_reduce", "in_msg_size": size, "out_msg_size": size, "dtype": "float", "world_size": world_size}
     return json.dumps([{**row, **more}]).encode()
 
 
@@ -65,7 +65,7 @@ def test_one_rank_twice_is_refused(read):
 def test_jobs_of_different_sizes_are_refused(read):
     """2 ranks and 8 ranks are no job."""
     with pytest.raises(TraceError, match="different jobs"):
-        read(_rows(world=2), _rows(world=8))
+        read(_rows(world_size=2), _rows(world_size=8))
 
 
 def test_debris_in_an_archive_is_passed_over(read):

@@ -117,8 +117,8 @@ class NcclTests:
         )
         variables: tuple[tuple[str, str], ...] = ()
         if self.processes > 1:
-            world = self.processes * self.gpus_per_process
-            variables = group_variables(message, world=world, features=self.features)
+            world_size = self.processes * self.gpus_per_process
+            variables = group_variables(message, world_size=world_size, features=self.features)
         return BenchmarkCommand(argv=argv, messages=messages, output_file=output_file, variables=variables)
 
     def _gpus(self, message: Message) -> int:

@@ -56,28 +56,28 @@ class RankPlace:
     """Where this process stands in the job; the name of its node is NCCL's own idea first, then the launcher's."""
 
     rank: int
-    world: int
+    world_size: int
     local_rank: int
     node: str
 
 
 def find_place(environ: Mapping[str, str]) -> RankPlace:
     """Read the launcher's variables."""
-    for rank, world, local_rank, node in LAUNCHERS:
-        if all(name in environ for name in (rank, world, local_rank)):
+    for rank, world_size, local_rank, node in LAUNCHERS:
+        if all(name in environ for name in (rank, world_size, local_rank)):
             if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
                 raise RefusedError("MASTER_ADDR and MASTER_PORT have to name the host of rank 0 and a free port there")
             name = f"node {environ[node]}" if node in environ else socket.gethostname()
             name = environ.get("NCCL_HOSTID", name)
-            return RankPlace(int(environ[rank]), int(environ[world]), int(environ[local_rank]), name)
+            return RankPlace(int(environ[rank]), int(environ[world_size]), int(environ[local_rank]), name)
     raise RefusedError("no launcher has given this process a rank: start it with torchrun, mpirun or srun")
 
 
 class Agreement:
     """Lets all ranks come to one answer, over the rendezvous store alone."""
 
-    def __init__(self, store: Any, rank: int, world: int, timeout_s: float) -> None:
-        self._store, self._rank, self._others, self._timeout_s = store, rank, range(1, world), timeout_s
+    def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
+        self._store, self._rank, self._others, self._timeout_s = store, rank, range(1, world_size), timeout_s
         self._round = 0
 
     def reach(self, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
@@ -276,7 +276,7 @@ class RankJob(NamedTuple):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         store, place = PrefixStore(name, self.store), self.place
-        dist.init_process_group(self.environment["backend"], None, self.timeout, place.world, place.rank, store)
+        dist.init_process_group(self.environment["backend"], None, self.timeout, place.world_size, place.rank, store)
         return Groups(self.environment["nodes"], self.place.rank, self.timeout)
 
 
@@ -289,8 +289,8 @@ def meet(options: argparse.Namespace, report: WorkerReport) -> RankJob:
     from torch.distributed.rendezvous import rendezvous
 
     timeout = timedelta(seconds=options.timeout_s)
-    store = next(rendezvous("env://", place.rank, place.world, timeout=timeout))[0]
-    agreement = Agreement(PrefixStore("ncclt", store), place.rank, place.world, options.timeout_s)
+    store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+    agreement = Agreement(PrefixStore("ncclt", store), place.rank, place.world_size, options.timeout_s)
     own = describe_self(place, options.backend)
     environment = {"backend": options.backend, **agreement.reach(own, examine)}
     report.begin()

@@ -61,13 +61,13 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     check_distinct(paths)
     logs = sorted((_read(d) for path in paths for d in documents(path)), key=lambda log: log.label)
     check_one_job([RankFile(label=log.label, ranks=tuple(log.rows)) for log in logs])
-    world = _world_size(logs)
+    world_size = _world_size(logs)
     left_out: Counter[str] = Counter()
     views: list[RankMessages] = []
     times: dict[Message, float] = {}
     for rank, rows in ((rank, rows) for log in logs for rank, rows in log.rows.items()):
         calls: Counter[tuple[str, Message]] = Counter()
-        for row, message in _messages(rows, world, left_out):
+        for row, message in _messages(rows, world_size, left_out):
             calls["", message] += row.calls
             if row.time_us > 0:
                 times[message] = min(row.time_us, times.get(message, row.time_us))
@@ -81,7 +81,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             MessageCalls(message=message, calls_per_step=count, recorded_us=times.get(message))
             for message, count in per_step.items()
         ),
-        provenance=_provenance(logs, world, left_out),
+        provenance=_provenance(logs, world_size, left_out),
     )
 
 
@@ -92,17 +92,17 @@ def _read(document: Document) -> CommsLog:
     return read_dictionary(document.label, content if isinstance(content, Mapping) else {})
 
 
-def _messages(rows: Sequence[LogRow], world: int, left_out: Counter[str]) -> Iterator[tuple[LogRow, Message]]:
+def _messages(rows: Sequence[LogRow], world_size: int, left_out: Counter[str]) -> Iterator[tuple[LogRow, Message]]:
     """Yield the rows that make messages; a receive counts where the rank sends nothing."""
     sends = any(row.operation in ("send", "isend") for row in rows)
     for row in rows:
         collective = _OPERATIONS.get(row.operation)
         if sends and row.operation in ("recv", "irecv"):
             continue
-        size = row.size_bytes * (world if collective is Collective.ALL_GATHER else 1)
+        size = row.size_bytes * (world_size if collective is Collective.ALL_GATHER else 1)
         if collective is None:
             left_out[f"{row.operation}, which ncclt has no message for"] += row.calls
-        elif collective is Collective.ALL_GATHER and not world:
+        elif collective is Collective.ALL_GATHER and not world_size:
             left_out[f"{row.operation} of {row.size_bytes} bytes per rank: how many ranks there are is not told"] += (
                 row.calls
             )
@@ -154,21 +154,21 @@ def _nothing(logs: Sequence[CommsLog], left_out: Counter[str]) -> TraceError:
     )
 
 
-def _provenance(logs: Sequence[CommsLog], world: int, left_out: Counter[str]) -> Provenance:
+def _provenance(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> Provenance:
     ranks = {rank for log in logs for rank in log.rows if rank is not None}
     read_from = dict.fromkeys(log.kind for log in logs if log.rows)
     return Provenance(
         source=name,
         created=min((log.created for log in logs if log.created), default=""),
         detail={"files": ", ".join(log.label for log in logs), "read_from": ", ".join(read_from)},
-        world_size=world,
+        world_size=world_size,
         ranks_read=tuple(sorted(ranks)),
-        notes=_notes(logs, world, left_out),
+        notes=_notes(logs, world_size, left_out),
         whole_file=True,
     )
 
 
-def _notes(logs: Sequence[CommsLog], world: int, left_out: Counter[str]) -> tuple[str, ...]:
+def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> tuple[str, ...]:
     notes = [
         WHOLE_FILE,
         f"it tells no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
@@ -177,8 +177,8 @@ def _notes(logs: Sequence[CommsLog], world: int, left_out: Counter[str]) -> tupl
     ]
     if any(log.is_rounded and log.rows for log in logs):
         notes.append("sizes are rounded to two decimals of their unit, up to 0.5 % off; the dictionary has them exact")
-    if world and not any(log.world_size for log in logs):
-        notes.append(f"the {world} ranks of the job are worked out from busbw / tput = (n - 1)/n")
+    if world_size and not any(log.world_size for log in logs):
+        notes.append(f"the {world_size} ranks of the job are worked out from busbw / tput = (n - 1)/n")
     for log in logs:
         if log.tables > 1:
             notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: the fullest one is read")

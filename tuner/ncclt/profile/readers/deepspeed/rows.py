@@ -119,13 +119,13 @@ def read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
     metadata = summary.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     rows = list(_dictionary_rows(summary.get("summary")))
-    rank, world, stamp = metadata.get("rank"), metadata.get("world_size"), str(metadata.get("timestamp", ""))
+    rank, world_size, stamp = metadata.get("rank"), metadata.get("world_size"), str(metadata.get("timestamp", ""))
     is_dated = re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d)", stamp[:10]) is not None
     return CommsLog(
         label=label,
         kind="dictionary",
         rows={rank if _is_count(rank) else None: rows} if rows else {},
-        world_size=world if _is_count(world) else 0,
+        world_size=world_size if _is_count(world_size) else 0,
         is_rounded=False,
         created=stamp[:10] if is_dated else "",
     )

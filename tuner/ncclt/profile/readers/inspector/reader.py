@@ -111,11 +111,11 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         notes.append(f"{gaps} calls between the recorded ones are missing: too small, untimed or dropped")
     if tally.dropped:
         notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
-    world = tally.world_size
-    if world:
-        notes.append(f"the largest communicator, of {world} ranks, is taken for the whole job")
-        if tally.ranks_seen < world:
-            notes.append(f"{tally.ranks_seen} of {world} ranks read; the busiest of them stands for all")
+    world_size = tally.world_size
+    if world_size:
+        notes.append(f"the largest communicator, of {world_size} ranks, is taken for the whole job")
+        if tally.ranks_seen < world_size:
+            notes.append(f"{tally.ranks_seen} of {world_size} ranks read; the busiest of them stands for all")
     else:
         notes.append(f"{tally.ranks_seen} ranks read and no communicator of all of them: the job's size is not known")
     return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))

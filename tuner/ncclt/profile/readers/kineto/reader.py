@@ -212,9 +212,9 @@ def _notes(ranks: Sequence[_RankReading]) -> tuple[str, ...]:
         notes.append(f"kernels without metadata: {bare} of {total}")
     if unmatched:
         notes.append(f"kernels that belong to no recorded call: {unmatched} of {total}")
-    world = max(rank.job.world_size for rank in ranks)
-    if len(ranks) < world:
-        notes.append(f"{len(ranks)} of {world} ranks read; the busiest of them stands for all")
+    world_size = max(rank.job.world_size for rank in ranks)
+    if len(ranks) < world_size:
+        notes.append(f"{len(ranks)} of {world_size} ranks read; the busiest of them stands for all")
     if any(rank.job.rank is None for rank in ranks):
         notes.append("a trace does not say which rank it is of")
     return tuple(notes)

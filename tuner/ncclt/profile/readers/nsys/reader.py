@@ -65,12 +65,12 @@ def _check_ranks(recordings: Sequence[NsysExport]) -> None:
 
 
 def _workload(recordings: Sequence[NsysExport], sizing: Sizing, workload_name: str) -> Workload:
-    world = max((member.ranks for recording in recordings for member in recording.members.values()), default=0)
+    world_size = max((member.ranks for recording in recordings for member in recording.members.values()), default=0)
     ranks = {
         rank
         for recording in recordings
         for member in recording.members.values()
-        if member.ranks == world
+        if member.ranks == world_size
         for rank in member.mine
     }
     facts = {
@@ -89,15 +89,15 @@ def _workload(recordings: Sequence[NsysExport], sizing: Sizing, workload_name: s
             source=name,
             created=min((recording.recorded_on for recording in recordings if recording.recorded_on), default=""),
             detail={key: value for key, value in facts.items() if value},
-            world_size=world,
+            world_size=world_size,
             ranks_read=tuple(sorted(ranks)),
-            notes=tuple(_notes(recordings, sizing, read=len(ranks), world=world)),
+            notes=tuple(_notes(recordings, sizing, read=len(ranks), world_size=world_size)),
             whole_file=True,
         ),
     )
 
 
-def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world: int) -> list[str]:
+def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world_size: int) -> list[str]:
     notes = [WHOLE_FILE, *sizing.assumed]
     notes += [f"left out: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
     bare = sum(
@@ -110,6 +110,6 @@ def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world
     graphed = sum(recording.graphed for recording in recordings)
     if graphed:
         notes.append(f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured")
-    if read and read < world:
-        notes.append(f"{read} of {world} ranks read; the busiest of them stands for all")
+    if read and read < world_size:
+        notes.append(f"{read} of {world_size} ranks read; the busiest of them stands for all")
     return notes

@@ -166,11 +166,11 @@ def _notes(ranks: Sequence[RankReading]) -> tuple[str, ...]:
         notes.append(WHOLE_FILE)
     elif marking < len(ranks):
         notes.append(f"{len(ranks) - marking} of {len(ranks)} files mark no training step: their calls do not count")
-    world = max(r.world_size for r in ranks)
-    if len(ranks) < world:
-        notes.append(f"{len(ranks)} of {world} ranks read; the busiest of them stands for all")
+    world_size = max(r.world_size for r in ranks)
+    if len(ranks) < world_size:
+        notes.append(f"{len(ranks)} of {world_size} ranks read; the busiest of them stands for all")
     if any(r.rank is None for r in ranks):
         notes.append("a file does not say which rank it is of")
-    if any(1 < call.message.group_size < world for r in ranks for call in r.calls):
+    if any(1 < call.message.group_size < world_size for r in ranks for call in r.calls):
         notes.append("this source does not say which groups span nodes: none is taken to")
     return tuple(notes)

@@ -95,7 +95,7 @@ def _workload(reports: Sequence[_Report], workload_name: str) -> Workload:
     views = [_view(rank, mine) for rank, mine in sends.items()]
     times_us = _times_us(sends.values())
     ranks = tuple(sorted(rank for rank in by_rank if rank is not None))
-    world = max((row.world_size for mine in by_rank.values() for row in mine), default=0)
+    world_size = max((row.world_size for mine in by_rank.values() for row in mine), default=0)
     return Workload(
         name=workload_name,
         messages=tuple(
@@ -105,9 +105,9 @@ def _workload(reports: Sequence[_Report], workload_name: str) -> Workload:
         provenance=Provenance(
             source=name,
             detail={"files": ", ".join(report.label for report in reports)},
-            world_size=world,
+            world_size=world_size,
             ranks_read=ranks,
-            notes=tuple(_notes(by_rank, ranks, world)),
+            notes=tuple(_notes(by_rank, ranks, world_size)),
             whole_file=True,
         ),
     )
@@ -141,7 +141,7 @@ def _times_us(ranks: Iterable[Sequence[ReportRow]]) -> dict[Message, float]:
     return smallest
 
 
-def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[int], world: int) -> list[str]:
+def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[int], world_size: int) -> list[str]:
     notes = [WHOLE_FILE]
     left_out: dict[str, int] = {}
     for mine in by_rank.values():
@@ -154,6 +154,6 @@ def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[in
     notes += [f"left out: {calls} x {reason}" for reason, calls in sorted(left_out.items())]
     if not ranks:
         notes.append("the table does not say which ranks it was made from")
-    elif len(ranks) < world:
-        notes.append(f"{len(ranks)} of {world} ranks read; the busiest of them stands for all")
+    elif len(ranks) < world_size:
+        notes.append(f"{len(ranks)} of {world_size} ranks read; the busiest of them stands for all")
     return notes
