@@ -3,7 +3,7 @@
 import json
 import sys
 
-from ncclt.core.algo_proto_text import remaining_pairs
+from ncclt.core.algo_proto_text import remaining_algo_protos
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message, parse_dtype
 from ncclt.core.setting import Setting
@@ -14,7 +14,7 @@ from ncclt.measure.simulated.runner import SimulatedRunner
 def setting_of(forced, collective, version):
     """The setting that variables force on one collective."""
     variables = dict(word.split("=", 1) for word in forced.split())
-    left = remaining_pairs(variables, collective, version)
+    left = remaining_algo_protos(variables, collective, version)
     algorithms, protocols = {pair.algorithm for pair in left}, {pair.protocol for pair in left}
     channels = next((int(v) for k, v in variables.items() if k in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")), None)
     return Setting(

@@ -183,10 +183,11 @@ def _require_expressible(policy: Policy, request: CheckRequest, testbed: Testbed
     from ncclt.errors import UsageError
 
     for setting in policy.by_setting([calls.message for calls in request.study.workload.messages]):
-        pair = Setting(algorithm=setting.algorithm, protocol=setting.protocol)
-        if not pair.is_default and not testbed.expressible(pair):
+        algo_proto = Setting(algorithm=setting.algorithm, protocol=setting.protocol)
+        if not algo_proto.is_default and not testbed.expressible(algo_proto):
             raise UsageError(
-                f"variables cannot force {pair.label} safely, which this recommendation delivers through a tuner table",
+                f"variables cannot force {algo_proto.label} safely, "
+                "which this recommendation delivers through a tuner table",
                 hint="use --through plugin, with --benchmark torch_collectives",
             )
 

@@ -48,7 +48,7 @@ PROTOCOL_WORDS: dict[Protocol, str] = {Protocol.LL: "LL", Protocol.SIMPLE: "Simp
 _Choice = TypeVar("_Choice", Algorithm, Protocol)
 
 
-class Pair(NamedTuple):
+class AlgoProto(NamedTuple):
     """An algorithm with a protocol."""
 
     algorithm: Algorithm
@@ -89,17 +89,19 @@ def _write(words: Mapping[Collective, str], *, base: str, version: NcclVersion) 
     return ";".join([base, *entries] if version >= BASE_NEEDED_SINCE else entries)
 
 
-def legal_pairs(collective: Collective, version: NcclVersion) -> frozenset[Pair]:
+def legal_algo_protos(collective: Collective, version: NcclVersion) -> frozenset[AlgoProto]:
     """Return every pair that this NCCL implements for a collective."""
     return frozenset(
-        Pair(algorithm, protocol)
+        AlgoProto(algorithm, protocol)
         for algorithm, protocols in LEGAL[collective].items()
         if version >= ALGORITHM_SINCE[algorithm]
         for protocol in protocols
     )
 
 
-def remaining_pairs(variables: Mapping[str, str], collective: Collective, version: NcclVersion) -> frozenset[Pair]:
+def remaining_algo_protos(
+    variables: Mapping[str, str], collective: Collective, version: NcclVersion
+) -> frozenset[AlgoProto]:
     """Return the legal pairs that NCCL_ALGO and NCCL_PROTO among `variables` leave to a collective.
 
     Reads only what this module writes. Before 2.24 Ring stays for everything but all_reduce, whatever is listed
@@ -113,9 +115,10 @@ def remaining_pairs(variables: Mapping[str, str], collective: Collective, versio
     if algorithms is not None and ring_stays(collective, version):
         algorithms |= {Algorithm.RING}
     return frozenset(
-        pair
-        for pair in legal_pairs(collective, version)
-        if (algorithms is None or pair.algorithm in algorithms) and (protocols is None or pair.protocol in protocols)
+        algo_proto
+        for algo_proto in legal_algo_protos(collective, version)
+        if (algorithms is None or algo_proto.algorithm in algorithms)
+        and (protocols is None or algo_proto.protocol in protocols)
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from ncclt.core.algo_proto_text import COLLECTIVE_WORDS, legal_pairs, remaining_pairs
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS, legal_algo_protos, remaining_algo_protos
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.attestation import (
     MOST_ROWS,
@@ -104,11 +104,14 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
     channels = int(most) if most else None
     rules = []
     for collective in COLLECTIVE_WORDS:
-        left, legal = remaining_pairs(variables, collective, version), legal_pairs(collective, version)
-        algorithms, protocols = {pair.algorithm for pair in left}, {pair.protocol for pair in left}
+        left, legal = remaining_algo_protos(variables, collective, version), legal_algo_protos(collective, version)
+        algorithms, protocols = (
+            {algo_proto.algorithm for algo_proto in left},
+            {algo_proto.protocol for algo_proto in left},
+        )
         # What is the only one anyway is forced by nobody.
-        has_algorithm = len(algorithms) == 1 and algorithms != {pair.algorithm for pair in legal}
-        has_protocol = len(protocols) == 1 and protocols != {pair.protocol for pair in legal}
+        has_algorithm = len(algorithms) == 1 and algorithms != {algo_proto.algorithm for algo_proto in legal}
+        has_protocol = len(protocols) == 1 and protocols != {algo_proto.protocol for algo_proto in legal}
         rule = Rule(
             collective=collective,
             algorithm=next(iter(algorithms)) if has_algorithm else None,

@@ -16,9 +16,9 @@ from ncclt.core.algo_proto_text import (
     BASE_PROTOCOLS,
     COLLECTIVE_WORDS,
     PER_COLLECTIVE_SINCE,
-    Pair,
-    legal_pairs,
-    remaining_pairs,
+    AlgoProto,
+    legal_algo_protos,
+    remaining_algo_protos,
     ring_stays,
     write_algorithms,
     write_protocols,
@@ -177,9 +177,9 @@ def _inexpressible(
         elif rule.algorithm not in (None, Algorithm.RING) and ring_stays(rule.collective, version):
             reasons[rule] = f"NCCL {version} never takes ring away from {rule.collective}"
     if version < PER_COLLECTIVE_SINCE and not reasons:
-        pairs = {(rule.algorithm, rule.protocol) for rule in rules}
-        forced = any(algorithm or protocol for algorithm, protocol in pairs)
-        if forced and (len(pairs) > 1 or unruled):
+        algo_protos = {(rule.algorithm, rule.protocol) for rule in rules}
+        forced = any(algorithm or protocol for algorithm, protocol in algo_protos)
+        if forced and (len(algo_protos) > 1 or unruled):
             others = f"{_names(unruled)} would get it too" if unruled else "the rules differ"
             reasons = dict.fromkeys(rules, f"NCCL {version} takes one choice for all collectives: {others}")
     return reasons
@@ -230,19 +230,21 @@ def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: Nccl
     """
     wanted = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS:
-        left = remaining_pairs(variables, collective, version)
-        serving = [pair for pair in left if not delivered or serves_every_call(collective, pair.algorithm)]
+        left = remaining_algo_protos(variables, collective, version)
+        serving = [
+            algo_proto for algo_proto in left if not delivered or serves_every_call(collective, algo_proto.algorithm)
+        ]
         if not serving:
             raise SettingError(
                 f"NCCL {version} would have no algorithm left for calls of {collective}", hint="this is a bug in ncclt"
             )
         rule = wanted.get(collective)
-        if rule and not all(_fits(pair, rule) for pair in left):
+        if rule and not all(_fits(algo_proto, rule) for algo_proto in left):
             raise SettingError(f"NCCL {version} would not do {rule_label(rule)}", hint="this is a bug in ncclt")
 
 
-def _fits(pair: Pair, rule: Rule) -> bool:
-    return rule.algorithm in (None, pair.algorithm) and rule.protocol in (None, pair.protocol)
+def _fits(algo_proto: AlgoProto, rule: Rule) -> bool:
+    return rule.algorithm in (None, algo_proto.algorithm) and rule.protocol in (None, algo_proto.protocol)
 
 
 def _side_effects(
@@ -253,12 +255,16 @@ def _side_effects(
     ruled = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS if version >= BASE_NEEDED_SINCE else ():
         rule = ruled.get(collective)
-        legal = [pair for pair in legal_pairs(collective, version) if rule is None or _fits(pair, rule)]
+        legal = [
+            algo_proto
+            for algo_proto in legal_algo_protos(collective, version)
+            if rule is None or _fits(algo_proto, rule)
+        ]
         taken: list[str] = []
         if "NCCL_ALGO" in variables and not (rule and rule.algorithm):
-            taken += sorted({pair.algorithm.value for pair in legal} - {a.value for a in BASE_ALGORITHMS})
+            taken += sorted({algo_proto.algorithm.value for algo_proto in legal} - {a.value for a in BASE_ALGORITHMS})
         if "NCCL_PROTO" in variables and not (rule and rule.protocol):
-            taken += sorted({pair.protocol.value for pair in legal} - {p.value for p in BASE_PROTOCOLS})
+            taken += sorted({algo_proto.protocol.value for algo_proto in legal} - {p.value for p in BASE_PROTOCOLS})
         if taken and collective in workload:
             notes.append(f"{collective} can no longer use {', '.join(taken)}: NCCL {version} needs a base list")
     if version < PER_COLLECTIVE_SINCE and ("NCCL_ALGO" in variables or "NCCL_PROTO" in variables):

@@ -24,10 +24,10 @@ from ncclt.search.gaussian_process import Kernels
 
 Array = NDArray[np.float64]
 
-_CONSTANT, _ALGORITHM, _PROTOCOL, _PAIR = 0.3, 0.2, 0.3, 0.3
+_CONSTANT, _ALGORITHM, _PROTOCOL, _ALGO_PROTO = 0.3, 0.2, 0.3, 0.3
 """How far forced settings as a whole, and those of one algorithm, protocol or pair, lie from what was expected."""
 
-_CHANNELS, _PAIR_CHANNELS = 0.25, 0.2
+_CHANNELS, _ALGO_PROTO_CHANNELS = 0.25, 0.2
 """How far channels move the time, for all pairs alike and for each in its own way."""
 
 _CHANNEL_DOUBLINGS, _SLOPE = 2.0, 0.2
@@ -36,11 +36,11 @@ _CHANNEL_DOUBLINGS, _SLOPE = 2.0, 0.2
 _AUTO_LIKENESS = 0.85
 """How alike NCCL's own channels are to as many forced ones; it takes fewer for small messages."""
 
-_ROUGH_DOUBLINGS, _OWN_SHARE, _OWN_SHARE_OF_PAIR = 1.0, 0.4, 0.5
+_ROUGH_DOUBLINGS, _OWN_SHARE, _OWN_SHARE_OF_ALGO_PROTO = 1.0, 0.4, 0.5
 """The rough part: reach over channels, the share of its variance that no neighbour knows of, and what comes on top of
 it that settings with the same pair and channels have in common, whatever their parameters."""
 
-_PARAMETER, _OTHER_PAIR_PARAMETER = 0.06, 0.6
+_PARAMETER, _OTHER_ALGO_PROTO_PARAMETER = 0.06, 0.6
 """What a process-wide parameter can do, and how alike its effect is on two pairs."""
 
 _OTHER_COLLECTIVE, _OTHER_GROUP = 0.6, 0.6
@@ -112,7 +112,7 @@ def likeness(settings: Sequence[Setting], messages: Sequence[Message], cluster: 
     """
     algorithm = _same([s.algorithm for s in settings])
     protocol = _same([s.protocol for s in settings])
-    pair = algorithm * protocol
+    algo_proto = algorithm * protocol
     own = math.log2(max(1, graph_of(cluster).channels))
     likely_own = {s: _own_doublings(s, messages, cluster, own) for s in settings if s.channels is None}
     doublings = np.array([likely_own[s] if s.channels is None else math.log2(s.channels) for s in settings])
@@ -125,18 +125,20 @@ def likeness(settings: Sequence[Setting], messages: Sequence[Message], cluster: 
         _CONSTANT**2
         + _ALGORITHM**2 * algorithm
         + _PROTOCOL**2 * protocol
-        + _PAIR**2 * pair
+        + _ALGO_PROTO**2 * algo_proto
         + _CHANNELS**2 * channels
-        + _PAIR_CHANNELS**2 * pair * channels
+        + _ALGO_PROTO_CHANNELS**2 * algo_proto * channels
     )
     effects = _parameter_effects(settings)
     same = (distance == 0) & (auto[:, None] == auto[None, :])
     own_group = _same([s.parameters for s in settings])
-    rough = pair * own_group * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * same)
+    rough = (
+        algo_proto * own_group * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * same)
+    )
     return Likeness(
         smooth=smooth,
-        rough=rough + _OWN_SHARE_OF_PAIR * pair * same,
-        parameters=_PARAMETER**2 * effects * np.where(pair > 0, 1.0, _OTHER_PAIR_PARAMETER),
+        rough=rough + _OWN_SHARE_OF_ALGO_PROTO * algo_proto * same,
+        parameters=_PARAMETER**2 * effects * np.where(algo_proto > 0, 1.0, _OTHER_ALGO_PROTO_PARAMETER),
         size_doublings=_size_distance(messages),
         kinds=_kinds(messages),
     )

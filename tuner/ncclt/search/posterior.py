@@ -58,11 +58,14 @@ class Model:
         self._expected = flattened(expected_log_ratios(self.settings, *told))
         self._own = expected_own(self.settings, *told)
         self._alike = likeness(self.settings, self._messages, cluster)
-        pairs = [(s.algorithm, s.protocol) for s in self.settings]
-        order = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
-        self._pair = np.array([order[pair] for pair in pairs])
-        reaches = [[is_legal(m.collective, *pair, version=cluster.version) for m in self._messages] for pair in order]
-        self._reaches = np.array(reaches, dtype=np.bool_)[self._pair]
+        algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
+        order = {algo_proto: index for index, algo_proto in enumerate(dict.fromkeys(algo_protos))}
+        self._algo_proto = np.array([order[algo_proto] for algo_proto in algo_protos])
+        reaches = [
+            [is_legal(m.collective, *algo_proto, version=cluster.version) for m in self._messages]
+            for algo_proto in order
+        ]
+        self._reaches = np.array(reaches, dtype=np.bool_)[self._algo_proto]
 
     def believe(self, observed: Observations, running: Collection[Setting]) -> Beliefs:
         """Return what is known about every setting of interest.
@@ -96,7 +99,7 @@ class Model:
             table = _extended(table, pending, mean, noise, self._expected)
             mean, variance = self._averaged(table, weighed)
         cost = self._calls * observed.default_us
-        tried = np.isin(self._pair, self._pair[[*rows, *pending]]) if len(rows) or len(pending) else False
+        tried = np.isin(self._algo_proto, self._algo_proto[[*rows, *pending]]) if len(rows) or len(pending) else False
         return Beliefs(
             mean=np.round(mean, _BELIEF_DIGITS),
             variance=np.maximum(np.round(variance, 2 * _BELIEF_DIGITS), _LEAST_VARIANCE),

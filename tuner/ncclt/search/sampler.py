@@ -196,15 +196,15 @@ def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed
 
     After failures in a row it must become clear whether the settings are to blame or the cluster.
     """
-    sound = {_pair(s) for s in observed.ratios}
-    stricter = barred | np.array([_pair(s) not in sound for s in settings])
+    sound = {_algo_proto(s) for s in observed.ratios}
+    stricter = barred | np.array([_algo_proto(s) not in sound for s in settings])
     return barred if stricter.all() else stricter
 
 
 def _chance_to_run(settings: Sequence[Setting], observed: Observations) -> Array:
     """Return how likely each setting is to run without fault, by what became of its pair and of its protocol."""
     chance = np.ones(len(settings))
-    for kind in (_pair, _protocol):
+    for kind in (_algo_proto, _protocol):
         failed, ran = Counter[object](), Counter[object]()
         for setting, count in observed.failures.items():
             failed[kind(setting)] += count
@@ -214,7 +214,7 @@ def _chance_to_run(settings: Sequence[Setting], observed: Observations) -> Array
     return chance
 
 
-def _pair(setting: Setting) -> object:
+def _algo_proto(setting: Setting) -> object:
     return setting.algorithm, setting.protocol
 
 

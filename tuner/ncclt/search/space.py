@@ -120,9 +120,9 @@ def cluster_space(
         parameters: process-wide parameters to search: name -> ladder of values; "not set" is always tried too.
         expressible: tells whether the place where trials run can force a pair; plain variables cannot force all.
     """
-    pairs = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
+    algo_protos = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
     ladder = [c for c in CHANNEL_LADDER if c <= max_channels(cluster.version)]
-    names = {_pair_name(a, p): (a, p) for a, p in pairs}
+    names = {_algo_proto_name(a, p): (a, p) for a, p in algo_protos}
     # "auto" stands at the upper end: NCCL starts from all the channels it found and takes away for small messages.
     channels: list[int | None] = [*ladder, None]
     distributions: dict[str, BaseDistribution] = {"pair": CategoricalDistribution([AUTO, *names])}
@@ -133,9 +133,9 @@ def cluster_space(
     chosen = list(itertools.product([AUTO, *names], range(len(channels)) if names else [0]))
     combinations = _combinations(parameters, most=MAX_POINTS // len(chosen))
     settings: dict[tuple[Any, ...], Setting] = {}
-    for (pair, position), values in itertools.product(chosen, combinations):
-        algorithm, protocol = names.get(pair, (None, None))
-        settings[pair, *([position] if names else []), *values] = Setting(
+    for (algo_proto, position), values in itertools.product(chosen, combinations):
+        algorithm, protocol = names.get(algo_proto, (None, None))
+        settings[algo_proto, *([position] if names else []), *values] = Setting(
             algorithm=algorithm,
             protocol=protocol,
             # Without a forced pair the channels stay NCCL's too: a tuner table cannot say channels alone.
@@ -174,11 +174,11 @@ def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:
     """Return exactly the recorded settings: their axes where they form a full grid, else one list of settings."""
     settings = [s for s in dict.fromkeys(recorded) if not s.is_default]
     axes: dict[str, list[Any]] = {
-        "pair": sorted({_pair_name(s.algorithm, s.protocol) for s in settings}),
+        "pair": sorted({_algo_proto_name(s.algorithm, s.protocol) for s in settings}),
         "channels": sorted({s.channels or 0 for s in settings}),
         "parameters": sorted({_parameters_name(s) for s in settings}),
     }
-    by_point = {(_pair_name(s.algorithm, s.protocol), s.channels or 0, _parameters_name(s)): s for s in settings}
+    by_point = {(_algo_proto_name(s.algorithm, s.protocol), s.channels or 0, _parameters_name(s)): s for s in settings}
     varying = {name: values for name, values in axes.items() if len(values) > 1}
     full = len(by_point) == len(axes["pair"]) * len(axes["channels"]) * len(axes["parameters"])
     if not full or not varying:
@@ -206,7 +206,7 @@ def _forced_amount(setting: Setting) -> tuple[int, int]:
     return (len(setting.parameters), -(setting.channels or MAX_CHANNELS + 1))
 
 
-def _pair_name(algorithm: Algorithm | None, protocol: Protocol | None) -> str:
+def _algo_proto_name(algorithm: Algorithm | None, protocol: Protocol | None) -> str:
     return f"{algorithm or AUTO}/{protocol or AUTO}"
 
 

@@ -33,7 +33,7 @@ _MOST_COMMUNICATORS = 100_000
 """More than any job has; beyond that the file is damaged."""
 
 _Thread = tuple[str, int, int]
-_Pair = tuple[Collective, Algorithm, Protocol]
+_Cell = tuple[Collective, Algorithm, Protocol]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Communicator:
     nodes: int = 0
     comm_id: str = ""
     channels: dict[str, int] = field(default_factory=dict)
-    cells: dict[_Pair, tuple[float, float]] = field(default_factory=dict)
+    cells: dict[_Cell, tuple[float, float]] = field(default_factory=dict)
     reader: CostTableReader = field(default_factory=CostTableReader)
 
 
@@ -123,7 +123,9 @@ class _Communicators:
                     nodes=nodes,
                     channels=known.channels.get("coll", 0),
                     nvls_channels=known.channels.get("nvls", 0),
-                    costs=tuple(PrintedCost(*pair, *cost) for pair, cost in known.cells.items() if cost[1] > 0),
+                    costs=tuple(
+                        PrintedCost(*algo_proto, *cost) for algo_proto, cost in known.cells.items() if cost[1] > 0
+                    ),
                 )
                 found.setdefault((known.ranks, nodes), table)
         return tuple(found.values())
@@ -139,7 +141,7 @@ class _Communicators:
             # The same row again: a communicator whose start is not told.
             reader, known = known.reader, self._begun(thread)
             known.reader = reader
-        known.cells |= {pair: (latency_us, gbps) for pair, (latency_us, gbps) in costs.items()}
+        known.cells |= {algo_proto: (latency_us, gbps) for algo_proto, (latency_us, gbps) in costs.items()}
 
     def _hosts(self, wanted: _Communicator) -> int:
         """Return on how many hosts all ranks of a communicator spoke; 0 where some did not."""
