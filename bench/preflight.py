@@ -23,8 +23,8 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import FabricFinding, Part, Section, State
 from ncclt.health.preflight import TOLERANCE, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.probes import Soundings
 from ncclt.health.preflight.simulated import SimulatedFabric, Weakness
-from ncclt.health.preflight.soundings import Soundings
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 NODES = (8, 32, 128)

@@ -11,7 +11,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.errors import HostLostError
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.process.members import members, new_mark
+from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.rank_check import unfit
 from ncclt.launch.ssh.launcher import SshLauncher, create
 from ncclt.measure.benchmarks.benchmark import CommandOutput

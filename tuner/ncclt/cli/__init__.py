@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ncclt.cli.streams import prepare
+from ncclt.cli.stdio import prepare
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     try:
         code = _run(sys.argv[1:])
     except KeyboardInterrupt:
-        from ncclt.cli.edge import EXIT_INTERRUPTED
+        from ncclt.cli.output import EXIT_INTERRUPTED
 
         code = EXIT_INTERRUPTED
     except OSError as error:

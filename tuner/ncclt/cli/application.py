@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from ncclt import __version__
 from ncclt.cli.configuration import default_map
-from ncclt.cli.edge import report
+from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError
 
 COMMANDS: dict[str, str] = {

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, say
 from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, say
 from ncclt.errors import NoRecommendationError, UsageError
 
 if TYPE_CHECKING:

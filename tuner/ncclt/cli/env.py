@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.edge import report, say
 from ncclt.cli.job_request import job_request, request_of
+from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 
 if TYPE_CHECKING:

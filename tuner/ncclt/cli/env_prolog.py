@@ -12,8 +12,8 @@ import shlex
 import stat
 from pathlib import Path
 
-from ncclt.cli.edge import say
 from ncclt.cli.job_request import request_of
+from ncclt.cli.output import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES

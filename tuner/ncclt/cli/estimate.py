@@ -9,6 +9,7 @@ import typer
 
 from ncclt.cli.edge import print_json, print_table
 from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:

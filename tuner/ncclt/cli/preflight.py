@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli import testbed
-from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.submit import is_login_node
 from ncclt.errors import StoreError, UsageError
 

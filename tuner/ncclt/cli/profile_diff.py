@@ -8,6 +8,7 @@ import typer
 
 from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from ncclt.core.message import Message

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, say
 from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, say
 from ncclt.errors import UsageError
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import report, say
 from ncclt.cli.options import Storage
+from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, UsageError, reason
 from ncclt.profile.record.plan import Method, plan_recording
 

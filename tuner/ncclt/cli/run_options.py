@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclt.cli.edge import report
 from ncclt.cli.env import Options
+from ncclt.cli.output import report
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
 

@@ -9,7 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.edge import say
 from ncclt.cli.env import source
 from ncclt.cli.job_request import job_request, request_of
 from ncclt.cli.run_start import MustNotStart, Start, all_or_none

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ncclt.cli.edge import report, say
+from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import Offer, delivered_from_offer
 from ncclt.errors import NccltError, TraceError
 from ncclt.launch.process.guard import guard
-from ncclt.launch.process.members import MARK_VARIABLE, new_mark
+from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
 from ncclt.profile.record.command import run_foreground
 
 GRACE_S = 30.0

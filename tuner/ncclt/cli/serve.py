@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.edge import say
 from ncclt.cli.options import Storage
+from ncclt.cli.output import say
 from ncclt.errors import MissingDependencyError, UsageError
 
 app = typer.Typer()

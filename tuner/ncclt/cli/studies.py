@@ -10,6 +10,7 @@ import typer
 
 from ncclt.cli.edge import print_json, print_table
 from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.prove.payback import cost_words

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import say
+from ncclt.cli.output import say
 from ncclt.errors import UsageError, hide_passwords
 
 if TYPE_CHECKING:

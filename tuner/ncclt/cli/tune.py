@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.submit import NoWait, SbatchArg, TimeLimit, is_login_node, submit_study
 from ncclt.cli.testbed import (
     Backend,

@@ -13,6 +13,7 @@ import typer
 
 from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
 from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:

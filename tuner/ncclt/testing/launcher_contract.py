@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 
 from ncclt.launch.launcher import Launcher, LaunchResult
-from ncclt.launch.process.members import members
+from ncclt.launch.process.process_tree import members
 
 _PATIENT_S = 120.0
 

@@ -5,7 +5,7 @@ import pytest
 from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
 from ncclt.health.preflight.launched_runners import hosts_here, launched_runners
-from ncclt.health.preflight.soundings import Killable
+from ncclt.health.preflight.probes import Killable
 from ncclt.measure.target import Place
 
 CLUSTER = Cluster(

@@ -13,7 +13,7 @@ import pytest
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
 from ncclt.launch.process.guard import guard, results_folder
 from ncclt.launch.process.guard_process import open_launches
-from ncclt.launch.process.members import members, new_mark
+from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.process.session import ProcessSession
 
 PATIENT_S = 60.0

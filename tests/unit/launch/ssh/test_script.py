@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ncclt.launch.launcher import MARK
-from ncclt.launch.process.members import members, new_mark
+from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.rank_check import UNFIT_CODE, unfit
 from ncclt.launch.ssh.script import RANK, end_script, node_script
 

@@ -18,7 +18,7 @@ MODEL_VARIABLE = "NCCLT_MODEL"
 """By which a job says which workload it is."""
 
 _OWN_LAUNCH = "NCCLT_LAUNCH"
-"""Set in what ncclt itself has started (`ncclt.launch.process.members`): trials, which measure other settings."""
+"""Set in what ncclt itself has started (`ncclt.launch.process.process_tree`): trials, which measure other settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ncclt.health.preflight.probes import RunnerFor, Soundings
 from ncclt.health.preflight.service import SIZES, TOLERANCE, PreflightCost, PreflightRequest, cost, preflight
-from ncclt.health.preflight.soundings import RunnerFor, Soundings
 
 __all__ = [
     "SIZES",

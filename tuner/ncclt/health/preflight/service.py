@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, Preflight
 from ncclt.errors import UsageError
+from ncclt.health.preflight.checkup import Examination
 from ncclt.health.preflight.elimination import pair_rounds
-from ncclt.health.preflight.examination import Examination
 from ncclt.health.preflight.expectation import Expectation
-from ncclt.health.preflight.soundings import Soundings
+from ncclt.health.preflight.probes import Soundings
 
 SIZES = (1 << 6, 1 << 12, 1 << 18, 1 << 24, 1 << 30)
 """From latency to bandwidth, bytes: powers of 64, so that nccl-tests measures all of them in one command."""

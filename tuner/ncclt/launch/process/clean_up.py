@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from ncclt.launch.process.members import MARK_VARIABLE, end_members, new_mark
+from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 
 CLEAN_UP_S = 30.0
 """For one command: connecting to a host that does not answer, and the graces that its processes get there."""

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from ncclt.errors import reason
-from ncclt.launch.process.members import MARK_VARIABLE
+from ncclt.launch.process.process_tree import MARK_VARIABLE
 
 _ROOT = Path(__file__).parents[3]
 """The folder that holds ncclt. It goes last: nothing in it may take the place of the standard library."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ncclt.launch.process.clean_up import clean_up
-from ncclt.launch.process.members import end_members
+from ncclt.launch.process.process_tree import end_members
 
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """What ends the process that is guarded must not end its guardian before."""

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from ncclt.launch.launcher import MARK
-from ncclt.launch.process.members import MARK_VARIABLE
+from ncclt.launch.process.process_tree import MARK_VARIABLE
 from ncclt.launch.rank_check import DECIDING, UNFIT, UNFIT_CODE
 
 RANK = "{ncclt-rank}"

@@ -10,7 +10,7 @@ from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Se
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.expectation import Expectation
 from ncclt.health.preflight.localise import Group, Localised, Localiser, NamedPart
-from ncclt.health.preflight.soundings import Soundings
+from ncclt.health.preflight.probes import Soundings
 
 _NETWORK = "alone its GPUs are as fast as others: look at its network"
 

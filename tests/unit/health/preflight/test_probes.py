@@ -10,7 +10,7 @@ from ncclt.core.preflight import Section
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import HostLostError, NodesLostError
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.soundings import Soundings, TimeIsOverError
+from ncclt.health.preflight.probes import Soundings, TimeIsOverError
 
 CLUSTER = Cluster(
     name="dgx", nodes=6, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ncclt.launch.process import members as module
-from ncclt.launch.process.members import MARK_VARIABLE, end_members, members, new_mark, signal_members
+from ncclt.launch.process import process_tree as module
+from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, members, new_mark, signal_members
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"

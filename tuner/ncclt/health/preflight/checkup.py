@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
+from ncclt.health.preflight.checkup_gpus import GpuExamination, finding_of
 from ncclt.health.preflight.elimination import pair_rounds, rounds
-from ncclt.health.preflight.examination_gpus import GpuExamination, finding_of
 from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
 from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, NamedPart
-from ncclt.health.preflight.soundings import Soundings, TimeIsOverError
+from ncclt.health.preflight.probes import Soundings, TimeIsOverError
 
 _PASSES = 4
 """Times that what is left is measured again without what was found: more faults than that are no longer single ones."""
