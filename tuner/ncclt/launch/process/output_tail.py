@@ -11,7 +11,7 @@ _CHUNK_BYTES = 65536
 """The size of a pipe on Linux (pipe(7)): one read empties it."""
 
 
-class Tail:
+class OutputTail:
     """Keeps the last bytes of a stream."""
 
     def __init__(self, *, keep_bytes: int) -> None:
@@ -35,7 +35,7 @@ class Tail:
 class Capture:
     """Reads several pipes at once, so that a process never waits for one of them to be emptied."""
 
-    def __init__(self, pipes: dict[IO[bytes], Tail]) -> None:
+    def __init__(self, pipes: dict[IO[bytes], OutputTail]) -> None:
         self._selector = selectors.DefaultSelector()
         self._pipes = pipes
         for pipe, tail in pipes.items():

@@ -21,7 +21,7 @@ from ncclt.launch.launcher import FILES, MARK, LaunchPlan, LaunchResult
 from ncclt.launch.process.capture import Capture, Tail
 from ncclt.launch.process.clean_up import clean_up
 from ncclt.launch.process.guard import guard
-from ncclt.launch.process.output_tail import Capture, Tail
+from ncclt.launch.process.output_tail import Capture, OutputTail
 from ncclt.launch.process.plan_files import FilledPlan, filled
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 
@@ -69,8 +69,8 @@ class ProcessSession:
         self._environment = {**environment, MARK_VARIABLE: f"{outer}/{self.mark}" if outer else self.mark}
         self._grace_s = grace_s
         self._kill_grace_s = kill_grace_s
-        self._stdout = Tail(keep_bytes=keep_bytes)
-        self._stderr = Tail(keep_bytes=keep_bytes)
+        self._stdout = OutputTail(keep_bytes=keep_bytes)
+        self._stderr = OutputTail(keep_bytes=keep_bytes)
         self._killed_at_s: float | None = None
         self._left_elsewhere: tuple[str, ...] = ()
         self._is_over = False
