@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
-from ncclt.health.preflight.checkup_gpus import GpuExamination, finding_of
+from ncclt.health.preflight.checkup_gpus import GpuCheckup, finding_of
 from ncclt.health.preflight.elimination import pair_rounds, rounds
 from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
 from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, NamedPart
@@ -24,7 +24,7 @@ _SAMPLE = 3
 _USUAL = "; if this is its usual speed, say so with --expect"
 
 
-class Examination:
+class Checkup:
     """One preflight; `run` it once.
 
     Args:
@@ -65,7 +65,7 @@ class Examination:
         self._full = full
         self._least = 1 - expectation.tolerance
         self._cut = peer_tolerance(tolerance)
-        self._gpus = GpuExamination(cluster, expectation, soundings, cut=self._cut)
+        self._gpus = GpuCheckup(cluster, expectation, soundings, cut=self._cut)
         self.findings: list[FabricFinding] = []
         self.notes: list[str] = []
 

@@ -15,7 +15,7 @@ from ncclt.health.preflight.probes import Soundings
 _NETWORK = "alone its GPUs are as fast as others: look at its network"
 
 
-class GpuExamination:
+class GpuCheckup:
     """Looks into nodes.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, Preflight
 from ncclt.errors import UsageError
-from ncclt.health.preflight.checkup import Examination
+from ncclt.health.preflight.checkup import Checkup
 from ncclt.health.preflight.elimination import pair_rounds
 from ncclt.health.preflight.expectation import Expectation
 from ncclt.health.preflight.probes import Soundings
@@ -114,7 +114,7 @@ def preflight(
         clock: seconds.
     """
     began, created = clock(), now()
-    examination = Examination(
+    checkup = Checkup(
         request.cluster,
         request.hosts,
         request.expectation,
@@ -125,7 +125,7 @@ def preflight(
         quick=request.quick,
         full=request.full,
     )
-    state = examination.run()
+    state = checkup.run()
     identity = f"{created}|{request.hosts}|{[reading.times_us for reading in soundings.readings]}"
     return Preflight(
         id=hashlib.sha256(identity.encode()).hexdigest()[:12],
@@ -141,8 +141,8 @@ def preflight(
         expected=request.expectation.sizes,
         tolerance=request.expectation.tolerance,
         state=state,
-        findings=tuple(sorted(examination.findings, key=lambda one: (SEVERITY.index(one.outcome), one.share))),
+        findings=tuple(sorted(checkup.findings, key=lambda one: (SEVERITY.index(one.outcome), one.share))),
         readings=tuple(soundings.readings),
-        notes=(*request.notes, *examination.notes),
+        notes=(*request.notes, *checkup.notes),
         wall_s=clock() - began,
     )
