@@ -23,7 +23,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import FabricFinding, Part, Section, State
 from ncclt.health.preflight import TOLERANCE, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.probes import Soundings
+from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.simulated import SimulatedFabric, Weakness
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
@@ -89,16 +89,16 @@ def examine(
     hosts = tuple(f"n{index:03d}" for index in range(cluster.nodes))
     healthy = SimulatedFabric(cluster, hosts, seed=seed, sigma=0)
     links = expectation(cluster, (SIZE,), tolerance=TOLERANCE)
-    usual = Soundings(healthy.runner, links, simulated=True, clock=lambda: 0.0)
+    usual = Probes(healthy.runner, links, simulated=True, clock=lambda: 0.0)
     gbps = usual.measure([Section(hosts=hosts)])[0].gbps
     # As a baseline: measured, so half of the tolerance.
     expected = expectation(cluster, (SIZE,), tolerance=TOLERANCE / 2, given_gbps=gbps)
     fabric = SimulatedFabric(cluster, hosts, weaknesses=faults, seed=seed, sigma=noise)
-    soundings = Soundings(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
+    probes = Probes(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, sizes=(SIZE,), launcher="simulate", benchmark="simulate"
     )
-    result = preflight(request, soundings, now=lambda: "", clock=lambda: 0.0)
+    result = preflight(request, probes, now=lambda: "", clock=lambda: 0.0)
     return result.state, result.findings, len(result.readings)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import StoreError
-from ncclt.health.preflight import SIZES, PreflightRequest, Soundings, preflight
+from ncclt.health.preflight import SIZES, PreflightRequest, Probes, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 from ncclt.store import open_store
@@ -30,8 +30,8 @@ def sample(id, *, weak=(), **changes):
     request = PreflightRequest(
         cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated"
     )
-    soundings = Soundings(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
-    found = preflight(request, soundings, now=lambda: "2026-01-01", clock=lambda: 0.0)
+    probes = Probes(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
+    found = preflight(request, probes, now=lambda: "2026-01-01", clock=lambda: 0.0)
     return replace(found, id=id, **changes)
 
 

@@ -110,7 +110,7 @@ def preflight(
     """
     from ncclt.cli.preflight_plot import check_plot, write_plot
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher
-    from ncclt.health.preflight import PreflightRequest, Soundings, cost
+    from ncclt.health.preflight import PreflightRequest, Probes, cost
     from ncclt.health.preflight import preflight as run
     from ncclt.health.preflight.expectation import expectation
 
@@ -162,13 +162,13 @@ def preflight(
         mark = " (SIMULATED)" if simulated else ""
         say(f"ncclt: launches run on: {choice.name}{mark}, {choice.reason}")
     with interruptible():
-        soundings = Soundings(
+        probes = Probes(
             runner_for, expected, simulated=simulated, at_once=parallel, time_s=seconds, clock=time.monotonic,
             watch=watcher(hidden=hidden),
         )  # fmt: skip
         try:
             result = run(
-                request(notes), soundings, now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
+                request(notes), probes, now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
                 clock=time.monotonic,
             )  # fmt: skip
         except KeyboardInterrupt:

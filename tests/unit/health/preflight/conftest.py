@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Preflight
-from ncclt.health.preflight import PreflightRequest, RunnerFor, Soundings, preflight
+from ncclt.health.preflight import PreflightRequest, Probes, RunnerFor, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 
@@ -40,7 +40,7 @@ def examine() -> Callable[..., Preflight]:
         fabric = SimulatedFabric(sized, hosts, weaknesses=[parse_weakness(text) for text in weak], sigma=sigma)
         expected = expectation(sized, SIZES, tolerance=0.15, given_gbps=given_gbps)
         seconds = iter(range(10**6))
-        soundings = Soundings(
+        probes = Probes(
             runner_for or fabric.runner, expected, simulated=True, at_once=at_once, time_s=time_s,
             clock=lambda: float(next(seconds)),
         )  # fmt: skip
@@ -48,6 +48,6 @@ def examine() -> Callable[..., Preflight]:
             cluster=sized, hosts=hosts, expectation=expected, sizes=SIZES, launcher="simulate", benchmark="simulated",
             **more,
         )  # fmt: skip
-        return preflight(request, soundings, now=lambda: "2026-01-01T00:00:00", clock=lambda: 0.0)
+        return preflight(request, probes, now=lambda: "2026-01-01T00:00:00", clock=lambda: 0.0)
 
     return run

@@ -10,7 +10,7 @@ from ncclt.core.preflight import Section
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import HostLostError, NodesLostError
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.probes import Soundings, TimeIsOverError
+from ncclt.health.preflight.probes import Probes, TimeIsOverError
 
 CLUSTER = Cluster(
     name="dgx", nodes=6, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
@@ -40,9 +40,9 @@ class Recorder:
         )
 
 
-def soundings(seen, *, at_once=1, barrier=None, **more):
+def probes(seen, *, at_once=1, barrier=None, **more):
     running = []
-    return Soundings(
+    return Probes(
         lambda hosts, gpus: Recorder(hosts, running, seen, barrier), EXPECTED, simulated=True, at_once=at_once,
         **{"clock": lambda: 0.0, **more},
     )  # fmt: skip
@@ -54,7 +54,7 @@ def pairs(*texts):
 
 def test_readings_come_in_the_order_asked_for_and_count_repeats():
     seen = []
-    made = soundings(seen)
+    made = probes(seen)
     readings = made.measure([*pairs("ab", "cd"), *pairs("ab")])
     assert [r.section.label for r in readings] == ["a+b", "c+d", "a+b"]
     assert [r.repeat for r in readings] == [0, 0, 1]
@@ -64,7 +64,7 @@ def test_readings_come_in_the_order_asked_for_and_count_repeats():
 
 def test_sizes_and_ranks_are_those_of_the_section():
     seen = []
-    made = soundings(seen)
+    made = probes(seen)
     reading = made.measure([Section(hosts=("a",), gpus=(1, 5))], (64, 1 << 20))[0]
     assert seen[0][2:] == ([64, 1 << 20], {2})
     assert reading.busbw_gbps[-1] == (1 << 20, pytest.approx((1 << 20) / 1e5))
@@ -74,7 +74,7 @@ def test_sizes_and_ranks_are_those_of_the_section():
 def test_disjoint_ones_run_together():
     """Each waits until three run: were they made one after another, this would time out."""
     seen = []
-    soundings(seen, at_once=3, barrier=threading.Barrier(3)).measure(pairs("ab", "cd", "ef"))
+    probes(seen, at_once=3, barrier=threading.Barrier(3)).measure(pairs("ab", "cd", "ef"))
     assert len(seen) == 3
 
 
@@ -82,7 +82,7 @@ def test_a_node_is_in_one_launch_at_a_time():
     """Two can run together, twice: each waits for another, and what runs is noted while they do."""
     running, seen, together = [], [], []
     barrier = threading.Barrier(2, action=lambda: together.append([host for hosts in running for host in hosts]))
-    made = Soundings(
+    made = Probes(
         lambda hosts, gpus: Recorder(hosts, running, seen, barrier), EXPECTED, simulated=True, at_once=6,
         clock=lambda: 0.0,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_node_is_in_one_launch_at_a_time():
 def test_no_launch_is_begun_that_would_not_fit():
     seconds = iter((0.0, 1.0, 6.0))
     seen = []
-    made = soundings(seen, clock=lambda: next(seconds), time_s=10.0)
+    made = probes(seen, clock=lambda: next(seconds), time_s=10.0)
     with pytest.raises(TimeIsOverError):
         made.measure(pairs("ab", "cd"))
     assert len(seen) == len(made.readings) == 1
@@ -116,7 +116,7 @@ def test_an_interrupted_wave_kills_what_runs():
             killed.append(self.hosts)
             self.over.set()
 
-    made = Soundings(lambda hosts, gpus: Hanging(hosts), EXPECTED, simulated=True, at_once=2, clock=lambda: 0.0)
+    made = Probes(lambda hosts, gpus: Hanging(hosts), EXPECTED, simulated=True, at_once=2, clock=lambda: 0.0)
     with pytest.raises(KeyboardInterrupt):
         made.measure(pairs("ab", "cd"))
     assert ("c", "d") in killed
@@ -132,7 +132,7 @@ def test_a_host_that_is_lost_is_a_reading_like_others():
     def made(error):
         losing = Losing(("a", "b"), [], [], None)
         losing.error = error
-        return Soundings(lambda hosts, gpus: losing, EXPECTED, simulated=False, clock=lambda: 0.0)
+        return Probes(lambda hosts, gpus: losing, EXPECTED, simulated=False, clock=lambda: 0.0)
 
     (reading,) = made(HostLostError).measure(pairs("ab"))
     assert (reading.outcome, "connect to host b" in reading.detail) == (Outcome.CRASHED, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ncclt.health.preflight.probes import RunnerFor, Soundings
+from ncclt.health.preflight.probes import Probes, RunnerFor
 from ncclt.health.preflight.service import SIZES, TOLERANCE, PreflightCost, PreflightRequest, cost, preflight
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "TOLERANCE",
     "PreflightCost",
     "PreflightRequest",
+    "Probes",
     "RunnerFor",
-    "Soundings",
     "cost",
     "preflight",
 ]

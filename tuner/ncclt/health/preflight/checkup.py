@@ -13,7 +13,7 @@ from ncclt.health.preflight.checkup_gpus import GpuCheckup, finding_of
 from ncclt.health.preflight.elimination import pair_rounds, rounds
 from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
 from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, NamedPart
-from ncclt.health.preflight.probes import Soundings, TimeIsOverError
+from ncclt.health.preflight.probes import Probes, TimeIsOverError
 
 _PASSES = 4
 """Times that what is left is measured again without what was found: more faults than that are no longer single ones."""
@@ -31,7 +31,7 @@ class Checkup:
         cluster: sized to the job.
         hosts: its nodes, in the order of the ranks.
         expectation: what is expected of them.
-        soundings: makes the launches.
+        probes: makes the launches.
         sizes: bytes to measure on all nodes.
         tolerance: share by which parts may fall short of their peers, twice over.
         plan: which pairs of nodes (`ncclt.health.preflight.elimination.pair_rounds`).
@@ -47,7 +47,7 @@ class Checkup:
         cluster: Cluster,
         hosts: tuple[str, ...],
         expectation: Expectation,
-        soundings: Soundings,
+        probes: Probes,
         *,
         sizes: Sequence[int],
         tolerance: float,
@@ -58,14 +58,14 @@ class Checkup:
         self._cluster = cluster
         self._hosts = hosts
         self._expectation = expectation
-        self._soundings = soundings
+        self._probes = probes
         self._sizes = sizes
         self._plan = plan
         self._quick = quick
         self._full = full
         self._least = 1 - expectation.tolerance
         self._cut = peer_tolerance(tolerance)
-        self._gpus = GpuCheckup(cluster, expectation, soundings, cut=self._cut)
+        self._gpus = GpuCheckup(cluster, expectation, probes, cut=self._cut)
         self.findings: list[FabricFinding] = []
         self.notes: list[str] = []
 
@@ -75,7 +75,7 @@ class Checkup:
             if not self._examine():
                 return State.UNMEASURED
         except TimeIsOverError as over:
-            if not self._soundings.readings:
+            if not self._probes.readings:
                 self.notes.append(str(over))
                 return State.UNMEASURED
             self._blame_smallest()
@@ -87,7 +87,7 @@ class Checkup:
     def _examine(self) -> bool:
         """Go as far as is needed; tell whether anything could be measured."""
         everything = Section(hosts=self._hosts)
-        first = self._soundings.measure([everything], self._sizes)[0]
+        first = self._probes.measure([everything], self._sizes)[0]
         if first.outcome is Outcome.INVALID:
             self.notes.append(first.detail or "the launch could not be started")
             return False
@@ -109,10 +109,10 @@ class Checkup:
 
     def _settled_share(self, section: Section) -> float:
         """Return the median share of a section, launched up to three times where the first was too slow."""
-        readings = self._soundings.of(section)
+        readings = self._probes.of(section)
         while not readings or (len(readings) < LAUNCHES and not _decided(readings, self._least)):
-            self._soundings.measure([section])
-            readings = self._soundings.of(section)
+            self._probes.measure([section])
+            readings = self._probes.of(section)
         if any(reading.outcome is Outcome.WRONG_RESULT for reading in readings):
             return 0.0
         share = _middle([reading.share for reading in readings])
@@ -122,7 +122,7 @@ class Checkup:
 
     def _anything_runs(self) -> bool:
         """Tell whether anything runs at all: pairs from all over the job are tried; one with wrong data does run."""
-        if any(reading.outcome in (Outcome.OK, Outcome.WRONG_RESULT) for reading in self._soundings.readings):
+        if any(reading.outcome in (Outcome.OK, Outcome.WRONG_RESULT) for reading in self._probes.readings):
             return True
         hosts = self._hosts
         if len(hosts) > 2:
@@ -133,7 +133,7 @@ class Checkup:
         else:
             gpus = range(self._cluster.gpus_per_node)
             sections = [Section(hosts=hosts, gpus=(gpu, gpu + 1)) for gpu in gpus[:-1:2]] if len(gpus) > 2 else []
-        return any(r.outcome in (Outcome.OK, Outcome.WRONG_RESULT) for r in self._soundings.measure(sections))
+        return any(r.outcome in (Outcome.OK, Outcome.WRONG_RESULT) for r in self._probes.measure(sections))
 
     # --- nodes ---
 
@@ -172,17 +172,17 @@ class Checkup:
     def _localised(self, hosts: tuple[str, ...], share: float, *, first: bool) -> Localised:
         if len(hosts) == 2:
             pair = NamedPart(
-                parts=hosts, share=share, partners=hosts, launches=len(self._soundings.of(Section(hosts=hosts)))
+                parts=hosts, share=share, partners=hosts, launches=len(self._probes.of(Section(hosts=hosts)))
             )
             return Localised(named=(pair,) if share < self._least else (), level=1.0)
 
         def measure(groups: Sequence[Group]) -> list[float]:
-            return [reading.share for reading in self._soundings.measure([Section(hosts=group) for group in groups])]
+            return [reading.share for reading in self._probes.measure([Section(hosts=group) for group in groups])]
 
         known = {
             pair: shares
             for pair in itertools.combinations(hosts, 2)
-            if (shares := [r.share for r in self._soundings.of(Section(hosts=pair))])
+            if (shares := [r.share for r in self._probes.of(Section(hosts=pair))])
         }
         localiser = Localiser(hosts, share, measure, cut=self._cut, known=known)
         played = pair_rounds(self._plan, hosts) if first else None
@@ -195,7 +195,7 @@ class Checkup:
         sections = [
             Section(hosts=tuple(sorted((named.parts[0], partner), key=order))) for partner in partners
         ]  # fmt: skip
-        readings = [reading for section in sections for reading in self._soundings.of(section)]
+        readings = [reading for section in sections for reading in self._probes.of(section)]
         if len(named.parts) == 2:
             remark = "" if len(self._hosts) > 2 else self._gpus.remark_of_two(self._hosts)
             self.findings.append(
@@ -239,7 +239,7 @@ class Checkup:
         self._blame_group(hosts, remark, part=Part.FABRIC)
 
     def _blame_group(self, hosts: tuple[str, ...], remark: str, *, part: Part = Part.GROUP) -> None:
-        readings = self._soundings.of(Section(hosts=hosts))
+        readings = self._probes.of(Section(hosts=hosts))
         worst = min((reading.outcome for reading in readings), key=SEVERITY.index)
         failed = _middle([reading.share for reading in readings]) == 0 or worst is Outcome.WRONG_RESULT
         self.findings.append(
@@ -259,7 +259,7 @@ class Checkup:
         blamed = {host for finding in self.findings for host in finding.hosts}
         slow = [
             reading.section
-            for reading in self._soundings.readings
+            for reading in self._probes.readings
             if reading.share < self._least and not reading.section.gpus and not blamed & set(reading.section.hosts)
         ]
         if slow:
@@ -270,7 +270,7 @@ class Checkup:
         """Add launches with wrong data that no finding covers: once is once too often."""
         wrong = Outcome.WRONG_RESULT
         blamed = {host for finding in self.findings if finding.outcome is wrong for host in finding.hosts}
-        spoilt = [reading for reading in self._soundings.readings if reading.outcome is wrong]
+        spoilt = [reading for reading in self._probes.readings if reading.outcome is wrong]
         for reading in sorted(spoilt, key=lambda one: one.ranks):
             section = reading.section
             if not set(section.hosts) & blamed:

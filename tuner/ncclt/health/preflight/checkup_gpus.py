@@ -10,7 +10,7 @@ from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Se
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.expectation import Expectation
 from ncclt.health.preflight.localise import Group, Localised, Localiser, NamedPart
-from ncclt.health.preflight.probes import Soundings
+from ncclt.health.preflight.probes import Probes
 
 _NETWORK = "alone its GPUs are as fast as others: look at its network"
 
@@ -21,17 +21,17 @@ class GpuCheckup:
     Args:
         cluster: the kind of node.
         expectation: what is expected of them.
-        soundings: makes the launches.
+        probes: makes the launches.
         cut: share by which a part may fall short of its peers.
 
     Attributes:
         notes: what the reader must know.
     """
 
-    def __init__(self, cluster: Cluster, expectation: Expectation, soundings: Soundings, *, cut: float) -> None:
+    def __init__(self, cluster: Cluster, expectation: Expectation, probes: Probes, *, cut: float) -> None:
         self._cluster = cluster
         self._expectation = expectation
-        self._soundings = soundings
+        self._probes = probes
         self._cut = cut
         self.notes: list[str] = []
 
@@ -48,7 +48,7 @@ class GpuCheckup:
         if self._cluster.gpus_per_node < 2:
             return [], "look at its network and its GPU"
         wanted = [Section(hosts=(one,)) for one in (host, peer) if one]
-        readings = self._soundings.measure(wanted)
+        readings = self._probes.measure(wanted)
         usual = readings[-1].gbps if peer and readings[-1].gbps else readings[0].expected_gbps
         share = readings[0].gbps / usual
         if share >= 1 - self._cut:
@@ -60,13 +60,13 @@ class GpuCheckup:
         """Measure nodes each by itself and look into those that are slower than the others."""
         if self._cluster.gpus_per_node < 2 or not hosts:
             return []
-        readings = self._soundings.measure([Section(hosts=(host,)) for host in hosts])
+        readings = self._probes.measure([Section(hosts=(host,)) for host in hosts])
         usual = statistics.median(reading.gbps for reading in readings) or readings[0].expected_gbps
         slow = {r.section.hosts[0]: r for r in readings if r.gbps < (1 - self._cut) * usual}
         peer = next((host for host in hosts if host not in slow), "")
         findings: list[FabricFinding] = []
         for host, first in slow.items():
-            again = [first, *self._soundings.measure([first.section] * 2)]
+            again = [first, *self._probes.measure([first.section] * 2)]
             gbps = statistics.median(reading.gbps for reading in again)
             if gbps >= (1 - self._cut) * usual:
                 self.notes.append(f"{host} alone looked slow and was not when launched again")
@@ -83,7 +83,7 @@ class GpuCheckup:
         """Say what single launches of the only two nodes tell about which of them it is."""
         if self._cluster.gpus_per_node < 2:
             return "with two nodes nothing tells which end it is"
-        readings = self._soundings.measure([Section(hosts=(host,)) for host in hosts])
+        readings = self._probes.measure([Section(hosts=(host,)) for host in hosts])
         best = max(reading.gbps for reading in readings)
         slow = [r.section.hosts[0] for r in readings if r.gbps < (1 - self._cut) * best]
         if slow:
@@ -104,7 +104,7 @@ class GpuCheckup:
             gpus = _gpus(named.parts)
             partners = _gpus(named.partners) if len(gpus) == 1 else gpus[1:]
             sections = [Section(hosts=(host,), gpus=tuple(sorted((gpus[0], partner)))) for partner in partners]
-            readings = [reading for section in sections for reading in self._soundings.of(section)]
+            readings = [reading for section in sections for reading in self._probes.of(section)]
             usual = self._usual_gbps(peer, sections[0])
             if len(gpus) == 2 and not peer and self._cluster.link_class in ("pcie", "shm"):
                 # The way between two GPUs then depends on their slots; only a peer node could tell what is usual.
@@ -129,7 +129,7 @@ class GpuCheckup:
 
         def measure(groups: Sequence[Group]) -> list[float]:
             sections = [Section(hosts=(host,), gpus=_gpus(group)) for group in groups]
-            readings = self._soundings.measure(sections)
+            readings = self._probes.measure(sections)
             return [
                 reading.gbps / self._usual_gbps(peer, section)
                 for section, reading in zip(sections, readings, strict=True)
@@ -145,7 +145,7 @@ class GpuCheckup:
         if not peer or self._cluster.link_class == "nvswitch":
             return self._expectation.gbps(section)
         there = Section(hosts=(peer,), gpus=section.gpus)
-        known = self._soundings.of(there) or self._soundings.measure([there])
+        known = self._probes.of(there) or self._probes.measure([there])
         return known[0].gbps or known[0].expected_gbps
 
 

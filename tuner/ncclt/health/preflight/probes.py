@@ -34,7 +34,7 @@ class Killable(Port):
         ...
 
 
-class Soundings:
+class Probes:
     """Makes launches of all_reduce under NCCL's own choice and keeps what they gave.
 
     Args:

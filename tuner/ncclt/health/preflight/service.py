@@ -13,7 +13,7 @@ from ncclt.errors import UsageError
 from ncclt.health.preflight.checkup import Checkup
 from ncclt.health.preflight.elimination import pair_rounds
 from ncclt.health.preflight.expectation import Expectation
-from ncclt.health.preflight.probes import Soundings
+from ncclt.health.preflight.probes import Probes
 
 SIZES = (1 << 6, 1 << 12, 1 << 18, 1 << 24, 1 << 30)
 """From latency to bandwidth, bytes: powers of 64, so that nccl-tests measures all of them in one command."""
@@ -103,13 +103,13 @@ def cost(request: PreflightRequest, *, simulated: bool) -> PreflightCost:
 
 
 def preflight(
-    request: PreflightRequest, soundings: Soundings, *, now: Callable[[], str], clock: Callable[[], float]
+    request: PreflightRequest, probes: Probes, *, now: Callable[[], str], clock: Callable[[], float]
 ) -> Preflight:
     """Examine a fabric; whatever a launch does is a reading and never raised.
 
     Args:
         request: what to examine.
-        soundings: makes the launches and keeps their readings.
+        probes: makes the launches and keeps their readings.
         now: ISO time.
         clock: seconds.
     """
@@ -118,7 +118,7 @@ def preflight(
         request.cluster,
         request.hosts,
         request.expectation,
-        soundings,
+        probes,
         sizes=request.sizes,
         tolerance=request.tolerance,
         plan=request.plan,
@@ -126,7 +126,7 @@ def preflight(
         full=request.full,
     )
     state = checkup.run()
-    identity = f"{created}|{request.hosts}|{[reading.times_us for reading in soundings.readings]}"
+    identity = f"{created}|{request.hosts}|{[reading.times_us for reading in probes.readings]}"
     return Preflight(
         id=hashlib.sha256(identity.encode()).hexdigest()[:12],
         created=created,
@@ -134,7 +134,7 @@ def preflight(
         fingerprint=request.cluster.fingerprint().digest(),
         launcher=request.launcher,
         benchmark=request.benchmark,
-        simulated=soundings.simulated,
+        simulated=probes.simulated,
         hosts=request.hosts,
         gpus_per_node=request.cluster.gpus_per_node,
         source=request.expectation.source,
@@ -142,7 +142,7 @@ def preflight(
         tolerance=request.expectation.tolerance,
         state=state,
         findings=tuple(sorted(checkup.findings, key=lambda one: (SEVERITY.index(one.outcome), one.share))),
-        readings=tuple(soundings.readings),
+        readings=tuple(probes.readings),
         notes=(*request.notes, *checkup.notes),
         wall_s=clock() - began,
     )
