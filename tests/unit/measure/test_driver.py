@@ -14,7 +14,7 @@ from ncclt.measure.driver import Drivers, drivers_of_nodes
 from ncclt.measure.target import Place
 from ncclt.measure.testbed import LauncherChoice
 from ncclt.nccl.driver_version import drivers_in
-from ncclt.prove.recheck import CheckRequest
+from ncclt.prove.recheck import RecheckRequest
 from ncclt.store import open_store
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
 
@@ -97,7 +97,7 @@ def request_(tmp_path):
         store.add_workload(sample_workload())
         store.open_study(study)
         published = store.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
-        yield store, CheckRequest(recommendation=published, study=study, trials=())
+        yield store, RecheckRequest(recommendation=published, study=study, trials=())
 
 
 @pytest.mark.parametrize(

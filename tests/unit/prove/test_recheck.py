@@ -1,4 +1,4 @@
-"""The canary: what makes a recommendation stale, and what does not."""
+"""The recheck: what makes a recommendation stale, and what does not."""
 
 import random
 from dataclasses import replace
@@ -17,7 +17,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
-from ncclt.prove.recheck import CheckRequest, check, driver_before
+from ncclt.prove.recheck import RecheckRequest, check, driver_before
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
@@ -78,7 +78,7 @@ def request_():
         id="s1", name="s", cluster=CLUSTER, workload=WORKLOAD, launcher="fake", simulated=True, process_wide=(),
         seed=0, state=StudyState.DONE,
     )  # fmt: skip
-    return CheckRequest(recommendation=found, study=study, trials=tuple(trial_log.trials()))
+    return RecheckRequest(recommendation=found, study=study, trials=tuple(trial_log.trials()))
 
 
 def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):

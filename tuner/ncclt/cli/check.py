@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ncclt.core.study import Arm
     from ncclt.core.trial import TrialResult
     from ncclt.measure.testbed import LauncherChoice, Testbed
-    from ncclt.prove.recheck import CheckRequest
+    from ncclt.prove.recheck import RecheckRequest
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -141,12 +141,12 @@ def _request(
     points: int,
     blocks: int,
     tolerance: float,
-) -> CheckRequest:
+) -> RecheckRequest:
     from dataclasses import replace
 
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request, select
-    from ncclt.prove.recheck import CheckRequest
+    from ncclt.prove.recheck import RecheckRequest
 
     cluster = testbed.runner.cluster
     wanted = Request(
@@ -163,7 +163,7 @@ def _request(
     fitting = [r for r in published if not here.refusal(r.fingerprint)]
     found = select(fitting or published, wanted, partly=True)
     study = store.study(found.study)
-    return CheckRequest(
+    return RecheckRequest(
         recommendation=found,
         study=study,
         trials=store.trials(study.id),
@@ -173,7 +173,7 @@ def _request(
     )
 
 
-def _require_expressible(policy: Policy, request: CheckRequest, testbed: Testbed) -> None:
+def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testbed) -> None:
     """Refuse to call a policy stale that cannot be forced in the way of these launches.
 
     Raises:
@@ -193,14 +193,14 @@ def _require_expressible(policy: Policy, request: CheckRequest, testbed: Testbed
 
 
 def _with_drivers(
-    request: CheckRequest,
+    request: RecheckRequest,
     store: Store,
     options: TestbedOptions,
     choice: LauncherChoice,
     testbed: Testbed,
     *,
     new_driver: bool,
-) -> CheckRequest:
+) -> RecheckRequest:
     """Add the driver of the nodes and that of before; nothing is asked where nothing is launched."""
     import os
     from dataclasses import replace
@@ -228,7 +228,7 @@ class _RecheckWatch:
         self._hidden = hidden
         self._launches = 0
 
-    def begun(self, request: CheckRequest, testbed: Testbed) -> None:
+    def begun(self, request: RecheckRequest, testbed: Testbed) -> None:
         """Say what is checked, and where."""
         if self._hidden:
             return

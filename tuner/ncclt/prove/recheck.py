@@ -1,4 +1,4 @@
-"""The canary: is what was published still true? A few launches of default and policy say so."""
+"""The recheck: is what was published still true? A few launches of default and policy say so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOLERANCE = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRequest:
+class RecheckRequest:
     """What to check, and how.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Launch:
 
 
 def check(
-    request: CheckRequest,
+    request: RecheckRequest,
     runner: Runner,
     *,
     interrupted: Callable[[], str],
@@ -168,7 +168,7 @@ def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
     ]
 
 
-def _updated(request: CheckRequest) -> list[str]:
+def _updated(request: RecheckRequest) -> list[str]:
     """Say that the driver is another one, where both are known and that is a reason."""
     before, now = request.driver_before, request.driver
     if request.driver_may_differ or not before or not now or before == now:
@@ -199,7 +199,7 @@ def _points(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], c
 
 
 def _launches(
-    request: CheckRequest,
+    request: RecheckRequest,
     runner: Runner,
     workload: Workload,
     arm: Arm,
@@ -230,7 +230,7 @@ def _launches(
 
 
 def _changes(
-    request: CheckRequest,
+    request: RecheckRequest,
     workload: Workload,
     arm: Arm,
     before: Sequence[tuple[ArmLaunch, ArmLaunch]],
@@ -272,7 +272,7 @@ def _sentence(change: Change) -> str:
 
 
 def _result(
-    request: CheckRequest,
+    request: RecheckRequest,
     reasons: Sequence[str],
     changes: tuple[Change, ...],
     *,
