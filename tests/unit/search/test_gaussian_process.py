@@ -1,4 +1,4 @@
-"""The surrogate against the same Gaussian process written out in full."""
+"""Our Gaussian process against the same one written out in full."""
 
 import numpy as np
 import pytest
@@ -140,15 +140,17 @@ def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its
     assert (known.variance >= (weights * variance).sum(axis=0) - 1e-7).all()
 
 
-def _table_of(model, observed):
-    (setting,) = observed.ratios
+def _table_of(model, observations):
+    (setting,) = observations.ratios
     return Table(
         rows=np.array([model.settings.index(setting)]),
-        values=flattened(observed.ratios[setting])[None, :],
-        noise=np.array([observed.sigma**2]),
+        values=flattened(observations.ratios[setting])[None, :],
+        noise=np.array([observations.sigma**2]),
         expected=model._expected,
     )
 
 
-def _predicted(model, observed, choice):
-    return Posterior(_table_of(model, observed), model._alike.kernels(*choice)).predict(np.arange(len(model.settings)))
+def _predicted(model, observations, choice):
+    return Posterior(_table_of(model, observations), model._alike.kernels(*choice)).predict(
+        np.arange(len(model.settings))
+    )

@@ -10,7 +10,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.search.assemble import collect_times
-from ncclt.search.candidates import pool
+from ncclt.search.candidates import candidate_settings
 from ncclt.search.observations import Launch, observe
 from ncclt.search.proposer import Proposer, _launched
 from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler
@@ -213,7 +213,7 @@ def test_the_pool_stays_small_in_a_space_of_many_parameters(workload, cluster):
     space = cluster_space(workload.collectives, cluster, parameters=ladders)
     seen = observe([Launch(setting=DEFAULT, times_us=(20.0, 1000.0))])
 
-    settings = pool(dict.fromkeys(space.distinct), seen, ())
+    settings = candidate_settings(dict.fromkeys(space.distinct), seen, ())
 
     assert len(space.distinct) > 1000
     assert len(settings) < 150
@@ -226,9 +226,9 @@ def test_where_only_parameters_can_be_chosen_all_of_them_are_looked_at(workload,
     space = dict.fromkeys([DEFAULT, Setting(parameters=(("BUFFSIZE", 1 << 20),)), two_steps_away])
     forced = dict.fromkeys([*space, Setting(algorithm=Algorithm.RING)])
 
-    assert set(pool(space, seen, ())) == {*space} - {DEFAULT}
+    assert set(candidate_settings(space, seen, ())) == {*space} - {DEFAULT}
     for there in (forced, forced.keys() - {DEFAULT}):
-        assert two_steps_away not in pool(dict.fromkeys(there), seen, ())
+        assert two_steps_away not in candidate_settings(dict.fromkeys(there), seen, ())
 
 
 def _trial(number, setting, workload, time_of):

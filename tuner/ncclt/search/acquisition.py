@@ -35,7 +35,7 @@ _ODD, _ODD_SIGMA = 0.02, 0.12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """What the surrogate knows, settings x messages, of ln(time / time of the default).
+    """What the Gaussian process knows, settings x messages, of ln(time / time of the default).
 
     Attributes:
         mean, variance: of the settings, without noise.

@@ -16,7 +16,9 @@ _BASES = 6
 Parameters = tuple[tuple[str, int], ...]
 
 
-def pool(space: Collection[Setting], observed: Observations, running: Collection[Setting]) -> tuple[Setting, ...]:
+def candidate_settings(
+    space: Collection[Setting], observations: Observations, running: Collection[Setting]
+) -> tuple[Setting, ...]:
     """Return the settings of interest in a fixed order.
 
     A space with several process-wide parameters has tens of thousands of points. Parameters are climbed one at a time:
@@ -24,22 +26,22 @@ def pool(space: Collection[Setting], observed: Observations, running: Collection
 
     Args:
         space: all settings that may be proposed, each once, in a fixed order.
-        observed: so far.
+        observations: so far.
         running: settings that are being launched.
     """
-    known = [s for s in dict.fromkeys([*observed.ratios, *observed.failures, *running]) if not s.is_default]
+    known = [s for s in dict.fromkeys([*observations.ratios, *observations.failures, *running]) if not s.is_default]
     plain = [s for s in space if not s.parameters and not s.is_default]
     thinned = plain[:: -(-len(plain) // _MOST_PLAIN)] if plain else []
     allowed = space if isinstance(space, dict) else dict.fromkeys(space)
-    steps = [s for s in _steps(allowed, observed) if s in allowed]
+    steps = [s for s in _steps(allowed, observations) if s in allowed]
     return tuple(dict.fromkeys([*thinned, *known, *steps]))
 
 
-def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setting]:
+def _steps(space: Collection[Setting], observations: Observations) -> Iterator[Setting]:
     groups = list(dict.fromkeys(s.parameters for s in space if s.parameters))
     if not groups:
         return
-    ranked = sorted(observed.ratios, key=lambda s: (float(observed.ratios[s].min()), s.digest()))
+    ranked = sorted(observations.ratios, key=lambda s: (float(observations.ratios[s].min()), s.digest()))
     bases = [DEFAULT, *ranked][:_BASES]
     measured = {DEFAULT.parameters, *(s.parameters for s in ranked[:_BASES])}
     near = [g for g in groups if any(_differences(g, m) <= 1 for m in measured)]

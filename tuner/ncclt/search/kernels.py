@@ -1,4 +1,4 @@
-"""How alike settings and messages are: the covariances that the surrogate chooses among.
+"""How alike settings and messages are: the covariances that the Gaussian process chooses among.
 
 The constants are standard deviations of ln(time ratio) and lengths in doublings. They were set by what NCCL's
 mechanisms can do and compared on recorded and simulated landscapes together (adr/0007); the grid below adapts them.

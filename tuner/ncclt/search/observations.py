@@ -1,4 +1,4 @@
-"""What the launches of a study say, as the table that the surrogate works on."""
+"""What the launches of a study say, as the table that the Gaussian process works on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From launches to beliefs: fits the surrogate to what was observed."""
+"""From launches to beliefs: fits the Gaussian process to the observations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LEAST_VARIANCE = 1e-12
 
 
 class Model:
-    """The surrogate over some settings of interest and the messages of a workload.
+    """The Gaussian process over some settings of interest and the messages of a workload.
 
     Args:
         settings: of interest, without the default.
@@ -67,25 +67,25 @@ class Model:
         ]
         self._reaches = np.array(reaches, dtype=np.bool_)[self._algo_proto]
 
-    def believe(self, observed: Observations, running: Collection[Setting]) -> Beliefs:
+    def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
         """Return what is known about every setting of interest.
 
         What is being launched counts as measured once with the result that is expected of it, so that the next
         proposal looks elsewhere.
 
         Args:
-            observed: so far.
+            observations: so far.
             running: settings that are being launched.
         """
-        rows = np.array([self._at[s] for s in observed.ratios], dtype=np.intp)
+        rows = np.array([self._at[s] for s in observations.ratios], dtype=np.intp)
         launches = np.zeros(len(self.settings))
-        launches[rows] = [observed.launches[s] for s in observed.ratios]
+        launches[rows] = [observations.launches[s] for s in observations.ratios]
         measured = launches > 0
-        noise = observed.sigma**2
+        noise = observations.sigma**2
         if len(rows):
             table = Table(
                 rows=rows,
-                values=np.array([flattened(y) for y in observed.ratios.values()]),
+                values=np.array([flattened(y) for y in observations.ratios.values()]),
                 noise=noise / launches[rows],
                 expected=self._expected,
             )
@@ -98,7 +98,7 @@ class Model:
         if len(pending):
             table = _extended(table, pending, mean, noise, self._expected)
             mean, variance = self._averaged(table, weighed)
-        cost = self._calls * observed.default_us
+        cost = self._calls * observations.default_us
         tried = np.isin(self._algo_proto, self._algo_proto[[*rows, *pending]]) if len(rows) or len(pending) else False
         return Beliefs(
             mean=np.round(mean, _BELIEF_DIGITS),
@@ -108,7 +108,7 @@ class Model:
             untried=np.broadcast_to(~np.asarray(tried), launches.shape),
             own=self._own,
             noise=noise,
-            default_launches=observed.launches_of_default,
+            default_launches=observations.launches_of_default,
             weights=cost / cost.sum(),
         )
 

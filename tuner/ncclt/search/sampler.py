@@ -19,7 +19,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.workload import Workload
-from ncclt.search.candidates import pool
+from ncclt.search.candidates import candidate_settings
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
 from ncclt.search.process_wide import Outlook, outlook
@@ -143,26 +143,26 @@ class PolicySampler(BaseSampler):
             launches: so far, one of the default without fault among them.
             running: settings that are being launched now; they are not chosen.
         """
-        observed = observe(launches)
-        settings = pool(self._settings, observed, running)
+        observations = observe(launches)
+        settings = candidate_settings(self._settings, observations, running)
         if not settings:
             return None
         if self._model is None or self._model.settings != settings:
             self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
-        beliefs = self._model.believe(observed, running)
+        beliefs = self._model.believe(observations, running)
         seen = outlook(settings, beliefs)
-        gains = np.round(seen.gains * _chance_to_run(settings, observed), _DIGITS)
-        out = {s for s in observed.failures if s not in observed.ratios}
+        gains = np.round(seen.gains * _chance_to_run(settings, observations), _DIGITS)
+        out = {s for s in observations.failures if s not in observations.ratios}
         barred = np.array([s in running or s in out for s in settings])
         if all(launch.times_us is None for launch in launches[-_FAILURES_IN_A_ROW:]):
-            barred = _cautiously(barred, settings, observed)
+            barred = _cautiously(barred, settings, observations)
         best = max(
             (index for index in range(len(settings)) if not barred[index]),
             key=lambda i: (gains[i], not beliefs.measured[i], self._rank(settings[i])),
             default=None,
         )
         again, other = round(seen.default, _DIGITS), 0.0 if best is None else float(gains[best])
-        if DEFAULT not in running and _default_first(seen, observed, again, other):
+        if DEFAULT not in running and _default_first(seen, observations, again, other):
             reason = "the default again: every comparison hangs on it"
             return NextLaunch(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
         if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
@@ -182,34 +182,36 @@ class PolicySampler(BaseSampler):
         return f"{what}, most for {message.label}"
 
 
-def _default_first(seen: Outlook, observed: Observations, again: float, other: float) -> bool:
+def _default_first(seen: Outlook, observations: Observations, again: float, other: float) -> bool:
     """Tell whether the default should be launched again before anything else.
 
     It should where that brings most, and where a single launch of it makes gains appear that are too good.
     """
-    doubtful = observed.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
+    doubtful = observations.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
     return doubtful or again > max(other, _NOTHING)
 
 
-def _cautiously(barred: NDArray[np.bool_], settings: Sequence[Setting], observed: Observations) -> NDArray[np.bool_]:
+def _cautiously(
+    barred: NDArray[np.bool_], settings: Sequence[Setting], observations: Observations
+) -> NDArray[np.bool_]:
     """Bar all pairs that never ran here as well, where that leaves anything.
 
     After failures in a row it must become clear whether the settings are to blame or the cluster.
     """
-    sound = {_algo_proto(s) for s in observed.ratios}
+    sound = {_algo_proto(s) for s in observations.ratios}
     stricter = barred | np.array([_algo_proto(s) not in sound for s in settings])
     return barred if stricter.all() else stricter
 
 
-def _chance_to_run(settings: Sequence[Setting], observed: Observations) -> Array:
+def _chance_to_run(settings: Sequence[Setting], observations: Observations) -> Array:
     """Return how likely each setting is to run without fault, by what became of its pair and of its protocol."""
     chance = np.ones(len(settings))
     for kind in (_algo_proto, _protocol):
         failed, ran = Counter[object](), Counter[object]()
-        for setting, count in observed.failures.items():
+        for setting, count in observations.failures.items():
             failed[kind(setting)] += count
-        for setting in observed.ratios:
-            ran[kind(setting)] += observed.launches[setting]
+        for setting in observations.ratios:
+            ran[kind(setting)] += observations.launches[setting]
         chance *= [1 - failed[kind(s)] / (failed[kind(s)] + ran[kind(s)] + _FAITH) for s in settings]
     return chance
 
