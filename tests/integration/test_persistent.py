@@ -217,9 +217,9 @@ def test_close_ends_everything_and_the_next_trial_starts_anew(ranks):
 
 
 def test_slow_messages_are_sampled_less_once_the_default_is_known(tmp_path):
-    runner = runner_of(launcher_of("paced", tmp_path), pace=(pace := Pace()))
+    runner = runner_of(launcher_of("paced", tmp_path), sampling=(sampling := SamplingLimit()))
     try:
-        pace.learn(dict.fromkeys(MESSAGES, 1e-3))
+        sampling.learn(dict.fromkeys(MESSAGES, 1e-3))
         result = runner.measure(ALGO, MESSAGES, repeat=0)
     finally:
         runner.close()

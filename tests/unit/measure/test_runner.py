@@ -16,7 +16,7 @@ from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure import LaunchedRunner, Pace, TimeoutRule, Timeouts, asking
+from ncclt.measure import LaunchedRunner, SamplingLimit, TimeoutRule, Timeouts, asking
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures, detect
@@ -217,17 +217,17 @@ class Sampler:
         )
 
 
-def paced(pace, launcher):
+def paced(sampling, launcher):
     return LaunchedRunner(
-        benchmark=Sampler(), launcher=launcher, cluster=CLUSTER, variables=lambda _setting: {}, pace=pace,
+        benchmark=Sampler(), launcher=launcher, cluster=CLUSTER, variables=lambda _setting: {}, sampling=sampling,
         scratch_is_shared=False,
     )  # fmt: skip
 
 
 def test_the_default_tells_when_other_settings_have_been_sampled_enough():
     """Runners of one study share it; plans show what launches do."""
-    pace, recorder, tree = Pace(), Recorder(), Setting(algorithm=Algorithm.TREE)
-    first, second = paced(pace, recorder), paced(pace, recorder)
+    sampling, recorder, tree = SamplingLimit(), Recorder(), Setting(algorithm=Algorithm.TREE)
+    first, second = paced(sampling, recorder), paced(sampling, recorder)
     for setting in (tree, DEFAULT, tree):
         assert first.measure(setting, MESSAGES[:2], repeat=0).outcome is Outcome.OK
     second.measure(tree, MESSAGES[1:3], repeat=0)
@@ -237,14 +237,14 @@ def test_the_default_tells_when_other_settings_have_been_sampled_enough():
 
 
 def test_a_default_that_fails_sets_no_pace():
-    pace = Pace()
-    paced(pace, Recorder(LaunchResult(exit_code=1))).measure(DEFAULT, MESSAGES[:1], repeat=0)
-    assert pace.enough_us(MESSAGES[:1]) == (None,)
+    sampling = SamplingLimit()
+    paced(sampling, Recorder(LaunchResult(exit_code=1))).measure(DEFAULT, MESSAGES[:1], repeat=0)
+    assert sampling.enough_us(MESSAGES[:1]) == (None,)
 
 
 def test_a_resumed_study_knows_its_pace_already():
     recorder = Recorder()
-    runner = paced(Pace(), recorder)
+    runner = paced(SamplingLimit(), recorder)
     runner.calibrate(30.0, {MESSAGES[0]: 8.0})
     runner.measure(DEFAULT, MESSAGES[:1], repeat=1)
     assert recorder.plans[0].argv[1] == "12"
@@ -252,7 +252,7 @@ def test_a_resumed_study_knows_its_pace_already():
 
 def test_a_benchmark_that_cannot_stop_early_is_left_alone(runner):
     recorder = Recorder(LaunchResult(exit_code=0, stdout=table(MESSAGES[:1])))
-    measured = runner(launcher=recorder, pace=Pace())
+    measured = runner(launcher=recorder, sampling=SamplingLimit())
     for repeat in range(2):
         measured.measure(DEFAULT, MESSAGES[:1], repeat=repeat)
     assert recorder.plans[0].argv == recorder.plans[1].argv

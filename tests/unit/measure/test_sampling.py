@@ -3,7 +3,7 @@
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.measure import Pace
+from ncclt.measure import SamplingLimit
 from ncclt.measure.sampling import ENOUGH_FACTOR
 
 SMALL, LARGE = (
@@ -13,13 +13,13 @@ SMALL, LARGE = (
 
 
 def test_before_the_default_everything_is_sampled_in_full():
-    assert Pace().enough_us([SMALL, LARGE]) == (None, None)
+    assert SamplingLimit().enough_us([SMALL, LARGE]) == (None, None)
 
 
 def test_the_typical_default_says_what_is_enough_for_each_message():
     """One launch of several may have been disturbed; what was never measured has no limit."""
-    pace = Pace()
+    sampling = SamplingLimit()
     for time_us in (10.0, 80.0, 12.0):
-        pace.learn({SMALL: time_us})
+        sampling.learn({SMALL: time_us})
 
-    assert pace.enough_us([LARGE, SMALL]) == (None, pytest.approx(ENOUGH_FACTOR * 12))
+    assert sampling.enough_us([LARGE, SMALL]) == (None, pytest.approx(ENOUGH_FACTOR * 12))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ncclt.measure.persistent.runner import PersistentRunner
 from ncclt.measure.runner import LaunchedRunner, asking
-from ncclt.measure.sampling import Pace
+from ncclt.measure.sampling import SamplingLimit
 from ncclt.measure.timeouts import TimeoutRule, Timeouts
 
-__all__ = ["LaunchedRunner", "Pace", "PersistentRunner", "TimeoutRule", "Timeouts", "asking"]
+__all__ = ["LaunchedRunner", "PersistentRunner", "SamplingLimit", "TimeoutRule", "Timeouts", "asking"]

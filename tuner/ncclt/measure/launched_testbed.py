@@ -18,7 +18,7 @@ from ncclt.launch import launcher_module
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.kubernetes.options import site_options
 from ncclt.launch.launcher import JobShape, Launcher
-from ncclt.measure import LaunchedRunner, Pace, PersistentRunner
+from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
 from ncclt.measure.benchmarks import benchmark_module
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.runner import asking
@@ -68,7 +68,7 @@ def launched_testbed(
     host_sets = _host_sets(cluster, place, environ)
     launchers = [launcher_of(cluster, place, hosts, environ=environ) for hosts in host_sets]
     benchmark, said = benchmark_of(cluster, place, launchers[0], collectives, ask=ask)
-    timeouts, pace = Timeouts(), Pace()
+    timeouts, sampling = Timeouts(), SamplingLimit()
 
     def relaunching(launcher: Launcher, hosts: tuple[str, ...]) -> Runner:
         # What the plugin alone can say has to be said by it to fresh ranks as well.
@@ -80,7 +80,7 @@ def launched_testbed(
             cluster=cluster,
             variables=lambda setting: dict(compiled(setting).variables),
             timeouts=timeouts,
-            pace=pace,
+            sampling=sampling,
             scratch=place.scratch,
             scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
             place=",".join(hosts),
@@ -93,7 +93,7 @@ def launched_testbed(
             cluster=cluster,
             variables=lambda setting: dict(compiled(setting).variables),
             timeouts=timeouts,
-            pace=pace,
+            sampling=sampling,
             plugin=plugin,
             place=",".join(hosts),
             host=environ.get(CONTROLLER_VARIABLE, ""),

@@ -18,7 +18,7 @@ from ncclt.launch.launcher import Launcher, LaunchPlan
 from ncclt.launch.process.guard import results_folder
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
 from ncclt.measure.outcome import judge, require_place
-from ncclt.measure.sampling import Pace
+from ncclt.measure.sampling import SamplingLimit
 from ncclt.measure.timeouts import Timeouts
 
 ASKING_S = 120.0
@@ -40,7 +40,7 @@ class LaunchedRunner:
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
         timeouts: how long a command may take; runners of one study that measure at the same time share it.
-        pace: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
+        sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
         scratch: where each trial's folder for result files is made; None = the system's place for temporary files.
         scratch_is_shared: whether what rank 0 writes there can be read here. False = results have to come over
             standard output, for example where the ranks run in other containers or behind a login node.
@@ -55,7 +55,7 @@ class LaunchedRunner:
         cluster: Cluster,
         variables: Callable[[Setting], Mapping[str, str]],
         timeouts: Timeouts | None = None,
-        pace: Pace | None = None,
+        sampling: SamplingLimit | None = None,
         scratch: Path | None = None,
         scratch_is_shared: bool = True,
         place: str = "",
@@ -65,7 +65,7 @@ class LaunchedRunner:
         self._cluster = cluster
         self._variables = variables
         self._timeouts = timeouts or Timeouts()
-        self._pace = pace
+        self._sampling = sampling
         self._scratch = scratch
         self._scratch_is_shared = scratch_is_shared
         self._place = place
@@ -94,8 +94,8 @@ class LaunchedRunner:
             times_us: for one call of each message, µs.
         """
         self._timeouts.calibrate(wall_s)
-        if self._pace is not None:
-            self._pace.learn(times_us)
+        if self._sampling is not None:
+            self._sampling.learn(times_us)
 
     def kill(self) -> None:
         """End the trial at once: `measure` raises KeyboardInterrupt, now and from now on."""
@@ -116,9 +116,9 @@ class LaunchedRunner:
 
     def _paced(self, messages: Sequence[Message]) -> Benchmark:
         """Return the benchmark, told what is known about when to stop where it can."""
-        if self._pace is None or not isinstance(self._benchmark, Paced):
+        if self._sampling is None or not isinstance(self._benchmark, Paced):
             return self._benchmark
-        limits = zip(messages, self._pace.enough_us(messages), strict=True)
+        limits = zip(messages, self._sampling.enough_us(messages), strict=True)
         return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
 
     def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
@@ -170,8 +170,8 @@ class LaunchedRunner:
                 self._timeouts.learn(command.messages, launch.wall_s)
         if setting.is_default and result.outcome is Outcome.OK:
             self._timeouts.calibrate(wall_s, messages)
-            if self._pace is not None:
-                self._pace.learn({m.message: m.time_us for m in measured.values()})
+            if self._sampling is not None:
+                self._sampling.learn({m.message: m.time_us for m in measured.values()})
         return TrialResult(
             outcome=result.outcome,
             measurements=tuple(measured[m] for m in messages if m in measured),

@@ -20,7 +20,7 @@ Only gains are chosen, and medians of eight calls of one launch scatter by a few
 """
 
 
-class Pace:
+class SamplingLimit:
     """Remembers how long each message took under the default; all runners of one study may share it.
 
     The rule holds for every setting alike, the default included: launches that are compared are measured in one way.

@@ -36,7 +36,7 @@ from ncclt.measure.persistent.applied import Attested
 from ncclt.measure.persistent.commands import nccl_version, session_command, trial_arguments
 from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
-from ncclt.measure.sampling import Pace
+from ncclt.measure.sampling import SamplingLimit
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.switching import Force, Switch, SwitchCost, split, start_variables, started, switch
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
@@ -66,7 +66,7 @@ class PersistentRunner:
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
         timeouts: how long starting the ranks, and then a trial, may take; shared as in `LaunchedRunner`.
-        pace: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
+        sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
         plugin: NCCL's tuner plugin of ncclt as the ranks see it; None = nothing is switched per call.
         place: the nodes that it uses, for people; empty where the launcher chooses them.
         host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback where ranks are
@@ -88,7 +88,7 @@ class PersistentRunner:
         cluster: Cluster,
         variables: Callable[[Setting], Mapping[str, str]],
         timeouts: Timeouts | None = None,
-        pace: Pace | None = None,
+        sampling: SamplingLimit | None = None,
         plugin: Path | None = None,
         place: str = "",
         host: str = "",
@@ -106,7 +106,7 @@ class PersistentRunner:
                 hint="leave --persistent out, or run ncclt in an allocation of Slurm or beside an ssh",
             )
         self._benchmark, self._launcher, self._cluster = benchmark, launcher, cluster
-        self._variables, self._timeouts, self._pace = variables, timeouts or Timeouts(), pace
+        self._variables, self._timeouts, self._sampling = variables, timeouts or Timeouts(), sampling
         self._plugin, self._place, self._host, self._scratch = plugin, place, host, scratch
         self._version, self._stay = cluster.version, stay
         self._session: Session | None = None
@@ -137,8 +137,8 @@ class PersistentRunner:
     def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
         """Take over what the stored default of a resumed study took: for the whole launch, s, and per call, µs."""
         self._timeouts.calibrate(wall_s)
-        if self._pace is not None:
-            self._pace.learn(times_us)
+        if self._sampling is not None:
+            self._sampling.learn(times_us)
 
     def kill(self) -> None:
         """End trial and ranks at once: `measure` raises KeyboardInterrupt, now and from now on."""
@@ -199,8 +199,8 @@ class PersistentRunner:
             whole_s = wall_s + (self._start_s if stayed else 0.0)
             self._timeouts.learn(command.messages, whole_s)
             self._timeouts.calibrate(whole_s, messages)
-            if self._pace is not None:
-                self._pace.learn({m.message: m.time_us for m in result.measurements})
+            if self._sampling is not None:
+                self._sampling.learn({m.message: m.time_us for m in result.measurements})
         # The GPUs are held between trials too, and whatever comes of this one, nobody else pays for that.
         return self._labelled(result, wall_s=idle_s + wall_s)
 
@@ -218,9 +218,9 @@ class PersistentRunner:
         return max(until_s - self._idle_since_s, 0.0)
 
     def _paced(self, messages: Sequence[Message]) -> TorchCollectives:
-        if self._pace is None:
+        if self._sampling is None:
             return self._benchmark
-        limits = zip(messages, self._pace.enough_us(messages), strict=True)
+        limits = zip(messages, self._sampling.enough_us(messages), strict=True)
         return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
 
     def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
