@@ -1,4 +1,4 @@
-"""Trials per minute with ranks that stay, beside the same trials as launches of their own; same machine, same run.
+"""Trials per minute with persistent ranks, beside the same trials as launches of their own; same machine, same run.
 
     python bench/persistent.py [--launcher torchrun] [--backend gloo] [--nodes 1] [--ranks 2] [--trials 100] [--json]
 
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--nccl", default="2.29.7", help="version that the ranks have; says what can be switched how")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2, help="on all nodes together")
-    parser.add_argument("--trials", type=int, default=100, help="with ranks that stay")
+    parser.add_argument("--trials", type=int, default=100, help="with persistent ranks")
     parser.add_argument("--relaunches", type=int, default=5, help="trials that are launches of their own")
     parser.add_argument("--budget-s", type=float, default=0.05, help="for timing one message, in both")
     parser.add_argument("--json", action="store_true")

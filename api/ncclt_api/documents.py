@@ -118,7 +118,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         wall_s=trial.result.wall_s,
         gpu_seconds=gpu_seconds([trial], cluster),
         place=trial.result.place,
-        warm=trial.result.warm,
+        warm=trial.result.persistent,
         by_plugin=trial.result.by_plugin,
         started=trial.started,
         measurements=[_measurement_document(m) for m in trial.result.measurements],

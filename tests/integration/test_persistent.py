@@ -1,4 +1,4 @@
-"""Ranks of gloo that stay: settings come into force in them, and whatever they do to them the next trial is sound."""
+"""Persistent ranks of gloo: settings come into force in them, and whatever they do to them the next trial is sound."""
 
 import os
 import re
@@ -140,7 +140,7 @@ def test_settings_come_into_force_without_a_relaunch_and_leave_nothing(ranks):
     assert ranks.measure(ALGO).outcome is Outcome.OK
     assert ranks.sound() == before
     assert ranks.runner.switches - counted == {SwitchCost.COMMUNICATOR: 4, SwitchCost.CALL: 1}
-    assert (result.place, result.warm) == ("here", True)
+    assert (result.place, result.persistent) == ("here", True)
 
 
 def test_what_nccl_fixes_for_life_takes_new_ranks(ranks):

@@ -1,4 +1,4 @@
-"""Ranks that stay on other hosts: rank 0 finds its way back, and nothing is left on any node."""
+"""Persistent ranks on other hosts: rank 0 finds its way back, and nothing is left on any node."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How ranks that stay end, whoever is killed; and what of ours they load: each test has ranks of its own."""
+"""How persistent ranks end, whoever is killed; and what of ours they load: each test has ranks of its own."""
 
 import importlib.util
 import re

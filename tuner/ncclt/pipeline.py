@@ -160,7 +160,7 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
 
 def _default_name(request: TuneRequest, testbed: Testbed, cluster: Cluster, workload: Workload) -> str:
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"
-    # Times of another driver are no times of this one, nor those of ranks that stay the times of a launch.
+    # Times of another driver are no times of this one, nor those of persistent ranks the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]

@@ -1,4 +1,4 @@
-"""`ncclt tune --dry-run` of ranks that stay: what it says is what would be done, and it holds no secret."""
+"""`ncclt tune --dry-run` of persistent ranks: what it says is what would be done, and it holds no secret."""
 
 import json
 import re

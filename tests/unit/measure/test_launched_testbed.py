@@ -101,7 +101,7 @@ def test_without_the_plugin_variables_force_settings(tmp_path):
         assert any("ncclt plugin build" in note for note in found.notes) is persistent
 
 
-def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_ranks_that_stay(tmp_path):
+def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_persistent_ranks(tmp_path):
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
     plugin.touch()
     environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)}

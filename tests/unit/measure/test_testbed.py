@@ -134,22 +134,22 @@ def test_what_cannot_be_forced_here_is_not_in_the_space():
     assert not any(s.protocol == "ll128" for s in settings)
 
 
-class Warm(FakeRunner):
-    """Its ranks stay."""
+class Persistent(FakeRunner):
+    """Its ranks persist."""
 
     def measure(self, setting, messages, *, repeat):
-        return replace(super().measure(setting, messages, repeat=repeat), warm=True)
+        return replace(super().measure(setting, messages, repeat=repeat), persistent=True)
 
     def close(self):
         pass
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
+@pytest.mark.parametrize("persistent", [True, False])
+def test_persistent_ranks_and_launches_do_not_share_a_search(persistent):
     """A warm default beside fresh settings would make them look bad, and the other way round."""
-    runner, warm = FakeRunner(CLUSTER, lambda *_: 10.0), Warm(CLUSTER, lambda *_: 5.0)
+    runner, kept = FakeRunner(CLUSTER, lambda *_: 10.0), Persistent(CLUSTER, lambda *_: 5.0)
     testbed = Testbed(
-        runner=runner, persistent=(warm,) if stays else (), reason="test", covers=lambda _: True
+        runner=runner, persistent=(kept,) if persistent else (), reason="test", covers=lambda _: True
     )  # fmt: skip
     placed = workload(Collective.ALL_REDUCE, world_size=4)
 
@@ -160,8 +160,8 @@ def test_ranks_that_stay_and_launches_do_not_share_a_search(stays):
         [searched(*testbed.searching), launch(runner, placed, FakeTrialLog(), DEFAULT, phase=Phase.CONFIRM)]
     )
     with pytest.raises(UsageError, match="cannot be compared") as caught:
-        testbed.require_alike([searched(runner if stays else warm)])
-    assert ("without" in caught.value.hint) is stays
+        testbed.require_alike([searched(runner if persistent else kept)])
+    assert ("without" in caught.value.hint) is persistent
 
 
 class Forced(FakeRunner):

@@ -264,11 +264,11 @@ def test_a_lucky_setting_falls_back_and_the_next_one_is_confirmed(cluster, workl
     assert all(time > 10.0 for time in times.by_setting[lucky].values())
 
 
-class WarmRunner(FakeRunner):
-    """A runner whose ranks stay up, which makes everything a little faster."""
+class PersistentFakeRunner(FakeRunner):
+    """A runner whose ranks persist, which makes everything a little faster."""
 
     def measure(self, setting, messages, *, repeat):
-        return replace(super().measure(setting, messages, repeat=repeat), warm=True)
+        return replace(super().measure(setting, messages, repeat=repeat), persistent=True)
 
 
 def test_finalists_of_ranks_that_stayed_up_are_measured_by_fresh_ones_alone(cluster, workload):
@@ -279,7 +279,7 @@ def test_finalists_of_ranks_that_stayed_up_are_measured_by_fresh_ones_alone(clus
 
     trial_log = FakeTrialLog()
     for setting in (DEFAULT, TREE_LL, DEFAULT, TREE_LL, TREE_LL):
-        launch(WarmRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
+        launch(PersistentFakeRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
     runner = FakeRunner(cluster, times(1.0))
 
     found = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
@@ -297,7 +297,7 @@ def test_no_number_of_warm_launches_of_the_default_stands_for_a_fresh_one(cluste
 
     trial_log = FakeTrialLog()
     for setting in (DEFAULT, TREE_LL, *[DEFAULT] * CONFIRMED_LAUNCHES):
-        launch(WarmRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
+        launch(PersistentFakeRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
     runner = FakeRunner(cluster, times(1.0))
 
     found = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
@@ -309,7 +309,7 @@ def test_no_number_of_warm_launches_of_the_default_stands_for_a_fresh_one(cluste
 
 def test_a_default_that_fails_in_fresh_ranks_leaves_something_to_compare_with(cluster, workload):
     trial_log = FakeTrialLog()
-    launch(WarmRunner(cluster, lambda *_: 10.0), workload, trial_log, DEFAULT, phase=Phase.SEARCH)
+    launch(PersistentFakeRunner(cluster, lambda *_: 10.0), workload, trial_log, DEFAULT, phase=Phase.SEARCH)
     failing = FakeRunner(cluster, lambda *_: Outcome.CRASHED)
 
     found = confirm(failing, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)

@@ -50,7 +50,7 @@ TRIALS = st.builds(
         measurements=st.lists(MEASUREMENTS, max_size=3).map(tuple),
         detail=st.text(st.characters()),
         wall_s=st.floats(0, allow_nan=False),
-        warm=st.booleans(),
+        persistent=st.booleans(),
         by_plugin=st.none() | st.booleans(),
     ),
     score_us=st.none() | st.floats(min_value=0, exclude_min=True, allow_nan=False),

@@ -203,7 +203,7 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
         "time_per_step_us": trial.score_us,
         "gpu_seconds": gpu_seconds([trial], cluster),
         "place": trial.result.place,
-        "warm": trial.result.warm,
+        "warm": trial.result.persistent,
         "by_plugin": trial.result.by_plugin,
     }
 

@@ -317,7 +317,7 @@ def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
 def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
     """Return what would be started for the default and for the first setting after it, where anything is started.
 
-    Ranks that stay are started once for both.
+    Persistent ranks are started once for both.
     """
     from ncclt.core.setting import DEFAULT
     from ncclt.measure import LaunchedRunner, PersistentRunner

@@ -60,7 +60,8 @@ class TrialResult:
         detail: the last lines of output or the reason, for people; empty when all went well.
         wall_s: how long the launch took.
         place: the nodes it ran on, for people; empty where the launcher chose them or there is but one place.
-        warm: ranks measured it that had been running before; a search may go by that, finalists and proof may not.
+        persistent: ranks measured it that had been running before; a search may go by that, finalists and proof may
+            not.
         by_plugin: the tuner plugin was there to force the setting, call by call where it can; None = not known, of
             trials that were kept before this was noted.
     """
@@ -70,7 +71,7 @@ class TrialResult:
     detail: str = ""
     wall_s: float = 0.0
     place: str = ""
-    warm: bool = False
+    persistent: bool = False
     by_plugin: bool | None = False
 
 
@@ -82,7 +83,7 @@ class Runner(Port):
     unfit, raises StudyStoppedError. With outcome `ok` there is one measurement for each of
     the messages asked for, in their order. The same runner may be asked for the same setting again and measures
     anew. When `measure` returns or raises, nothing that it started still runs, but for ranks that wait for the next
-    setting; a runner that keeps such ranks says so in its results (`warm`) and has `close`.
+    setting; a runner that keeps such ranks says so in its results (`persistent`) and has `close`.
     """
 
     @property

@@ -73,7 +73,7 @@ def launched_testbed(
     def relaunching(launcher: Launcher, hosts: tuple[str, ...]) -> Runner:
         # What the plugin alone can say has to be said by it to fresh ranks as well.
         if plugin is not None:
-            return staying(hosts, stay=False)
+            return persistent_runner(hosts, persistent=False)
         return LaunchedRunner(
             benchmark=benchmark,
             launcher=launcher,
@@ -86,7 +86,9 @@ def launched_testbed(
             place=",".join(hosts),
         )
 
-    def staying(hosts: tuple[str, ...], *, stay: bool = True, plugin: Path | None = plugin) -> PersistentRunner:
+    def persistent_runner(
+        hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin
+    ) -> PersistentRunner:
         return PersistentRunner(
             benchmark=benchmark,
             launcher=launcher_of(cluster, place, hosts, environ=environ),
@@ -98,7 +100,7 @@ def launched_testbed(
             place=",".join(hosts),
             host=environ.get(CONTROLLER_VARIABLE, ""),
             scratch=place.scratch,
-            stay=stay,
+            persistent=persistent,
         )
 
     def expressible(setting: Setting) -> bool:
@@ -111,9 +113,9 @@ def launched_testbed(
     runners = [relaunching(launcher, hosts) for launcher, hosts in zip(launchers, host_sets, strict=True)]
     return Testbed(
         runner=runners[0],
-        by_variables=staying(host_sets[0], stay=False, plugin=None) if plugin is not None else None,
+        by_variables=persistent_runner(host_sets[0], persistent=False, plugin=None) if plugin is not None else None,
         others=tuple(runners[1:]),
-        persistent=tuple(map(staying, host_sets)) if place.persistent else (),
+        persistent=tuple(map(persistent_runner, host_sets)) if place.persistent else (),
         reason=place.reason,
         covers=lambda _message: True,
         expressible=expressible,

@@ -49,8 +49,8 @@ class Place:
         scratch: folder that all nodes share with this machine.
         keep_env: let NCCL_* variables of this shell reach the trials.
         persistent: the ranks of the search stay from trial to trial.
-        through: how settings are forced, one of `THROUGH`; None = by the plugin if ranks stay and it is there, else by
-            variables.
+        through: how settings are forced, one of `THROUGH`; None = by the plugin if ranks persist and it is there, else
+            by variables.
 
     Raises:
         UsageError: no benchmark has that name.

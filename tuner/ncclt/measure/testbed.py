@@ -120,12 +120,12 @@ class Testbed:
         """Refuse to search on where the trials of a study could not be compared with those that would be made here.
 
         Raises:
-            UsageError: ranks that stay measured them and would not now, or the plugin forced their settings and would
+            UsageError: persistent ranks measured them and would not now, or the plugin forced their settings and would
                 not now, or the other way round.
         """
         good = [t.result for t in trials if t.phase is Phase.SEARCH and t.result.outcome is Outcome.OK]
-        if any(result.warm != bool(self.persistent) for result in good):
-            other = "launches, not ranks that stay," if self.persistent else "ranks that stay"
+        if any(result.persistent != bool(self.persistent) for result in good):
+            other = "launches, not persistent ranks," if self.persistent else "persistent ranks"
             option = f"with{'out' if self.persistent else ''} --persistent"
             raise _not_alike(f"measured by {other}", option)
         by_plugin = self.by_variables is not None
@@ -139,7 +139,7 @@ class Testbed:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let ranks stay from trial to trial within; afterwards none waits any more, and the GPUs are free."""
+        """Keep ranks from trial to trial within; afterwards none waits any more, and the GPUs are free."""
         try:
             yield
         finally:

@@ -31,7 +31,7 @@ def confirm(
     """Launch the finalists until they are confirmed; return the times of everything measured so far.
 
     New finalists may come up when a lucky one falls back, so this goes on for up to three rounds; what is still
-    unconfirmed then is left out of the policy. Where ranks that stay up did the search, only launches of fresh ones
+    unconfirmed then is left out of the policy. Where persistent ranks did the search, only launches of fresh ones
     count from here on, the default's too: both sides of a comparison must have been measured alike.
 
     Args:
@@ -71,7 +71,7 @@ def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
 
 
 def _fresh(trials: Sequence[Trial]) -> list[Trial]:
-    return [trial for trial in trials if not trial.result.warm]
+    return [trial for trial in trials if not trial.result.persistent]
 
 
 def _informative(trials: Sequence[Trial]) -> list[Trial]:

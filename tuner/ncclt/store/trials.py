@@ -91,7 +91,7 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
                 "detail": trial.result.detail,
                 "wall_s": trial.result.wall_s,
                 "place": trial.result.place,
-                "warm": trial.result.warm,
+                "warm": trial.result.persistent,
                 "by_plugin": trial.result.by_plugin,
             }
         ),
@@ -106,7 +106,7 @@ def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
         detail=document["detail"],
         wall_s=document["wall_s"],
         place=document.get("place", ""),  # trials of 2026-11 have neither this nor the next
-        warm=document.get("warm", False),
+        persistent=document.get("warm", False),
         by_plugin=document.get("by_plugin"),  # noted a little later
     )
     return Trial(

@@ -1,4 +1,4 @@
-"""The runner whose ranks stay, towards a rank 0 that is played here: what it believes, whom it blames, what it does."""
+"""The runner of persistent ranks, towards a rank 0 played here: what it believes, whom it blames, what it does."""
 
 import threading
 import time

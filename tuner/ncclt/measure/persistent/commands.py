@@ -17,7 +17,7 @@ CHANNEL = WORKER.with_name("ncclt_torch_channel.py")
 
 
 def session_command(benchmark: TorchCollectives, *, controller: str, token: Path | None) -> BenchmarkCommand:
-    """Return the command of ranks that stay.
+    """Return the command of persistent ranks.
 
     Args:
         benchmark: whose messages will be measured; gives the interpreter, the backend and the ranks' patience.

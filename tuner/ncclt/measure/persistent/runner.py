@@ -1,4 +1,4 @@
-"""The runner whose ranks stay: a setting comes into force in them without a relaunch, as cheaply as NCCL allows.
+"""The runner of persistent ranks: a setting comes into force in them without a relaunch, as cheaply as NCCL allows.
 
 What a launch cannot see differs: communicators, buffers and page tables are warm from earlier trials, and NCCL's memory
 is less orderly than in a fresh process. Every setting of a study is measured so, the default among them; finalists and
@@ -42,7 +42,7 @@ from ncclt.nccl.switching import Force, Switch, SwitchCost, split, start_variabl
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
 
 LONGEST_S = 7 * 24 * 3600.0
-"""A launch of ranks that stay is ended after this, whatever happens."""
+"""A launch of persistent ranks is ended after this, whatever happens."""
 
 RENEWED_S = LONGEST_S / 2
 """Ranks older than this are started anew before a trial, so that none is cut off by that end."""
@@ -55,13 +55,13 @@ class PersistentRunner:
 
     The `wall_s` of a result is how long its trial held the GPUs: what the ranks had waited for it (for the search to
     decide, for the store), and their start and end as far as these fell into it.
-    Every result is `warm`, also where ranks had to be started: it is no launch of the setting as a training makes one,
-    unless `stay` is false.
+    Every result is `persistent`, also where ranks had to be started: it is no launch of the setting as a training makes
+    one, unless the argument `persistent` is false.
     A trial whose ranks crash, hang or send wrong data ends them; the next one starts new ones. Ranks that are found
     dead before a trial has begun are replaced, and the trial is not blamed. Whenever `measure` raises, nothing is left.
 
     Args:
-        benchmark: what runs; `torch_collectives` alone can stay.
+        benchmark: what runs; `torch_collectives` alone has persistent ranks.
         launcher: where it runs, for this runner alone: all that it runs is ended with the ranks.
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
@@ -73,8 +73,8 @@ class PersistentRunner:
             on this machine.
         scratch: where the file with the token is made; None = the system's place. mpirun over several nodes needs a
             folder that they share.
-        stay: False = the ranks end with each trial, so every trial is a launch of its own, and only what the plugin
-            alone can say makes this the runner for it.
+        persistent: False = the ranks end with each trial, so every trial is a launch of its own, and only what the
+            plugin alone can say makes this the runner for it.
 
     Raises:
         UsageError: benchmark or launcher cannot be used so.
@@ -93,7 +93,7 @@ class PersistentRunner:
         place: str = "",
         host: str = "",
         scratch: Path | None = None,
-        stay: bool = True,
+        persistent: bool = True,
     ) -> None:
         if not isinstance(benchmark, TorchCollectives):
             raise UsageError(
@@ -108,7 +108,7 @@ class PersistentRunner:
         self._benchmark, self._launcher, self._cluster = benchmark, launcher, cluster
         self._variables, self._timeouts, self._sampling = variables, timeouts or Timeouts(), sampling
         self._plugin, self._place, self._host, self._scratch = plugin, place, host, scratch
-        self._version, self._stay = cluster.version, stay
+        self._version, self._persistent = cluster.version, persistent
         self._session: Session | None = None
         self._now = Force()
         self._generations = itertools.count(1)
@@ -185,7 +185,7 @@ class PersistentRunner:
         try:
             result = self._trial(wanted, command)
             stayed = before is not None and before is self._session
-            if not self._stay:
+            if not self._persistent:
                 self.close()
         except BaseException:
             session, self._session = self._session, None
@@ -207,7 +207,7 @@ class PersistentRunner:
     def _labelled(self, result: TrialResult, *, wall_s: float) -> TrialResult:
         """Return a result that says how it was measured."""
         by_plugin = self._plugin is not None
-        return replace(result, wall_s=wall_s, place=self._place, warm=self._stay, by_plugin=by_plugin)
+        return replace(result, wall_s=wall_s, place=self._place, persistent=self._persistent, by_plugin=by_plugin)
 
     def _idle_s(self, now_s: float) -> float:
         """Return how long ranks have waited, since the last trial that was paid for."""

@@ -1,4 +1,4 @@
-"""Ranks that stay: one launch that lasts over many trials, the line to its rank 0, and its end."""
+"""Persistent ranks: one launch that lasts over many trials, the line to its rank 0, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BEFORE = re.compile(r"\A(?s:.*)NCCLT-TRIAL \d+\n")
 
 
 class Session:
-    """One launch of ranks that stay.
+    """One launch of persistent ranks.
 
     It begins when it is made. Every wait raises KeyboardInterrupt as soon as `stopped` is true.
 

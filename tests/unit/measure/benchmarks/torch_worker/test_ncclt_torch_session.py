@@ -1,4 +1,4 @@
-"""One rank that stays, without its process group: what it sets, what it puts back, what it refuses."""
+"""One persistent rank, without its process group: what it sets, what it puts back, what it refuses."""
 
 import os
 import subprocess

@@ -40,7 +40,7 @@ FOLDER, NAME = Path("/dev/shm"), "ncclt-torch-"  # noqa: S108  folders are made 
 FRESH_S = 60.0  # a folder so young may not have been locked yet by the rank that makes it
 
 
-def stay(worker: Any, job: Any, options: argparse.Namespace, report: Any) -> None:
+def persist(worker: Any, job: Any, options: argparse.Namespace, report: Any) -> None:
     """Do what the controller sends until it says that this is enough, or is gone.
 
     Raises:

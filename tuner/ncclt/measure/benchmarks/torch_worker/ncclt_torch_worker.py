@@ -309,7 +309,7 @@ def run(options: argparse.Namespace, report: WorkerReport) -> None:
     job = meet(options, report)
     try:
         if options.controller:
-            load(options.session).stay(sys.modules[__name__], job, options, report)
+            load(options.session).persist(sys.modules[__name__], job, options, report)
         else:
             import torch.distributed as dist
 
