@@ -14,7 +14,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.core.study import Trial
 from ncclt.core.workload import Workload
-from ncclt.search.samplers import Chooser, chooser
+from ncclt.search.samplers import Sampler, sampler_named
 from ncclt.search.space import SearchSpace
 
 METHODS = ("ours", "gp", "tpe", "random", "grid", "coordinate", "racing")
@@ -31,14 +31,14 @@ class Walk:
         self._scores: dict[Setting, float] = {}
         self._steps = steps(self._scores)
 
-    def choose(self, _trials: Sequence[Trial]) -> Setting | None:
+    def ask(self, _trials: Sequence[Trial]) -> Setting | None:
         return next(self._steps, None)
 
     def tell(self, trial: Trial) -> None:
         self._scores[trial.setting] = math.inf if trial.score_us is None else trial.score_us
 
 
-def make(method: str, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int) -> Chooser:
+def make(method: str, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int) -> Sampler:
     """Return a method by its word."""
     ladders = _ladders([s for s in space.distinct if not s.is_default])
     match method:
@@ -49,7 +49,7 @@ def make(method: str, space: SearchSpace, workload: Workload, cluster: Cluster, 
         case "racing":
             return Walk(lambda scores: channel_racing(ladders, scores))
         case _:
-            return chooser(method, space, workload, cluster, seed=seed)
+            return sampler_named(method, space, workload, cluster, seed=seed)
 
 
 def _ladders(settings: Sequence[Setting]) -> dict[Pair, list[Setting]]:

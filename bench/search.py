@@ -90,7 +90,7 @@ class Informed:
         order = sorted(gains, key=lambda row: -gains[row])
         self._settings = [*(case.settings[row] for row in order), DEFAULT]
 
-    def choose(self, trials: Sequence[Trial]) -> Setting:
+    def ask(self, trials: Sequence[Trial]) -> Setting:
         """Return the next one in turn; the default was launched first."""
         return self._settings[(len(trials) - 1) % len(self._settings)]
 
@@ -101,19 +101,19 @@ class Informed:
 def search(case: Case, method: str, *, seed: int, budget: int, noise: Noise) -> Run:
     """Search a case with a method for some launches."""
     informed = method == INFORMED
-    chooser = Informed(case) if informed else make(method, case.space, case.workload, case.cluster, seed=seed)
+    sampler = Informed(case) if informed else make(method, case.space, case.workload, case.cluster, seed=seed)
     trials = [_launch(case, DEFAULT, [], seed=seed, noise=noise)]
     regrets = [_regret(case, trials)]
     thinking_s = 0.0
     while len(trials) < budget:
         before = time.perf_counter()
-        setting = chooser.choose(trials)
+        setting = sampler.ask(trials)
         thinking_s += time.perf_counter() - before
         if setting is None:
             break
         trials.append(_launch(case, setting, trials, seed=seed, noise=noise))
         before = time.perf_counter()
-        chooser.tell(trials[-1])
+        sampler.tell(trials[-1])
         thinking_s += time.perf_counter() - before
         regrets.append(_regret(case, trials))
     launches = max(1, len(trials) - 1)

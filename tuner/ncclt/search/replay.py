@@ -15,7 +15,7 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.search.assemble import Times, assemble, collect_times, expected_us
-from ncclt.search.samplers import chooser
+from ncclt.search.samplers import sampler_named
 from ncclt.search.space import recorded_space
 
 FEWEST_SETTINGS = 4
@@ -122,17 +122,17 @@ def replay(recording: RecordedStudy, sampler: str, *, seed: int, launches: int) 
         launches: at most, the default's included.
 
     Raises:
-        UsageError, MissingDependencyError: as `samplers.chooser`.
+        UsageError, MissingDependencyError: as `samplers.sampler_named`.
     """
     space = recorded_space(recording.results)
-    chooses = chooser(
+    asked = sampler_named(
         sampler, space, recording.workload, recording.cluster, seed=seed, printed_costs=recording.printed_costs
     )
     trials = [_launch(recording, DEFAULT, [])]
     regrets = [recording.regret(Policy())]
-    while len(trials) < launches and (setting := chooses.choose(trials)) is not None:
+    while len(trials) < launches and (setting := asked.ask(trials)) is not None:
         trial = _launch(recording, setting, trials)
-        chooses.tell(trial)
+        asked.tell(trial)
         trials.append(trial)
         known = collect_times(trials)
         # What fails in any launch of the recording cannot be judged by it, however well it looked in one of them.

@@ -26,10 +26,10 @@ _STARTUP_TRIALS = 4
 """Random launches before the Gaussian process begins: with Optuna's ten little of a small budget would be left."""
 
 
-class Chooser(Port):
+class Sampler(Port):
     """Chooses settings. Contract: what it chooses depends on the trials and its seed alone."""
 
-    def choose(self, trials: Sequence[Trial]) -> Setting | None:
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
         """Return what to launch after these trials, the default's first; None = nothing more."""
         ...
 
@@ -38,7 +38,7 @@ class Chooser(Port):
         ...
 
 
-class OurChooser:
+class OurSampler:
     """The proposer of `ncclt tune`."""
 
     def __init__(
@@ -48,7 +48,7 @@ class OurChooser:
             space, workload, cluster, name="replay", seed=seed, printed_costs=printed_costs
         )  # fmt: skip
 
-    def choose(self, trials: Sequence[Trial]) -> Setting | None:
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
         """Return the proposal of the greatest expected gain."""
         if len(trials) == 1:
             self._proposer.resume(trials[0], trials)
@@ -60,7 +60,7 @@ class OurChooser:
         self._proposer.tell(trial)
 
 
-class OptunaChooser:
+class OptunaSampler:
     """One of Optuna's samplers, which minimises the log of time per step over that of the default."""
 
     def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
@@ -70,7 +70,7 @@ class OptunaChooser:
         self._asked: optuna.trial.Trial | None = None
         self._default_us = math.nan
 
-    def choose(self, trials: Sequence[Trial]) -> Setting | None:
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
         """Return the setting at the point that the sampler asks for, launched before or not."""
         assert trials[0].score_us is not None
         self._default_us = trials[0].score_us
@@ -84,7 +84,7 @@ class OptunaChooser:
         self._study.tell(self._asked, value)
 
 
-def chooser(
+def sampler_named(
     name: str,
     space: SearchSpace,
     workload: Workload,
@@ -92,7 +92,7 @@ def chooser(
     *,
     seed: int,
     printed_costs: PrintedCosts | None = None,
-) -> Chooser:
+) -> Sampler:
     """Return a sampler by its word.
 
     Args:
@@ -108,7 +108,7 @@ def chooser(
         MissingDependencyError: Optuna's Gaussian process needs PyTorch.
     """
     if name == "ours":
-        return OurChooser(space, workload, cluster, seed=seed, printed_costs=printed_costs)
+        return OurSampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
     if name == "gp" and importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("Optuna's Gaussian process needs PyTorch", hint="pip install torch")
     makers: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
@@ -121,4 +121,4 @@ def chooser(
     with warnings.catch_warnings():
         # "Experimental": nothing that a user of ours can act upon.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return OptunaChooser(space, makers[name]())
+        return OptunaSampler(space, makers[name]())
