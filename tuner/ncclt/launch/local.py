@@ -4,45 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
-from ncclt.launch.process.starter import Starter
+from ncclt.launch.launcher import JobShape, LaunchPlan
+from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions
 
 
-class LocalLauncher:
+class LocalLauncher(ProcessLauncher):
     """Starts commands on this machine, one process each, in a session of its own.
 
     Args:
-        environment: what commands inherit, copied now, for plans must not change later; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG.
-        extra: words before the command, for example `numactl --interleave=all`.
-        grace_s: time between SIGTERM and SIGKILL.
-        keep_bytes: how much of each output is kept.
+        shape: of one process.
+        process: `extra` goes before the command, for example `numactl --interleave=all`.
+
+    Raises:
+        UsageError: more than one process is wanted.
     """
 
-    def __init__(
-        self,
-        *,
-        environment: Mapping[str, str] | None = None,
-        keep_env: bool = False,
-        extra: Sequence[str] = (),
-        grace_s: float = GRACE_S,
-        keep_bytes: int = KEEP_BYTES,
-    ) -> None:
-        self._extra = tuple(extra)
-        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s, keep_bytes=keep_bytes)
+    name = "local"
 
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "local"
-
-    @property
-    def inherited(self) -> tuple[str, ...]:
-        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
-        return self._starter.inherited
+    def __init__(self, *, shape: JobShape | None = None, **process: Unpack[ProcessOptions]) -> None:
+        if shape is not None and shape.world != 1:
+            raise UsageError(
+                f"--launcher local starts 1 process, not {shape.world}",
+                hint="use --launcher torchrun, mpirun or slurm",
+            )
+        super().__init__(**process)
 
     def plan(
         self,
@@ -54,15 +42,12 @@ class LocalLauncher:
     ) -> LaunchPlan:
         """Decide how a command would be started: the plan names every inherited variable that it removes."""
         return LaunchPlan(
-            argv=(*self._extra, *argv),
+            argv=(*self.extra, *argv),
             set_env=tuple(sorted(variables.items())),
-            unset_env=self._starter.removed(variables),
+            unset_env=self.removed(variables),
             timeout_s=timeout_s,
         )
 
-    def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start it and wait for its end."""
-        return self._starter.run(plan)
 
     def kill(self) -> None:
         """End what every `run` is waiting for, at once."""

@@ -11,14 +11,14 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Unpack
 
 from ncclt.errors import UsageError, reason
 from ncclt.launch.endings import ending_of_mpi
 from ncclt.launch.hostfile import granted_hosts, parse_host
 from ncclt.launch.launcher import MARK, PORT, JobShape, LaunchPlan, LaunchResult
+from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, ProcessOptions, thread_variables
 from ncclt.launch.process.members import MARK_VARIABLE
-from ncclt.launch.process.session import GRACE_S
-from ncclt.launch.process.starter import FORWARDED, Starter, thread_variables
 from ncclt.launch.rank_check import checked
 
 _VERSION_S = 20.0
@@ -80,36 +80,32 @@ _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 """Root has started ncclt, mostly in a container; Open MPI wants to be told twice."""
 
 
-class MpirunLauncher:
+class MpirunLauncher(ProcessLauncher):
     """Starts ranks through mpirun.
 
     Args:
         flavour: whose mpirun it is.
         shape: ranks and nodes. Without hosts a resource manager (PBS, LSF) must tell mpirun its nodes.
-        granted: the nodes of that manager's job, the first one first; empty = not known.
-        keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG.
-        extra: further options of mpirun.
         program: the mpirun.
-        environment: what the command inherits; None = this program's own.
         as_root: this program belongs to root.
-        grace_s: time between SIGTERM and SIGKILL.
+        granted: the nodes of that manager's job, the first one first; empty = not known.
+        process: `extra` are further options of mpirun.
 
     Raises:
         UsageError: a host is given with a user or a port, which mpirun would take for something else.
     """
+
+    name = "mpirun"
 
     def __init__(
         self,
         *,
         flavour: MpiFlavour,
         shape: JobShape,
-        keep_env: bool = False,
-        extra: Sequence[str] = (),
         program: str = "mpirun",
-        environment: Mapping[str, str] | None = None,
         as_root: bool = False,
-        grace_s: float = GRACE_S,
         granted: Sequence[str] = (),
+        **process: Unpack[ProcessOptions],
     ) -> None:
         for host in map(parse_host, shape.hosts):
             if host.user or host.port:
@@ -119,21 +115,10 @@ class MpirunLauncher:
                 )
         self._flavour = flavour
         self._shape = shape
-        self._extra = tuple(extra)
         self._program = program
         self._as_root = as_root
         self._granted = tuple(granted)
-        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s)
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "mpirun"
-
-    @property
-    def inherited(self) -> tuple[str, ...]:
-        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
-        return self._starter.inherited
+        super().__init__(**process)
 
     def plan(
         self,
@@ -144,20 +129,20 @@ class MpirunLauncher:
         files: Sequence[Path] = (),  # noqa: ARG002  MPI needs a shared file system for the program itself
     ) -> LaunchPlan:
         """Decide how a command would be started; workers of torch are told where to meet."""
-        environment = self._starter.environment
+        environment = self.environment
         for_ranks = {
             **self._meeting_point(),
             **thread_variables(environment, variables),
-            **self._starter.kept(variables),
+            **self.kept(variables),
             **variables,
         }
         options = self._open_mpi(for_ranks) if self._flavour is MpiFlavour.OPEN_MPI else self._hydra(for_ranks)
         is_root_of_open_mpi = self._as_root and self._flavour is MpiFlavour.OPEN_MPI
-        removed = set(self._starter.removed(variables))
+        removed = set(self.removed(variables))
         if _LIST_VARIABLE in environment:
             removed.add(_LIST_VARIABLE)
         return LaunchPlan(
-            argv=(self._program, *options, *self._extra, *checked(argv, for_ranks)),
+            argv=(self._program, *options, *self.extra, *checked(argv, for_ranks)),
             set_env=tuple((name, "1") for name in _AS_ROOT) if is_root_of_open_mpi else (),
             unset_env=tuple(sorted(removed)),
             timeout_s=timeout_s,
@@ -165,11 +150,7 @@ class MpirunLauncher:
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Start it and wait for its end; the exit code is that of the rank that failed first."""
-        return ending_of_mpi(self._starter.run(plan))
-
-    def kill(self) -> None:
-        """End what every `run` is waiting for, at once."""
-        self._starter.kill()
+        return ending_of_mpi(super().run(plan))
 
     def _meeting_point(self) -> dict[str, str]:
         """Return where ranks of torch meet; nothing where nobody tells which node is the first."""
@@ -198,7 +179,7 @@ class MpirunLauncher:
 
     def _by_name(self, for_ranks: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of variables that are handed on as they are."""
-        environment = self._starter.environment
+        environment = self.environment
         listed = [entry.strip() for entry in environment.get(_LIST_VARIABLE, "").split(";")]
         wished = [entry for entry in listed if entry and not entry.startswith("NCCL_")]
         loading = [name for name in FORWARDED if name in environment]
@@ -220,27 +201,21 @@ class MpirunLauncher:
 
 
 def create(
-    *,
-    shape: JobShape | None = None,
-    keep_env: bool = False,
-    extra: Sequence[str] = (),
-    program: str = "mpirun",
-    environment: Mapping[str, str] | None = None,
+    *, shape: JobShape | None = None, program: str = "mpirun", **process: Unpack[ProcessOptions]
 ) -> MpirunLauncher:
     """Return the launcher for the mpirun that is here, after asking it whose it is.
 
     Raises:
         UsageError: there is none, or one that is not known.
     """
-    environ = os.environ if environment is None else environment
+    environ = process.get("environment")
+    environ = os.environ if environ is None else environ
     shape = shape or JobShape()
     return MpirunLauncher(
         flavour=ask_mpi_flavour(program, environ=environ),
         shape=shape,
-        keep_env=keep_env,
-        extra=extra,
         program=program,
-        environment=environ,
         as_root=os.geteuid() == 0,
         granted=granted_hosts(environ) if shape.nodes > 1 and not shape.hosts else (),
+        **process,
     )

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
 from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, label_value, manifests
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
-from ncclt.launch.process.starter import Starter
+from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions
 from ncclt.launch.rank_check import checked
 
 PENDING_S = 600.0
@@ -37,22 +37,21 @@ _MARGIN_S = 300.0
 _SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(ProcessLauncher):
     """Starts each command as one job of a cluster.
 
     Args:
         shape: pods, and processes in each; named hosts are not supported, use a node selector.
         kind: `mpijob` for programs that were built with MPI, `trainjob` for those that torchrun starts.
         site: image, namespace and what else the cluster wants; None = not said, so nothing can be planned.
-        environment: where inherited NCCL_* variables and kubectl's own come from; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command.
         kubectl: the program.
-        extra: options for every call of kubectl, for example `--context=lab`.
         pending_s: how long a job may wait for nodes and images.
         poll_s: seconds between two looks at the cluster.
-        grace_s: time between SIGTERM and SIGKILL for the driver.
-        keep_bytes: how much of each output is kept.
+        process: `extra` are options for every call of kubectl, for example `--context=lab`; inherited NCCL_* variables
+            reach the containers only where they are kept.
     """
+
+    name = "kubernetes"
 
     def __init__(
         self,
@@ -60,14 +59,10 @@ class KubernetesLauncher:
         shape: JobShape,
         kind: str,
         site: Site | None,
-        environment: Mapping[str, str] | None = None,
-        keep_env: bool = False,
         kubectl: str = "kubectl",
-        extra: Sequence[str] = (),
         pending_s: float = PENDING_S,
         poll_s: float = _POLL_S,
-        grace_s: float = GRACE_S,
-        keep_bytes: int = KEEP_BYTES,
+        **process: Unpack[ProcessOptions],
     ) -> None:
         if shape.hosts:
             raise UsageError("Kubernetes chooses the nodes itself", hint="use a node selector instead of --hosts")
@@ -75,20 +70,9 @@ class KubernetesLauncher:
         self._kind = kind
         self._site = site
         self._kubectl = kubectl
-        self._extra = tuple(extra)
         self._pending_s = pending_s
         self._poll_s = poll_s
-        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s, keep_bytes=keep_bytes)
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "kubernetes"
-
-    @property
-    def inherited(self) -> tuple[str, ...]:
-        """Return the names of the NCCL_* variables of this environment; only kept ones go into the containers."""
-        return self._starter.inherited
+        super().__init__(**process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -112,7 +96,7 @@ class KubernetesLauncher:
             pending_s=self._pending_s,
         )
         objects = {"apiVersion": "v1", "kind": "List", "items": manifests(self._kind, job, self._site)}
-        kubectl = (self._kubectl, f"--namespace={self._site.namespace}", *self._extra)
+        kubectl = (self._kubectl, f"--namespace={self._site.namespace}", *self.extra)
         mpi = self._kind == "mpijob"
         return LaunchPlan(
             argv=(
@@ -138,21 +122,17 @@ class KubernetesLauncher:
         Raises:
             UsageError: there is no kubectl here; the message holds the manifests.
         """
-        if shutil.which(self._kubectl, path=self._starter.environment.get("PATH")) is None:
+        if shutil.which(self._kubectl, path=self.environment.get("PATH")) is None:
             raise UsageError(
                 f"{self._kubectl} is not here, so this cannot be applied:\n{dict(plan.files)[_MANIFEST]}",
                 hint="apply it yourself where kubectl is, or begin ncclt there",
             )
         # The driver counts the time of the command from its start in the containers; this is for the driver itself.
         patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
-        result = _told_by_driver(self._starter.run(patient))
+        result = _told_by_driver(super().run(patient))
         # A container's log holds both outputs; what mpirun or torchrun says of its ranks is in it.
         ending = ending_of_mpi if self._kind == "mpijob" else ending_of_ranks
         return replace(result, exit_code=ending(replace(result, stderr=result.stdout)).exit_code)
-
-    def kill(self) -> None:
-        """End what `run` is waiting for, at once."""
-        self._starter.kill()
 
 
 def _told_by_driver(result: LaunchResult) -> LaunchResult:
@@ -168,9 +148,6 @@ def _told_by_driver(result: LaunchResult) -> LaunchResult:
 def create(
     *,
     shape: JobShape | None = None,
-    keep_env: bool = False,
-    extra: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
     kind: str = "mpijob",
     image: str | None = None,
     namespace: str = "default",
@@ -182,14 +159,12 @@ def create(
     ssh_port: int = 22,
     study: str = "",
     pending_s: float = PENDING_S,
+    **process: Unpack[ProcessOptions],
 ) -> KubernetesLauncher:
     """Return the launcher for the cluster that kubectl talks to.
 
     Args:
         shape: pods, and processes in each.
-        keep_env: put inherited NCCL_* variables into the containers.
-        extra: options for every call of kubectl.
-        environment: None = this program's own.
         kind: `mpijob` or `trainjob`.
         image: of all containers; without one nothing can be planned.
         namespace: where the jobs are made.
@@ -201,6 +176,7 @@ def create(
         ssh_port: where the image's sshd listens, for an MPIJob.
         study: its name, for a label.
         pending_s: how long a job may wait for nodes and images.
+        process: as `KubernetesLauncher` takes it.
     """
     shape = shape or JobShape()
     site = image and Site(
@@ -218,8 +194,6 @@ def create(
         shape=shape,
         kind=kind,
         site=site or None,
-        environment=environment,
-        keep_env=keep_env,
-        extra=extra,
         pending_s=pending_s,
+        **process,
     )

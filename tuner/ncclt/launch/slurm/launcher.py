@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import PORT, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.session import GRACE_S, KEEP_BYTES
-from ncclt.launch.process.starter import Starter, thread_variables
+from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions, thread_variables
 from ncclt.launch.rank_check import UNFIT, checked
 from ncclt.launch.slurm.allocation import Allocation, addresses_by_scontrol, allocation_of
 from ncclt.launch.slurm.job import ask
@@ -46,50 +46,34 @@ _CANCEL_TRIES = 40
 """Each of them takes half a second or more, all of them less than the time that a clean-up gets."""
 
 
-class SlurmLauncher:
+class SlurmLauncher(ProcessLauncher):
     """Starts each command as one step of an allocation.
 
     Args:
         shape: how many processes on how many nodes; named hosts are taken in the order in which Slurm numbers ranks.
         allocation: where; None = there is none, so nothing can be planned.
-        environment: what srun inherits and hands on to all tasks, copied now; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command.
-        extra: further options for srun, for example `--mpi=pmix`.
         container: an image in which the tasks run, by pyxis.
-        grace_s: time between SIGTERM and SIGKILL.
-        keep_bytes: how much of each output is kept.
+        process: `extra` are further options for srun, for example `--mpi=pmix`; srun hands `environment` on to all
+            tasks.
     """
+
+    name = "slurm"
 
     def __init__(
         self,
         *,
         shape: JobShape,
         allocation: Allocation | None,
-        environment: Mapping[str, str] | None = None,
-        keep_env: bool = False,
-        extra: Sequence[str] = (),
         container: str | None = None,
-        grace_s: float = GRACE_S,
-        keep_bytes: int = KEEP_BYTES,
+        **process: Unpack[ProcessOptions],
     ) -> None:
+        super().__init__(**process)
         self._shape = shape
         self._allocation = allocation
         self._hosts = allocation.choose(nodes=shape.nodes, hosts=shape.hosts) if allocation else ()
-        self._extra = tuple(extra)
-        if allocation and not {"--overcommit", "-O"} & set(extra):
+        if allocation and not {"--overcommit", "-O"} & set(self.extra):
             allocation.require_cpus(self._hosts, tasks_per_node=shape.processes_per_node)
         self._container = container
-        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s, keep_bytes=keep_bytes)
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "slurm"
-
-    @property
-    def inherited(self) -> tuple[str, ...]:
-        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
-        return self._starter.inherited
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -104,24 +88,24 @@ class SlurmLauncher:
                 "this is no Slurm allocation (SLURM_JOB_ID is not set), so there are no nodes to launch on",
                 hint="begin in salloc or sbatch",
             )
-        kept = self._starter.kept(variables)
+        kept = self.kept(variables)
         shipped = ship(checked(argv, {**kept, **variables}), files)
         set_env = {
             "MASTER_ADDR": self._allocation.address(self._hosts[0]),
             "MASTER_PORT": PORT,
-            **thread_variables(self._starter.environment, variables),
+            **thread_variables(self.environment, variables),
             **variables,
         }
         request = StepRequest(
             argv=shipped.argv,
             variables=tuple(sorted({*kept, *set_env, *file_variables(shipped.texts)})),
             container=self._container,
-            extra=self._extra,
+            extra=self.extra,
         )
         return LaunchPlan(
             argv=tuple(srun_argv(request, allocation=self._allocation, hosts=self._hosts, shape=self._shape)),
             set_env=tuple(sorted(set_env.items())),
-            unset_env=self._starter.removed(variables),
+            unset_env=self.removed(variables),
             files=shipped.texts,
             clean_up=(("sh", "-c", _CANCEL, "sh", STEP_NAME, ",".join(self._allocation.job_ids), str(_CANCEL_TRIES)),),
             timeout_s=timeout_s,
@@ -130,12 +114,8 @@ class SlurmLauncher:
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Start the step and wait for its end, and for the end of all its tasks on all nodes."""
         carried = file_variables(plan.files).items()
-        result = self._starter.run(replace(plan, set_env=(*plan.set_env, *carried), files=()))
-        return _told_by_slurm(result, self._starter.environment)
-
-    def kill(self) -> None:
-        """End what `run` is waiting for, at once."""
-        self._starter.kill()
+        result = super().run(replace(plan, set_env=(*plan.set_env, *carried), files=()))
+        return _told_by_slurm(result, self.environment)
 
 
 def _told_by_slurm(result: LaunchResult, environment: Mapping[str, str]) -> LaunchResult:
@@ -165,24 +145,15 @@ def _task_prolog(environment: Mapping[str, str]) -> str:
 
 
 def create(
-    *,
-    shape: JobShape | None = None,
-    keep_env: bool = False,
-    extra: Sequence[str] = (),
-    container: str | None = None,
-    environment: Mapping[str, str] | None = None,
+    *, shape: JobShape | None = None, container: str | None = None, **process: Unpack[ProcessOptions]
 ) -> SlurmLauncher:
     """Return the launcher for the allocation that this program runs in.
 
     Raises:
         UsageError: the allocation has too few nodes, or not those of the shape.
     """
+    environment = process.get("environment")
     known = dict(os.environ if environment is None else environment)
-    return SlurmLauncher(
-        shape=shape or JobShape(),
-        allocation=allocation_of(known, addresses_of=addresses_by_scontrol),
-        environment=known,
-        keep_env=keep_env,
-        extra=extra,
-        container=container,
-    )
+    process["environment"] = known
+    allocation = allocation_of(known, addresses_of=addresses_by_scontrol)
+    return SlurmLauncher(shape=shape or JobShape(), allocation=allocation, container=container, **process)

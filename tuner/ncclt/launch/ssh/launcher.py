@@ -13,13 +13,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.launch.endings import ending_of_ranks
 from ncclt.launch.hostfile import Host, parse_host, read_hostfile
 from ncclt.launch.launcher import FILES, PORT, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.session import GRACE_S
-from ncclt.launch.process.starter import FORWARDED, Starter, thread_variables
+from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, ProcessOptions, thread_variables
 from ncclt.launch.ssh.driver import NODES_FILE
 from ncclt.launch.ssh.script import RANK, end_script, node_script
 from ncclt.launch.torchrun import MODULE, VERBATIM
@@ -42,56 +42,41 @@ _LATE_S = 60
 """How much longer than the launch a node waits before it ends things by itself."""
 
 
-class SshLauncher:
+class SshLauncher(ProcessLauncher):
     """Starts the ranks of several hosts: one ssh and one torchrun on each.
 
     Args:
         hosts: in the order of the ranks.
         processes_per_node: ranks on each.
-        keep_env: let inherited NCCL_* variables reach the command, except NCCL_DEBUG. Those that a host has of its own
-            never do: all ranks see the same.
-        extra: further options of torchrun.
         options: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
         python: the Python that has torch, on every host.
-        environment: what is forwarded of PATH and the like; None = this program's own.
         address: where the other hosts reach the first one; empty = its name.
         cwd: folder of the command on every host that has it; None = the present one.
-        grace_s: time between SIGTERM and SIGKILL, here and there.
+        process: `extra` are further options of torchrun, `environment` is what is forwarded of PATH and the like,
+            `grace_s` holds here and there. Variables NCCL_* that a host has of its own never reach the command: all
+            ranks see the same.
     """
+
+    name = "ssh"
 
     def __init__(
         self,
         *,
         hosts: Sequence[Host],
         processes_per_node: int = 1,
-        keep_env: bool = False,
-        extra: Sequence[str] = (),
         options: Sequence[str] = (),
         python: str = sys.executable,
-        environment: Mapping[str, str] | None = None,
         address: str = "",
         cwd: Path | None = None,
-        grace_s: float = GRACE_S,
+        **process: Unpack[ProcessOptions],
     ) -> None:
         self._hosts = tuple(hosts)
         self._processes_per_node = processes_per_node
-        self._extra = tuple(extra)
         self._options = tuple(options)
         self._python = python
         self._address = address or self._hosts[0].name
         self._cwd = cwd or Path.cwd()
-        self._grace_s = grace_s
-        self._starter = Starter(environment=environment, keep_env=keep_env, grace_s=grace_s)
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "ssh"
-
-    @property
-    def inherited(self) -> tuple[str, ...]:
-        """Return the names of the NCCL_* variables that the environment brings; plans say which are removed."""
-        return self._starter.inherited
+        super().__init__(**process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -101,11 +86,11 @@ class SshLauncher:
         Raises:
             InputError: a file that the hosts shall get cannot be read.
         """
-        environment = self._starter.environment
+        environment = self.environment
         for_ranks = {
             **{name: environment[name] for name in FORWARDED if name in environment},
             **thread_variables(environment, variables),
-            **self._starter.kept(variables),
+            **self.kept(variables),
             **variables,
         }
         meeting_host = variables.get("MASTER_ADDR", self._address)
@@ -117,16 +102,16 @@ class SshLauncher:
             files=_read(files),
             cwd=str(self._cwd),
             limit_s=math.ceil(timeout_s) + _LATE_S,
-            grace_s=self._grace_s,
+            grace_s=self.grace_s,
         )
         nodes = json.dumps([self._ssh(host) for host in self._hosts], indent=1)
         return LaunchPlan(
             argv=(*_DRIVER, _NODE_SCRIPT),
-            unset_env=self._starter.removed(variables),
+            unset_env=self.removed(variables),
             files=(
                 (NODES_FILE, nodes),
                 (_NODE_SCRIPT, script),
-                (_END_SCRIPT, end_script(grace_s=self._grace_s)),
+                (_END_SCRIPT, end_script(grace_s=self.grace_s)),
             ),
             clean_up=((*_DRIVER, _END_SCRIPT),),
             timeout_s=timeout_s,
@@ -134,11 +119,7 @@ class SshLauncher:
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Start it and wait for its end; the exit code is that of the rank or host that failed first."""
-        return ending_of_ranks(self._starter.run(plan))
-
-    def kill(self) -> None:
-        """End what every `run` is waiting for, at once."""
-        self._starter.kill()
+        return ending_of_ranks(super().run(plan))
 
     def _ssh(self, host: Host) -> list[str]:
         port = ["-p", str(host.port)] if host.port else []
@@ -154,7 +135,7 @@ class SshLauncher:
             *("--master-addr", meeting_host),
             *("--master-port", meeting_port),
             *("--max-restarts", "0"),
-            *self._extra,
+            *self.extra,
             *VERBATIM,
             *argv,
         )
@@ -177,12 +158,10 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str, str]]:
 def create(
     *,
     shape: JobShape | None = None,
-    keep_env: bool = False,
-    extra: Sequence[str] = (),
     hostfile: Path | None = None,
     options: Sequence[str] = (),
     python: str = sys.executable,
-    environment: Mapping[str, str] | None = None,
+    **process: Unpack[ProcessOptions],
 ) -> SshLauncher:
     """Return the launcher for the hosts of a shape, or else for the first ones of a host file.
 
@@ -206,12 +185,10 @@ def create(
     return SshLauncher(
         hosts=hosts,
         processes_per_node=shape.processes_per_node,
-        keep_env=keep_env,
-        extra=extra,
         options=options,
         python=python,
-        environment=environment,
-        address=_address(hosts[0], options, environment),
+        address=_address(hosts[0], options, process.get("environment")),
+        **process,
     )
 
 

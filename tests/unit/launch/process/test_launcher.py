@@ -7,7 +7,8 @@ import time
 import pytest
 
 from ncclt.launch.launcher import PORT, LaunchPlan
-from ncclt.launch.process.starter import Starter, thread_variables
+from ncclt.launch.local import LocalLauncher
+from ncclt.launch.process.launcher import thread_variables
 
 ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5"}
 
@@ -21,10 +22,10 @@ ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_
 )
 def test_inherited_variables_are_removed_or_kept(keep_env, removed, kept):
     """Those of the trial are neither; NCCL_DEBUG is never kept."""
-    starter = Starter(environment=ENVIRONMENT, keep_env=keep_env)
-    assert starter.removed({"NCCL_ALGO": "Ring"}) == removed
-    assert starter.kept({"NCCL_ALGO": "Ring"}) == kept
-    assert starter.removed({"NCCL_DEBUG": "WARN"}) == (() if keep_env else ("NCCL_ALGO", "NCCL_IB_HCA"))
+    launcher = LocalLauncher(environment=ENVIRONMENT, keep_env=keep_env)
+    assert launcher.removed({"NCCL_ALGO": "Ring"}) == removed
+    assert launcher.kept({"NCCL_ALGO": "Ring"}) == kept
+    assert launcher.removed({"NCCL_DEBUG": "WARN"}) == (() if keep_env else ("NCCL_ALGO", "NCCL_IB_HCA"))
 
 
 # What torch 2.13 says where somebody else has the port.
@@ -45,7 +46,7 @@ def test_ranks_meet_on_another_port_where_the_first_one_is_taken(tmp_path, taken
     plan = LaunchPlan(
         argv=(sys.executable, "-I", "-S", "-c", code, PORT), set_env=(("MASTER_PORT", PORT),), timeout_s=60.0
     )
-    result = Starter().run(plan)
+    result = LocalLauncher().run(plan)
     ports = [int(line) for line in seen.read_text().splitlines()]
     assert (result.exit_code, len(ports)) == ((1, 5) if taken == 99 else (0, taken + 1))
     assert all(20000 <= port < 30000 for port in ports)
@@ -56,7 +57,7 @@ def test_what_is_run_again_is_what_met_nobody(tmp_path):
     """Any other failure is the command's own."""
     seen = tmp_path / "runs"
     code = f"open({str(seen)!r}, 'a').write('x'); raise SystemExit('bind failed: Address already in use')"
-    assert Starter().run(LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", code), timeout_s=60.0)).exit_code == 1
+    assert LocalLauncher().run(LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", code), timeout_s=60.0)).exit_code == 1
     assert seen.read_text() == "x"
 
 
@@ -69,12 +70,12 @@ def test_threads_are_set_where_nobody_did():
 
 def test_launches_of_two_threads_end_independently_and_one_kill_ends_both():
     """As trials on disjoint nodes do: each has its own time, output and end."""
-    starter = Starter(grace_s=0.3, kill_grace_s=0.0)
+    launcher = LocalLauncher(grace_s=0.3, kill_grace_s=0.0)
     results = {}
 
     def launch(name, code, timeout_s):
         argv = (sys.executable, "-I", "-S", "-c", f"print({name!r}, flush=True); {code}")
-        results[name] = starter.run(LaunchPlan(argv=argv, timeout_s=timeout_s))
+        results[name] = launcher.run(LaunchPlan(argv=argv, timeout_s=timeout_s))
 
     def together(*launches):
         threads = [threading.Thread(target=launch, args=arguments) for arguments in launches]
@@ -90,6 +91,6 @@ def test_launches_of_two_threads_end_independently_and_one_kill_ends_both():
     both = together(("a", "import time; time.sleep(600)", 600.0), ("b", "import time; time.sleep(600)", 600.0))
     time.sleep(0.5)
     while any(thread.is_alive() for thread in both):
-        starter.kill()
+        launcher.kill()
         time.sleep(0.05)
     assert [results[name].killed for name in "ab"] == [True, True]

@@ -1,4 +1,4 @@
-"""What launchers share that start a program on this machine: the environment it inherits, its start and its end."""
+"""What launchers share: each starts a program on this machine, with the environment that it inherits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, TypedDict
 
 from ncclt.launch.launcher import PORT, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
@@ -32,34 +35,59 @@ _PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDR
 """torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where somebody else has the port."""
 
 
-class Starter:
+class ProcessOptions(TypedDict, total=False):
+    """What every launcher can be made with, as `ProcessLauncher` says."""
+
+    environment: Mapping[str, str] | None
+    keep_env: bool
+    extra: Sequence[str]
+    grace_s: float
+    kill_grace_s: float
+    keep_bytes: int
+
+
+class ProcessLauncher(ABC):
     """Starts programs with the environment that was there when it was made; plans must not change later.
 
     Args:
         environment: what programs inherit; None = this program's own.
         keep_env: let inherited NCCL_* variables reach the command. Left out, every trial starts from NCCL's own
             choice, whatever the shell has exported; NCCL_DEBUG is removed in any case.
+        extra: further options of the program that starts the command, verbatim.
         grace_s: time between SIGTERM and SIGKILL.
         kill_grace_s: the same after `kill`.
         keep_bytes: how much of each output is kept.
+
+    Attributes:
+        name: the word used with `--launcher`.
     """
+
+    name: ClassVar[str]
 
     def __init__(
         self,
         *,
         environment: Mapping[str, str] | None = None,
         keep_env: bool = False,
+        extra: Sequence[str] = (),
         grace_s: float = GRACE_S,
         kill_grace_s: float = KILL_GRACE_S,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self.environment: Mapping[str, str] = dict(os.environ if environment is None else environment)
+        self.extra = tuple(extra)
         self._keep_env = keep_env
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._kill_grace_s = kill_grace_s
         self._keep_bytes = keep_bytes
         self._lock = threading.RLock()  # kill may come by a signal while this very thread holds it
         self._running: list[ProcessSession] = []
+
+    @abstractmethod
+    def plan(
+        self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
+    ) -> LaunchPlan:
+        """Decide how a command would be started, as `Launcher` says."""
 
     @property
     def inherited(self) -> tuple[str, ...]:
@@ -97,7 +125,7 @@ class Starter:
         session = ProcessSession(
             plan,
             environment=kept | dict(plan.set_env),
-            grace_s=self._grace_s,
+            grace_s=self.grace_s,
             kill_grace_s=self._kill_grace_s,
             keep_bytes=self._keep_bytes,
         )
