@@ -9,19 +9,29 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ncclt.errors import MissingDependencyError, NotFoundError, UsageError
-from ncclt.profile.model.config import read_config
+from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError
+from ncclt.profile.inputs import open_regular
 
 if TYPE_CHECKING:
     from torch import nn
+
+_MOST_BYTES = 1024 * 1024
+"""Far above any configuration; the largest that are known have some 100 KiB of label names."""
+
+_MOST_MODULES = 10_000
+"""More layers, heads or experts than any model has; building them would take minutes for nothing."""
+
+_COUNTS = re.compile(r"(^|_)(num|n|depths?|layers?|blocks?|experts?)(_|$)")
 
 LIBRARIES = ("torchvision", "transformers", "timm")
 """Where names are looked up, in this order; `timm:resnet50` asks one of them alone."""
@@ -225,3 +235,40 @@ def _offline() -> Iterator[None]:
             del os.environ["HF_HUB_OFFLINE"]
         else:
             os.environ["HF_HUB_OFFLINE"] = before
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration; it names its `model_type`.
+
+    Raises:
+        InputError: it cannot be read, is no JSON object, names no model type, or asks for absurdly many layers.
+    """
+    hint = "give the config.json that lies beside the weights of a transformers model"
+    try:
+        with open_regular(path) as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
+    if len(data) > _MOST_BYTES:
+        raise InputError(f"{path} is larger than 1 MiB and no configuration", hint=hint)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON: {error}", hint=hint) from error
+    if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
+        raise InputError(f"{path} names no model_type", hint=hint)
+    for name, count in _counts(document):
+        if count > _MOST_MODULES:
+            raise InputError(f"{path} asks for {name} = {count}", hint=f"more than {_MOST_MODULES} cannot be meant")
+    return document
+
+
+def _counts(document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the numbers by which modules are repeated, also of nested configurations and lists."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _counts(value)
+        elif _COUNTS.search(name):
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, int) and not isinstance(one, bool):
+                    yield name, one
