@@ -49,7 +49,7 @@ NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
 WINDOW_STEPS, WARMUP_STEPS = 20, 10
 """Steps that are recorded, and steps before them, where nothing else is said."""
 
-_INJECTED = ("__init__", "journal", "recorder", "start", "timing", "trace", "watch", "window")
+_INJECTED = ("__init__", "journal", "recorder", "start", "trace", "watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from .journal import ErrorGuard, Journal
 from .timing import Timing
 from .trace import Trace
 from .watch import Watch
-from .window import Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

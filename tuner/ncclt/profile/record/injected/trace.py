@@ -1,4 +1,4 @@
-"""The trace of one rank, by torch.profiler."""
+"""Which training steps are recorded, and how: a trace of one rank by torch.profiler, or step times alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,39 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from .window import Window
+SETTLING_STEPS = 3
+"""Steps at the start whose times count for nothing: DDP rebuilds its buckets, kernels and buffers are chosen."""
+
+
+class Window:
+    """`steps` steps behind the first `warmup`, counted from 1.
+
+    The profiler is prepared one step ahead where there is room, so that its first use slows no recorded step down.
+    """
+
+    def __init__(self, *, warmup: int, steps: int) -> None:
+        self.lead = 1 if warmup > 1 else 0
+        self.begin = warmup - self.lead
+        self.first, self.last = warmup + 1, warmup + steps
+        # The step behind the window waits for ranks that still write their traces.
+        self.end = self.last + 1 + steps
+
+    def is_inside(self, step: int) -> bool:
+        """Tell whether a step is recorded."""
+        return self.first <= step <= self.last
+
+    def is_outside(self, step: int) -> bool:
+        """Tell whether a step shows how long steps take without a recording."""
+        return SETTLING_STEPS < step <= self.begin or self.last + 1 < step <= self.end
+
+    def action(self, position: int) -> str:
+        """Name the torch.profiler.ProfilerAction of the profiler's own step `position`, counted from 0."""
+        final = self.lead + self.last - self.first
+        if position < self.lead:
+            return "WARMUP"
+        if position > final:
+            return "NONE"
+        return "RECORD_AND_SAVE" if position == final else "RECORD"
 
 
 class Trace:
@@ -66,6 +98,36 @@ class Trace:
             _unmark(part, f"ProfilerStep#{profiler.step_num}")
         part.replace(self._path)
         self.write_s = time.perf_counter() - began_s
+
+
+class Timing:
+    """Lets a window of steps go by, in the place of a trace; their times stand in the journal.
+
+    Args:
+        path: where an empty file will tell the other ranks that this one is through the window.
+    """
+
+    write_s = 0.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def start(self) -> None:
+        """Prepare nothing: the journal has a clock already."""
+
+    def step(self) -> None:
+        """Go on to the next step."""
+
+    def close(self) -> None:
+        """End the window."""
+        self._path.touch()
+
+    def cut(self, *, save: bool) -> None:
+        """End inside the window: `save` or not, there is nothing to write, and the others wait no longer for it."""
+
+    def is_by(self, _profiler: object) -> bool:
+        """Tell that no profiler is in the way, for there is none of ours."""
+        return True
 
 
 def _unmark(path: Path, step: str) -> None:
