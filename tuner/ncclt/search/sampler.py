@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,14 @@ from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
 from ncclt.search.process_wide import Outlook, outlook
 from ncclt.search.space import SearchSpace
+
+_MOST_PLAIN = 400
+"""Settings without parameters that are thought about; of more, every second, third ... is left out."""
+
+_BASES = 6
+"""Pairs and channels with which a step along a parameter is tried: the default's own and the best ones."""
+
+Parameters = tuple[tuple[str, int], ...]
 
 SETTING, TIMES_US, WRONG = "ncclt_setting", "ncclt_times_us", "ncclt_wrong"
 """User attributes by which a trial of Optuna's tells the sampler what was launched and what it gave."""
@@ -222,3 +230,45 @@ def _algo_proto(setting: Setting) -> object:
 
 def _protocol(setting: Setting) -> object:
     return setting.protocol
+
+
+def pool(space: Collection[Setting], observed: Observed, running: Collection[Setting]) -> tuple[Setting, ...]:
+    """Return the candidate settings in a fixed order: the plain ones, and next steps of those with parameters.
+
+    A space with several process-wide parameters has tens of thousands of points. Parameters are climbed one at a time:
+    from the groups (values of all parameters) that were measured, one parameter is changed.
+
+    Args:
+        space: all settings that may be proposed, each once, in a fixed order.
+        observed: so far.
+        running: settings that are being launched.
+    """
+    known = [s for s in dict.fromkeys([*observed.ratios, *observed.failures, *running]) if not s.is_default]
+    plain = [s for s in space if not s.parameters and not s.is_default]
+    thinned = plain[:: -(-len(plain) // _MOST_PLAIN)] if plain else []
+    allowed = space if isinstance(space, dict) else dict.fromkeys(space)
+    steps = [s for s in _steps(allowed, observed) if s in allowed]
+    return tuple(dict.fromkeys([*thinned, *known, *steps]))
+
+
+def _steps(space: Collection[Setting], observed: Observed) -> Iterator[Setting]:
+    groups = list(dict.fromkeys(s.parameters for s in space if s.parameters))
+    if not groups:
+        return
+    ranked = sorted(observed.ratios, key=lambda s: (float(observed.ratios[s].min()), s.digest()))
+    bases = [DEFAULT, *ranked][:_BASES]
+    measured = {DEFAULT.parameters, *(s.parameters for s in ranked[:_BASES])}
+    near = [g for g in groups if any(_differences(g, m) <= 1 for m in measured)]
+    for parameters in near:
+        for base in bases:
+            yield Setting(
+                algorithm=base.algorithm, protocol=base.protocol, channels=base.channels, parameters=parameters
+            )
+    if not any(not s.parameters and not s.is_default for s in space):
+        # Nothing can be chosen but parameters; then all of them are looked at from the start.
+        yield from (s for s in space if not s.is_default)
+
+
+def _differences(one: Parameters, other: Parameters) -> int:
+    mine, theirs = dict(one), dict(other)
+    return sum(mine.get(name) != theirs.get(name) for name in {*mine, *theirs})

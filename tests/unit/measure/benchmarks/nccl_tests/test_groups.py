@@ -6,8 +6,8 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
+from ncclt.measure.benchmarks.nccl_tests.benchmark import group_variables
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures
-from ncclt.measure.benchmarks.nccl_tests.groups import group_variables
 
 OLD = NcclTestsFeatures(split=False, split_mask=True)
 

@@ -13,13 +13,18 @@ from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
-from ncclt.measure.benchmarks.nccl_tests.groups import group_variables
 from ncclt.measure.benchmarks.nccl_tests.rows import measurement
 from ncclt.measure.benchmarks.nccl_tests.sizes import Sizes, plan_runs
 from ncclt.measure.benchmarks.nccl_tests.sweep import Sweep, alignment_bytes, requested_size, sweep_of
 from ncclt.nccl.nccl_tests.json import parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest
 from ncclt.nccl.nccl_tests.text import parse_text
+
+SPLIT = "NCCL_TESTS_SPLIT"
+
+SPLIT_MASK = "NCCL_TESTS_SPLIT_MASK"
+
+_HINT = "use nccl-tests 2.14 or newer, built with MPI=1, or --benchmark torch_collectives"
 
 WRONG_DATA_EXIT_CODE = 7
 """testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW (nccl.md 7.4)."""
@@ -216,3 +221,39 @@ def create(
         iterations=iterations,
         max_commands=max_commands,
     )
+
+
+def group_variables(message: Message, *, world: int, features: NcclTestsFeatures) -> tuple[tuple[str, str], ...]:
+    """Return the variables that make groups of the message's size out of a job; all groups run at the same time.
+
+    nccl-tests runs one communicator per group and prints the rows of the group of rank 0, with the mean time over all
+    groups (common.cu, Allreduce over MPI_COMM_WORLD). Groups inside a node are neighbours: `DIV`. Groups across nodes
+    take every n-th rank, so they lie on as many nodes as they can, as the cost model expects it
+    (nccl/cost_model/graph.py): `MOD`.
+
+    Args:
+        message: with its group size known.
+        world: ranks of the job.
+        features: of the build; where it is not known whether it can, it is asked to, and its result tells.
+
+    Raises:
+        UsageError: the job cannot be divided so, or this build of nccl-tests cannot.
+    """
+    size = message.group_size
+    if size == world:
+        return ()
+    if not 0 < size <= world or world % size:
+        raise UsageError(
+            f"{message.label} is sent by groups of {size} ranks, into which {world} ranks cannot be divided",
+            hint="place the workload on the cluster first, or choose nodes and GPUs that its groups divide",
+        )
+    count = world // size
+    if features.split is not False:
+        return ((SPLIT, f"MOD {count}" if message.spans_nodes else f"DIV {size}"),)
+    # The mask picks bits of the rank, so it can only do powers of two.
+    if not features.split_mask or count & (count - 1) or size & (size - 1):
+        raise UsageError(
+            f"{message.label} is sent by groups of {size} of {world} ranks, which this nccl-tests cannot form",
+            hint=_HINT,
+        )
+    return ((SPLIT_MASK, hex(count - 1 if message.spans_nodes else world - size)),)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.measure.simulated.conditions import condition_of, is_wrong
+from ncclt.measure.simulated.landscape_rows import condition_of, is_wrong
 
 
 @pytest.mark.parametrize(
