@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.staticfiles import StaticFiles
@@ -17,7 +18,7 @@ from ncclt.store.store import Store
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.request_id import RequestIdMiddleware
-from ncclt_api.routes import attestations, clusters, env, health, pages, recommendations, studies, workloads
+from ncclt_api.routes import attestations, catalogue, env, health, pages, recommendations, studies
 from ncclt_api.security import BodyLimitMiddleware, SecurityHeadersMiddleware
 
 _ASSETS = Path(__file__).parent / "pages" / "assets"
@@ -71,8 +72,11 @@ def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
         openapi_url="/v1/openapi.json",
     )
     app.state.dashboard = dashboard
-    for resource in (health, clusters, env, workloads, studies, recommendations, attestations, pages):
-        app.include_router(resource.router)
+    for router in (
+        health.router, catalogue.clusters, env.router, catalogue.workloads, studies.router, recommendations.router,
+        attestations.router, pages.router,
+    ):  # fmt: skip
+        app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
     # The last added is the outermost.
@@ -95,3 +99,31 @@ def open_service_store(url: str) -> Store:
     """
     # A request does not wait for a database: it is answered with 503, and the client has its own patience.
     return open_store(url, migrate=url.startswith("sqlite"), is_patient=False)
+
+
+def serve(
+    storage: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    dashboard: bool = True,
+    log_level: str = "info",
+) -> None:
+    """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
+
+    The store is opened before the port, so that a store that cannot be reached is the caller's one clear error.
+
+    Args:
+        storage: the store's URL.
+        host: address to listen on; anything but loopback shows the studies to the network, there is no login.
+        port: TCP port.
+        dashboard: whether optuna-dashboard is served at /dashboard.
+        log_level: uvicorn's word: critical, error, warning, info, debug.
+
+    Raises:
+        StoreError: the store cannot be reached.
+        UsageError: the URL is none.
+    """
+    with open_service_store(storage) as store:
+        app = create_app(store, dashboard=dashboard)
+        uvicorn.run(app, host=host, port=port, log_level=log_level, server_header=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -13,13 +13,16 @@ from ncclt.core.message import Message
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
-from ncclt.prove.evidence import collect_evidence
+from ncclt.prove.evidence import ArmLaunch, Evidence, collect_evidence
 from ncclt.prove.payback import cost_words
+from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
-from ncclt_api.pages.evidence import Block, blocks_of
 from ncclt_api.pages.jobs import NO_JOBS, Jobs
 from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpolated_messages, policy_rows
 from ncclt_api.pages.wording import format_saving, format_speedup
+
+_LAUNCHES_PER_BLOCK = 2
+"""Each arm is launched twice in a block of A B B A."""
 
 TRIALS_PER_PAGE = 100
 
@@ -248,3 +251,44 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ..
 def _picture(policy_verdict: PolicyVerdict, form: str, *, reach: float) -> Markup | None:
     verdict = policy_verdict.verdict
     return interval_chart(verdict.speedup, verdict.interval, id=f"interval-{form}", reach=reach)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The arms that were measured in turns.
+
+    Attributes:
+        number: from 0.
+        launches: of each arm, in order; one measurement of a whole arm each.
+        order: the arms as they ran, first to last.
+    """
+
+    number: int
+    launches: Mapping[Arm, tuple[ArmLaunch, ...]]
+    order: tuple[Arm, ...]
+
+    def ratio(self, arm: Arm) -> float | None:
+        """Return default over arm, as the verdict counts it; above 1 = the arm is faster; None while incomplete."""
+        default, other = self._times_us(Arm.DEFAULT), self._times_us(arm)
+        if len(default) != _LAUNCHES_PER_BLOCK or len(other) != _LAUNCHES_PER_BLOCK:
+            return None
+        return block_speedups(default, other)[0]
+
+    def _times_us(self, arm: Arm) -> tuple[float, ...]:
+        return tuple(launch.time_us for launch in self.launches.get(arm, ()) if launch.time_us is not None)
+
+
+def blocks_of(evidence: Evidence) -> tuple[Block, ...]:
+    """Return the blocks of the last verification, in order; empty before it began."""
+    numbers = sorted({launch.block // _LAUNCHES_PER_BLOCK for launch in evidence.launches})
+    return tuple(_block(evidence, number) for number in numbers)
+
+
+def _block(evidence: Evidence, number: int) -> Block:
+    mine = [launch for launch in evidence.launches if launch.block // _LAUNCHES_PER_BLOCK == number]
+    arms = {launch.arm for launch in mine}
+    return Block(
+        number=number,
+        launches={arm: tuple(launch for launch in mine if launch.arm is arm) for arm in arms},
+        order=tuple(launch.arm for launch in mine),
+    )

@@ -6,8 +6,8 @@ from ncclt.core.study import Arm
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.verdict import block_speedups
-from ncclt_api.pages.evidence import blocks_of
 from ncclt_api.pages.message_rows import best_setting_rows, policy_rows
+from ncclt_api.pages.study_view import blocks_of
 
 
 def test_blocks_show_the_order_and_the_ratio_that_the_verdict_uses(samples):

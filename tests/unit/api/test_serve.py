@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from ncclt.errors import StoreError, UsageError
-from ncclt_api.serve import serve
+from ncclt_api.app import serve
 
 
 def free_port():
@@ -23,7 +23,7 @@ def free_port():
 
 def test_it_serves_until_sigterm(tmp_path):
     port = free_port()
-    code = f"from ncclt_api.serve import serve; serve('sqlite:///{tmp_path}/ncclt.db', port={port})"
+    code = f"from ncclt_api.app import serve; serve('sqlite:///{tmp_path}/ncclt.db', port={port})"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
         try:
             answer = None

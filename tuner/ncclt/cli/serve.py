@@ -29,7 +29,7 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
     from ncclt.store import default_url
-    from ncclt_api.serve import serve as run
+    from ncclt_api.app import serve as run
 
     if host not in ("127.0.0.1", "localhost", "::1"):
         say("ncclt: the service has no authentication yet: everybody who reaches this address can read the studies")

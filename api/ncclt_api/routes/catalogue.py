@@ -1,0 +1,41 @@
+"""The catalogues of clusters and workloads."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.workload import Workload
+from ncclt_api.dependencies import CurrentStore
+from ncclt_api.documents import cluster_document, workload_document
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import CatalogueCluster, CatalogueWorkload, ClusterList, WorkloadList
+
+clusters = APIRouter(prefix="/v1/clusters", tags=["clusters"], responses=PROBLEMS)
+workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROBLEMS)
+
+
+@clusters.get("", operation_id="listClusters", summary="All clusters, by name")
+def list_clusters(store: CurrentStore) -> ClusterList:
+    """List the shipped clusters and those that were added."""
+    return ClusterList(items=[cluster_document(entry) for entry in store.clusters()])
+
+
+@clusters.get("/{cluster}", operation_id="getCluster", summary="One cluster")
+def get_cluster(cluster: str, store: CurrentStore) -> CatalogueCluster:
+    """Return one cluster; an unknown name is answered with close ones."""
+    found: Cluster = store.cluster(cluster)
+    return cluster_document(next(entry for entry in store.clusters() if entry.item.name == found.name))
+
+
+@workloads.get("", operation_id="listWorkloads", summary="All workloads, by name")
+def list_workloads(store: CurrentStore) -> WorkloadList:
+    """List the shipped workloads and those that were imported."""
+    return WorkloadList(items=[workload_document(entry) for entry in store.workloads()])
+
+
+@workloads.get("/{name}", operation_id="getWorkload", summary="One workload")
+def get_workload(name: str, store: CurrentStore) -> CatalogueWorkload:
+    """Return one workload; an unknown name is answered with close ones."""
+    found: Workload = store.workload(name)
+    return workload_document(next(entry for entry in store.workloads() if entry.item.name == found.name))
