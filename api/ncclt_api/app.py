@@ -16,10 +16,9 @@ from ncclt import __version__
 from ncclt.store import open_store
 from ncclt.store.store import Store
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
+from ncclt_api.middleware import BodyLimitMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.problems import add_problem_handlers
-from ncclt_api.request_id import RequestIdMiddleware
 from ncclt_api.routes import attestations, catalogue, env, health, pages, recommendations, studies
-from ncclt_api.security import BodyLimitMiddleware, SecurityHeadersMiddleware
 
 _ASSETS = Path(__file__).parent / "pages" / "assets"
 

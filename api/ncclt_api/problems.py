@@ -26,8 +26,8 @@ from ncclt.errors import (
     StoreError,
     UsageError,
 )
+from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
-from ncclt_api.request_id import request_id
 
 PROBLEM_TYPE = "application/problem+json"
 

@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt_api.app import create_app
-from ncclt_api.security import MOST_BODY_BYTES
+from ncclt_api.middleware import MOST_BODY_BYTES
 
 URL = "/v1/attestations"
 KNOWN = "0c0ffee2"  # published in the samples, and nothing was told of it

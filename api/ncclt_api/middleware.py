@@ -1,10 +1,17 @@
-"""Headers that keep a page from loading, running or framing anything foreign; and a limit to what may be sent here."""
+"""Around every answer: headers that keep foreign things off a page, a limit to what may be sent here, a request id."""
 
 from __future__ import annotations
+
+import re
+import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HARMLESS = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+_SCOPE_KEY = "ncclt.request_id"
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -68,3 +75,34 @@ class BodyLimitMiddleware:
             return message
 
         await self.app(scope, receive_some, send)
+
+
+def request_id(scope: Scope) -> str:
+    """Return the id of the request; a fresh one if the middleware has not seen it."""
+    found = scope.setdefault(_SCOPE_KEY, uuid.uuid4().hex)
+    assert isinstance(found, str)
+    return found
+
+
+class RequestIdMiddleware:
+    """Give each request an id, the client's X-Request-ID where it is harmless, and echo it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its id."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        # Anything else could forge lines in a log.
+        if _HARMLESS.fullmatch(given):
+            scope[_SCOPE_KEY] = given
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id(scope)
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
