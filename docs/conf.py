@@ -26,3 +26,5 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 # Heavy, and not needed to read signatures and docstrings.
 autodoc_mock_imports = ["torch", "scipy", "threadpoolctl", "detect_secrets"]
+
+smartquotes = False  # they would turn -- of an option into a dash

@@ -10,8 +10,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 ROOT = Path(__file__).parents[2]
 _MARK = re.compile(r"<!-- generated: ([a-z]+) -->")
@@ -75,10 +76,9 @@ def _parameter(one: Any) -> str:
     if one.name == "help" or getattr(one, "hidden", False):
         return ""
     if one.param_type_name == "argument":
-        signature = one.human_readable_name.upper() + (" ..." if one.nargs == -1 else "")
+        signature = one.name.upper() + (" ..." if one.nargs == -1 else "")
     else:
-        flag = getattr(one, "is_flag", False)
-        kind = "" if flag else " " + (one.metavar or one.type.name.upper().replace(" ", "-"))
+        kind = _kind(one)
         signature = ", ".join(f"{word}{kind}" for word in (*one.opts, *one.secondary_opts))
     facts = []
     if one.required:
@@ -92,6 +92,21 @@ def _parameter(one: Any) -> str:
         facts.append(f"Variable: `{one.envvar}`.")
     text = " ".join([_escaped(getattr(one, "help", None) or ""), *facts])
     return f"```{{option}} {signature}\n{text}\n```\n"
+
+
+def _kind(option: Any) -> str:
+    """Return what stands behind an option, with a blank before it; empty for a flag."""
+    kind = option.type_descriptor.annotation
+    kind = next(iter(get_args(kind)), kind) if get_origin(kind) is list else kind
+    if kind is bool:
+        return ""
+    if option.metavar:
+        return f" {option.metavar}"
+    if get_origin(kind) is Literal:
+        return " " + "|".join(get_args(kind))
+    if issubclass(kind, Enum):
+        return " " + "|".join(word.value for word in kind)
+    return " " + {int: "N", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
 
 def _escaped(text: str) -> str:
@@ -110,10 +125,10 @@ def rest_api() -> str:
             lines += [_escaped(operation.get("description", "")), ""]
             if parameters := operation.get("parameters"):
                 lines += _table("parameter", [_api_parameter(one) for one in parameters])
-            answers = [(f"`{code}`", "", answer["description"], _body(answer)) for code, answer in
-                       sorted(operation["responses"].items())]  # fmt: skip
             lines += ["| answer | body | meaning |", "|---|---|---|"]
-            lines += [f"| {code} | {body} | {_cell(text)} |" for code, _, text, body in answers] + [""]
+            for code, answer in sorted(operation["responses"].items()):
+                lines.append(f"| `{code}` | {_body(answer)} | {_cell(answer['description'])} |")
+            lines.append("")
     lines += ["## Schemas", ""]
     for name, schema in document["components"]["schemas"].items():
         lines += [f"### {name}", "", _escaped(schema.get("description", "")), ""]

@@ -1,0 +1,106 @@
+"""The pages agree with the tree and the code; `make docs` checks the rest, anchors among them."""
+
+import ast
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SITE = sorted(DOCS.rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _name(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_point_to_files(page):
+    targets = [link for link in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in link]
+    missing = [link for link in targets if not (page.parent / link.partition("#")[0]).exists()]
+    assert missing == []
+
+
+def _entries(page):
+    """Yield the pages that the toctrees of a page name."""
+    for kind, block in _FENCED.findall(page.read_text()):
+        lines = [line for line in block.splitlines() if line and not line.startswith(":")]
+        if kind == "{toctree}" and ":glob:" in block:
+            yield from (path for line in lines for path in page.parent.glob(f"{line}.md"))
+        elif kind == "{toctree}":
+            yield from (page.parent / f"{line}.md" for line in lines)
+
+
+def test_every_page_is_in_a_toctree():
+    reached, new = set(), {DOCS / "index.md"}
+    while new:
+        reached |= new
+        new = {entry for page in new for entry in _entries(page)} - reached
+    assert sorted(map(_name, reached)) == sorted(map(_name, SITE))
+
+
+def test_every_variable_of_the_code_is_explained():
+    explained = set(re.findall(r"^\| `(NCCLT_[A-Z_]+)` \|", (DOCS / "reference" / "variables.md").read_text(), re.M))
+    assert explained == _variables_of_the_code()
+
+
+def _variables_of_the_code():
+    from ncclt.cli.configuration import KEYS
+
+    # The first is a probe of the contract tests.
+    found = {f"NCCLT_{key.upper()}" for key in KEYS} - {"NCCLT_CONTRACT"}
+    for folder in ("tuner", "api"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if "testing" not in path.parts:
+                found |= {
+                    node.value
+                    for node in ast.walk(ast.parse(path.read_text()))
+                    if isinstance(node, ast.Constant)
+                    and isinstance(node.value, str)
+                    and re.fullmatch(r"NCCLT_[A-Z_]*[A-Z]", node.value)
+                }
+    for path in (ROOT / "plugin").glob("*.c"):
+        found |= set(re.findall(r'variable\("(NCCLT_[A-Z_]+)"\)', path.read_text()))
+    return found | set(re.findall(r"\$\{(NCCLT_[A-Z_]+)", (ROOT / "docker-compose.yml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def known_options():
+    """Return what the reference is made of: command -> its options."""
+    spec = importlib.util.spec_from_file_location("generated_pages", DOCS / "_extensions" / "generated_pages.py")
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    return {name: pages.options_of(name, command) for name, command in pages.commands()}
+
+
+def _examples(page):
+    """Yield every line of a page that starts ncclt, and the words behind `ncclt` up to `--`."""
+    for kind, block in _FENCED.findall(page.read_text()):
+        if kind not in ("sh", "console"):
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            for text in re.findall(r"(?:^|[\s(])ncclt ((?:[^|;&>)#]|(?<=\S)#)*)", line):
+                words = shlex.split(text.replace("`", "").replace('"', ""))
+                yield line, words[: words.index("--")] if "--" in words else words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_examples_use_commands_and_options_that_exist(page, known_options):
+    wrong = []
+    for line, words in _examples(page):
+        name = " ".join(words[:2]) if " ".join(words[:2]) in known_options else words[0]
+        given = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}
+        if name not in known_options or given - known_options[name]:
+            wrong.append(line)
+    assert wrong == []
+
+
+def test_the_guides_show_commands():
+    """The test above looked at some."""
+    assert sum(1 for page in PAGES for _ in _examples(page)) > 40
