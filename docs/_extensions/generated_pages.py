@@ -204,7 +204,13 @@ def fill(_app: Any, _docname: str, source: list[str]) -> None:
     source[0] = _MARK.sub(lambda mark: GENERATORS[mark[1]](), source[0])
 
 
+def code(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """Take what a docstring puts between single backticks for code; reStructuredText wants two."""
+    lines[:] = [re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line) for line in lines]
+
+
 def setup(app: Any) -> dict[str, bool]:
-    """Join in whenever Sphinx has read a page."""
+    """Join in whenever Sphinx has read a page or a docstring."""
     app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", code)
     return {"parallel_read_safe": True}
