@@ -66,7 +66,7 @@ lint-files: .venv/dev
 	$(BIN)/python tuner/generate_answer_values.py --check
 
 docs: .venv/docs ## Build the documentation into build/docs; open build/docs/index.html.
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
 
 format: .venv/dev ## Format the code.
 	$(BIN)/ruff check --fix .

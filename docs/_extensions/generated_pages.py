@@ -187,13 +187,13 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def python_names() -> str:
-    """Return the public names of the package `ncclt`, as far as it has some beside its version."""
+    """Return the public names of the package `ncclt`, functions first; their capitals tell, without loading them."""
     import ncclt
 
-    names = [name for name in getattr(ncclt, "__all__", ()) if name != "__version__"]
-    if not names:
-        return "This version has none yet; use the command line or the REST API."
-    return "\n".join(["```{eval-rst}", *(f".. autofunction:: ncclt.{name}\n" for name in names), "```"])
+    directives = {False: ".. autofunction:: ncclt.{}\n\n", True: ".. autoclass:: ncclt.{}\n   :members:\n\n"}
+    names = [(name[0].isupper(), name) for name in ncclt.__all__ if name != "__version__"]
+    text = "".join(directives[is_class].format(name) for is_class, name in sorted(names))
+    return f"```{{eval-rst}}\n{text}```"
 
 
 GENERATORS: dict[str, Callable[[], str]] = {"cli": command_line, "api": rest_api, "python": python_names}
@@ -204,13 +204,17 @@ def fill(_app: Any, _docname: str, source: list[str]) -> None:
     source[0] = _MARK.sub(lambda mark: GENERATORS[mark[1]](), source[0])
 
 
-def code(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
-    """Take what a docstring puts between single backticks for code; reStructuredText wants two."""
-    lines[:] = [re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line) for line in lines]
+def as_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """Make reStructuredText of a docstring, which is plain text with code between single backticks."""
+    for number, line in enumerate(lines):
+        parts = re.split(r"`+([^`]+)`+", line)
+        parts[::2] = [re.sub(r"[*|]|_(?!\w)", r"\\\g<0>", text) for text in parts[::2]]
+        parts[1::2] = [f"``{code}``" for code in parts[1::2]]
+        lines[number] = "".join(parts)
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Join in whenever Sphinx has read a page or a docstring."""
     app.connect("source-read", fill)
-    app.connect("autodoc-process-docstring", code)
+    app.connect("autodoc-process-docstring", as_text, priority=400)  # before napoleon
     return {"parallel_read_safe": True}
