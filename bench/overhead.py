@@ -25,7 +25,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
-from ncclt.measure.testbed import Testbed, simulated_ground
+from ncclt.measure.testbed import Testbed, simulated_testbed
 from ncclt.pipeline import TuneRequest, study_of
 from ncclt.search.loop import Budget, Progress, search
 from ncclt.search.proposer import Proposer

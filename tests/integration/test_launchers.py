@@ -12,7 +12,7 @@ import pytest
 
 from ncclt.launch import mpi as mpirun
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.process.members import members, new_mark
+from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.rank_check import UNFIT_CODE, unfit
 
 PATIENT_S = 120.0

@@ -16,10 +16,11 @@ from ncclt.core.trial import Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.torchrun import TorchrunLauncher
-from ncclt.measure import Pace, PersistentRunner, TimeoutRule, Timeouts
+from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.persistent import session as session_module
+from ncclt.measure.sampling import SamplingLimit
 from ncclt.nccl.switching import SwitchCost
 from ncclt.testing.runner_contract import RunnerContract
 

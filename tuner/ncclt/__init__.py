@@ -129,15 +129,15 @@ def tune(
     from contextlib import nullcontext
 
     from ncclt import pipeline, store
-    from ncclt.cli.ground import GroundOptions, ground_from_options
     from ncclt.cli.submit import is_login_node
+    from ncclt.cli.testbed import TestbedOptions, open_testbed
     from ncclt.cli.tune_view import TuneView
     from ncclt.errors import UsageError
     from ncclt.health.doctor.service import quick_examination
     from ncclt.search.loop import Budget
     from ncclt.store.store import utc_now
 
-    options = GroundOptions(cluster=cluster, **target)
+    options = TestbedOptions(cluster=cluster, **target)
     choice = options.choice()
     if is_login_node(choice):
         raise UsageError(
@@ -152,7 +152,7 @@ def tune(
             name=study, budget=budget, blocks=blocks, min_effect=min_effect, seed=seed,
             process_wide=tuple(sorted(set(process_wide))), warm=warm, more=more,
         )  # fmt: skip
-        testbed = ground_from_options(options, choice, opened, request.workload, seed=seed)
+        testbed = open_testbed(options, choice, opened, request.workload, seed=seed)
         if testbed.is_launched and not force:
             broken = quick_examination(os.environ, testbed.runner.cluster).blocking
             if broken:

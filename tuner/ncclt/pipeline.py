@@ -249,10 +249,11 @@ def _tune(
         )  # fmt: skip
     with proposer, testbed.awake():
         end = search(
-            ground.searching, workload, journal, proposer, budget,
-            clock=clock, interrupted=interrupted, watch=watcher.searched, kill=ground.kill, mirror=journal.is_alone(),
+            testbed.searching, workload, trial_log, proposer, budget,
+            clock=clock, interrupted=interrupted, watch=watcher.searched, kill=testbed.kill,
+            mirror=trial_log.is_alone(),
         )  # fmt: skip
-    if not end.interrupted and not _may_end(journal):
+    if not end.interrupted and not _may_end(trial_log):
         return TuneResult(
             study=store.study(study.id), trials=tuple(trial_log.trials()), resumed=resumed, stop=end.reason,
             recommendation=None, messages=(), notes=notes, left=True,

@@ -13,7 +13,7 @@ from ncclt.core.message import Message
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
-from ncclt.prove.evidence import ArmLaunch, Evidence, collect_evidence
+from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import cost_words
 from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
@@ -278,13 +278,13 @@ class Block:
         return tuple(launch.time_us for launch in self.launches.get(arm, ()) if launch.time_us is not None)
 
 
-def blocks_of(evidence: Evidence) -> tuple[Block, ...]:
+def blocks_of(evidence: LaunchEvidence) -> tuple[Block, ...]:
     """Return the blocks of the last verification, in order; empty before it began."""
     numbers = sorted({launch.block // _LAUNCHES_PER_BLOCK for launch in evidence.launches})
     return tuple(_block(evidence, number) for number in numbers)
 
 
-def _block(evidence: Evidence, number: int) -> Block:
+def _block(evidence: LaunchEvidence, number: int) -> Block:
     mine = [launch for launch in evidence.launches if launch.block // _LAUNCHES_PER_BLOCK == number]
     arms = {launch.arm for launch in mine}
     return Block(

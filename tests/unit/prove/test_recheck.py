@@ -17,7 +17,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
-from ncclt.prove.recheck import RecheckRequest, check, driver_before
+from ncclt.prove.recheck import RecheckRequest, check, compare, driver_before
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(

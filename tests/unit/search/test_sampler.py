@@ -10,10 +10,9 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.search.assemble import collect_times
-from ncclt.search.candidates import candidate_settings
 from ncclt.search.observations import Launch, observe
 from ncclt.search.proposer import Proposer, _launched
-from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler, pool
+from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
 from ncclt.search.warm_start import WarmSetting
 

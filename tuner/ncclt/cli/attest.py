@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson
-from ncclt.cli.output import print_json, say
+from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.errors import NoRecommendationError, ServerError, TraceError, UsageError
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
-from ncclt.cli.ground import (
+from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
+from ncclt.cli.testbed import (
     Backend,
     BenchmarkName,
     ClusterName,

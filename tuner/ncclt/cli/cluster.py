@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, DryRun, Storage
-from ncclt.cli.output import print_json, say
+from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import InputError
 
 app = typer.Typer(help="List, show and add clusters.", no_args_is_help=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.configuration import KEYS, PROJECT_FILE, origins, user_file
-from ncclt.cli.edge import print_json, print_table
+from ncclt.cli.output import print_json, print_table
 from ncclt.errors import hide_passwords
 
 app = typer.Typer(help="Show the configuration and where each value comes from.", no_args_is_help=True)

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import Any
 
-from ncclt.cli.edge import print_table
+from ncclt.cli.output import print_table
 from ncclt.health.doctor import RULES, Diagnosis, Finding
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.health.doctor.rules import SCHEMA

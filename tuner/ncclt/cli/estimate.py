@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import print_json, print_table
 from ncclt.cli.options import AsJson, Storage
-from ncclt.cli.output import print_json
+from ncclt.cli.output import print_json, print_table
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:

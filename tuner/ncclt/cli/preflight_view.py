@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ncclt.cli.edge import print_json, print_table, say
+from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.message import format_bytes
 from ncclt.core.preflight import State
 from ncclt.core.trial import Outcome

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, DryRun, Storage
-from ncclt.cli.output import print_json, say
+from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.profile_diff import diff
 from ncclt.cli.profile_model import model
 from ncclt.cli.record import CONTEXT_SETTINGS, record

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.edge import print_json, print_table, say
 from ncclt.cli.options import AsJson, Storage
-from ncclt.cli.output import print_json, say
+from ncclt.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ncclt.core.message import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ncclt.cli.edge import print_table
+from ncclt.cli.output import print_table
 from ncclt.core.message import format_bytes
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.profile.views.histogram import SIZE_CLASSES, cross_over, size_classes, traffic

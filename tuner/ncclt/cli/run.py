@@ -20,7 +20,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from ncclt.cli.edge import report, say
+from ncclt.cli.output import report, say
 from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.errors import UsageError, described
 

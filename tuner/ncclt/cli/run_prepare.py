@@ -11,6 +11,7 @@ from pathlib import Path
 from ncclt.cli.configuration import lookup
 from ncclt.cli.env import source
 from ncclt.cli.job_request import job_request, request_of
+from ncclt.cli.output import say
 from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import (

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import print_json, print_table
 from ncclt.cli.options import AsJson, Storage
-from ncclt.cli.output import print_json
+from ncclt.cli.output import print_json, print_table
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.prove.payback import cost_words

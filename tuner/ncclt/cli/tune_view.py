@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from ncclt.cli.edge import print_table, say
+from ncclt.cli.output import print_table, say
 from ncclt.cli.studies import trial_row
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.edge import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
 from ncclt.cli.options import AsJson, Quiet, Storage
-from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
+from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:

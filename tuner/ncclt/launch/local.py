@@ -25,9 +25,9 @@ class LocalLauncher(ProcessLauncher):
     name = "local"
 
     def __init__(self, *, shape: JobShape | None = None, **process: Unpack[ProcessOptions]) -> None:
-        if shape is not None and shape.world != 1:
+        if shape is not None and shape.world_size != 1:
             raise UsageError(
-                f"--launcher local starts 1 process, not {shape.world}",
+                f"--launcher local starts 1 process, not {shape.world_size}",
                 hint="use --launcher torchrun, mpirun or slurm",
             )
         super().__init__(**process)
@@ -47,11 +47,6 @@ class LocalLauncher(ProcessLauncher):
             unset_env=self.removed(variables),
             timeout_s=timeout_s,
         )
-
-
-    def kill(self) -> None:
-        """End what every `run` is waiting for, at once."""
-        self._starter.kill()
 
 
 def create(

@@ -18,7 +18,7 @@ from ncclt.launch.endings import ending_of_mpi
 from ncclt.launch.hostfile import granted_hosts, parse_host
 from ncclt.launch.launcher import MARK, PORT, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, ProcessOptions, thread_variables
-from ncclt.launch.process.members import MARK_VARIABLE
+from ncclt.launch.process.process_tree import MARK_VARIABLE
 from ncclt.launch.rank_check import checked
 
 _VERSION_S = 20.0

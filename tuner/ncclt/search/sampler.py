@@ -19,7 +19,6 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting, setting_from_document
 from ncclt.core.workload import Workload
-from ncclt.search.candidates import candidate_settings
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
 from ncclt.search.process_wide import Outlook, outlook
@@ -232,7 +231,9 @@ def _protocol(setting: Setting) -> object:
     return setting.protocol
 
 
-def pool(space: Collection[Setting], observed: Observed, running: Collection[Setting]) -> tuple[Setting, ...]:
+def candidate_settings(
+    space: Collection[Setting], observed: Observations, running: Collection[Setting]
+) -> tuple[Setting, ...]:
     """Return the candidate settings in a fixed order: the plain ones, and next steps of those with parameters.
 
     A space with several process-wide parameters has tens of thousands of points. Parameters are climbed one at a time:
@@ -251,7 +252,7 @@ def pool(space: Collection[Setting], observed: Observed, running: Collection[Set
     return tuple(dict.fromkeys([*thinned, *known, *steps]))
 
 
-def _steps(space: Collection[Setting], observed: Observed) -> Iterator[Setting]:
+def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setting]:
     groups = list(dict.fromkeys(s.parameters for s in space if s.parameters))
     if not groups:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
-from ncclt.launch.process.members import members
+from ncclt.launch.process.process_tree import members
 from ncclt.launch.process.session import ProcessSession, filled
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"

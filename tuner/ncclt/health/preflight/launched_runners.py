@@ -12,7 +12,7 @@ from dataclasses import replace
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
-from ncclt.health.preflight.soundings import RunnerFor
+from ncclt.health.preflight.probes import RunnerFor
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests

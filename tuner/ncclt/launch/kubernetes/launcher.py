@@ -85,7 +85,7 @@ class KubernetesLauncher(ProcessLauncher):
         if self._site is None:
             raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
-        for_ranks = {**self._starter.kept(variables), **variables}
+        for_ranks = {**self.kept(variables), **variables}
         job = LaunchedJob(
             name=_NAME,
             argv=tuple(places.get(word, word) for word in checked(argv, for_ranks)),

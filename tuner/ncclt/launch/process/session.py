@@ -18,11 +18,9 @@ from typing import IO
 
 from ncclt.errors import reason
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan, LaunchResult
-from ncclt.launch.process.capture import Capture, Tail
 from ncclt.launch.process.clean_up import clean_up
 from ncclt.launch.process.guard import guard
 from ncclt.launch.process.output_tail import Capture, OutputTail
-from ncclt.launch.process.plan_files import FilledPlan, filled
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 
 KEEP_BYTES = 8 * 1024 * 1024

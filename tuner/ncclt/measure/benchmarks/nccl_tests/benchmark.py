@@ -223,7 +223,7 @@ def create(
     )
 
 
-def group_variables(message: Message, *, world: int, features: NcclTestsFeatures) -> tuple[tuple[str, str], ...]:
+def group_variables(message: Message, *, world_size: int, features: NcclTestsFeatures) -> tuple[tuple[str, str], ...]:
     """Return the variables that make groups of the message's size out of a job; all groups run at the same time.
 
     nccl-tests runs one communicator per group and prints the rows of the group of rank 0, with the mean time over all
@@ -233,27 +233,27 @@ def group_variables(message: Message, *, world: int, features: NcclTestsFeatures
 
     Args:
         message: with its group size known.
-        world: ranks of the job.
+        world_size: ranks of the job.
         features: of the build; where it is not known whether it can, it is asked to, and its result tells.
 
     Raises:
         UsageError: the job cannot be divided so, or this build of nccl-tests cannot.
     """
     size = message.group_size
-    if size == world:
+    if size == world_size:
         return ()
-    if not 0 < size <= world or world % size:
+    if not 0 < size <= world_size or world_size % size:
         raise UsageError(
-            f"{message.label} is sent by groups of {size} ranks, into which {world} ranks cannot be divided",
+            f"{message.label} is sent by groups of {size} ranks, into which {world_size} ranks cannot be divided",
             hint="place the workload on the cluster first, or choose nodes and GPUs that its groups divide",
         )
-    count = world // size
+    count = world_size // size
     if features.split is not False:
         return ((SPLIT, f"MOD {count}" if message.spans_nodes else f"DIV {size}"),)
     # The mask picks bits of the rank, so it can only do powers of two.
     if not features.split_mask or count & (count - 1) or size & (size - 1):
         raise UsageError(
-            f"{message.label} is sent by groups of {size} of {world} ranks, which this nccl-tests cannot form",
+            f"{message.label} is sent by groups of {size} of {world_size} ranks, which this nccl-tests cannot form",
             hint=_HINT,
         )
-    return ((SPLIT_MASK, hex(count - 1 if message.spans_nodes else world - size)),)
+    return ((SPLIT_MASK, hex(count - 1 if message.spans_nodes else world_size - size)),)

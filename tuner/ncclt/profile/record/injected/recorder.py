@@ -11,8 +11,7 @@ import weakref
 from pathlib import Path
 
 from .journal import ErrorGuard, Journal
-from .timing import Timing
-from .trace import Trace
+from .trace import Timing, Trace, Window
 from .watch import Watch
 
 TYPE_CHECKING = False
