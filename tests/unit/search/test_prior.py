@@ -123,10 +123,10 @@ def test_what_nccl_is_expected_to_choose_is_the_cheapest_entry_with_the_channels
     """Of our estimate, or of the table of a log where there is one."""
     small = Message(collective=AR, dtype="float32", size_bytes=8192, group_size=4)
     chosen = nccl_choice(AR, LARGE.size_bytes, cluster, 4, False)
-    pair = Setting(algorithm=chosen.algorithm, protocol=chosen.protocol)
-    own, other = replace(pair, channels=chosen.channels), replace(pair, channels=chosen.channels // 2)
-    buffers = replace(pair, parameters=(("BUFFSIZE", 1 << 20),))
-    settings = [pair, own, Setting(channels=chosen.channels), other, LL, TREE, buffers]
+    algo_proto = Setting(algorithm=chosen.algorithm, protocol=chosen.protocol)
+    own, other = replace(algo_proto, channels=chosen.channels), replace(algo_proto, channels=chosen.channels // 2)
+    buffers = replace(algo_proto, parameters=(("BUFFSIZE", 1 << 20),))
+    settings = [algo_proto, own, Setting(channels=chosen.channels), other, LL, TREE, buffers]
     assert expected_own(settings, [LARGE], cluster)[:, 0].tolist() == [True, True, True, False, False, False, False]
     assert not expected_own([own], [small], cluster).any()  # another pair, or fewer channels
 

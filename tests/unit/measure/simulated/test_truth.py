@@ -138,18 +138,18 @@ def test_peer_to_peer_ignores_algorithm_protocol_and_channels(collective):
     )
 
 
-_PAIRS = [(c, a, p) for c in Collective for a, ps in LEGAL[c].items() if "collnet" not in a for p in sorted(ps)]
+_CHOICES = [(c, a, p) for c in Collective for a, ps in LEGAL[c].items() if "collnet" not in a for p in sorted(ps)]
 
 
 @given(
-    pair=st.sampled_from(_PAIRS),
+    choice=st.sampled_from(_CHOICES),
     cluster=st.sampled_from([LEONARDO, LEONARDO.sized(nodes=2), LEONARDO.sized(gpus_per_node=1), TCP]),
     size=st.integers(1, 1 << 33),
     channels=st.integers(1, 64),
 )
-def test_times_are_finite_and_never_shorter_than_the_wire_allows(pair, cluster, size, channels):
+def test_times_are_finite_and_never_shorter_than_the_wire_allows(choice, cluster, size, channels):
     """No setting beats the ports: what must leave a node divided by what its ports carry."""
-    collective, algorithm, protocol = pair
+    collective, algorithm, protocol = choice
     if "nvls" in algorithm:
         cluster = H100
     us = time_us(cluster, size, algorithm, protocol, channels, collective=collective)

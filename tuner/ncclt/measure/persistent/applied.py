@@ -48,12 +48,12 @@ class Attested:
             return f"the tuner plugin took no part: {unused}"
         outcomes: dict[_Choice, set[str]] = {}
         for line in decisions:
-            pair = (line.get("collective"), line.get("algorithm"), line.get("protocol"))
-            outcomes.setdefault(pair, set()).add(str(line.get("outcome")))
+            forced = (line.get("collective"), line.get("algorithm"), line.get("protocol"))
+            outcomes.setdefault(forced, set()).add(str(line.get("outcome")))
         for rule in wanted.rules:
-            pair = (rule.collective.value, str(rule.algorithm), str(rule.protocol))
-            if any(rule.matches(message) for message in messages) and outcomes.get(pair) != {"applied"}:
-                what = "does not offer" if "unavailable" in outcomes.get(pair, ()) else "was never asked for"
+            forced = (rule.collective.value, str(rule.algorithm), str(rule.protocol))
+            if any(rule.matches(message) for message in messages) and outcomes.get(forced) != {"applied"}:
+                what = "does not offer" if "unavailable" in outcomes.get(forced, ()) else "was never asked for"
                 return f"NCCL {what} {rule.algorithm}/{rule.protocol} for {rule.collective} here"
         self._seen.update(_choices(wanted, messages))
         return ""
