@@ -22,13 +22,13 @@ READERS: dict[str, str] = {
     "inspector": "ncclt.profile.readers.inspector.reader",
     "plugin_report": "ncclt.profile.readers.plugin_report",
     "deepspeed": "ncclt.profile.readers.deepspeed.reader",
-    "megatron_log": "ncclt.profile.readers.megatron_log.reader",
+    "megatron_log": "ncclt.profile.readers.megatron_log",
     "nccl_tests": "ncclt.profile.readers.nccl_tests",
     "nccl_log": "ncclt.profile.readers.nccl_log.reader",
     "nsys": "ncclt.profile.readers.nsys.reader",
     "horovod": "ncclt.profile.readers.horovod.reader",
-    "aicb": "ncclt.profile.readers.aicb.reader",
-    "tracelens": "ncclt.profile.readers.tracelens.reader",
+    "aicb": "ncclt.profile.readers.aicb",
+    "tracelens": "ncclt.profile.readers.tracelens",
     "csv": "ncclt.profile.readers.csv_table.reader",
 }
 """Name of a source -> module that is its reader; imported on use."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import parse_dtype
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers.tracelens import reader as tracelens
+from ncclt.profile.readers import tracelens
 
 LONG = "rank,Process Group Name,Collective name,Group size,dtype,In msg nelems,Out msg nelems,dur_mean,operation_count"
 COLLAPSED = (

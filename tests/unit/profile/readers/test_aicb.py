@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers.aicb import reader as aicb
+from ncclt.profile.readers import aicb
 
 HEADER = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
 END = "CommType.epoch_end,None,None,0,,None,None,,None,None,None,1"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import DTYPE_SIZES
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers.megatron_log import reader as megatron_log
+from ncclt.profile.readers import megatron_log
 
 COUNT = "INFO:megatron.core:Number of buckets for gradient all-reduce / reduce-scatter: "
 

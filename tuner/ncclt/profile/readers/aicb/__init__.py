@@ -1,1 +1,0 @@
-"""Read AICB's workloads and logs."""

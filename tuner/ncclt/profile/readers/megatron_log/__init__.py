@@ -1,1 +1,0 @@
-"""Read Megatron-LM, Megatron Core and NeMo logs."""
