@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializ
 
 from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
 from ncclt.core.message import Collective
+from ncclt_api.text import Document
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -16,8 +17,34 @@ _MOST = 2**53
 """No honest count is larger; beyond it JSON's numbers lose their last digits."""
 
 
-class AttestationRow(BaseModel):
+class AttestationRow(Document):
     """One kind of message; size_bytes and group_size 0 = not known, or any."""
+
+    collective: Collective
+    size_bytes: int
+    group_size: int
+    wanted: str
+    used: str
+    calls: int
+    state: RowState
+    reason: str
+
+
+class WitnessDocument(Document):
+    """Reports of the plugin or logs of NCCL that say the same."""
+
+    kind: str
+    nccl_version: str
+    table: str
+    checksum: str
+    not_in_use: str
+    ranks: int
+    nodes: int
+    count: int
+
+
+class NewAttestationRow(BaseModel):
+    """A row as it is told."""
 
     model_config = _STRICT
 
@@ -31,8 +58,8 @@ class AttestationRow(BaseModel):
     reason: str = Field(max_length=4000)
 
 
-class WitnessDocument(BaseModel):
-    """Reports of the plugin or logs of NCCL that say the same."""
+class NewWitness(BaseModel):
+    """A witness as it is told."""
 
     model_config = _STRICT
 
@@ -62,8 +89,8 @@ class NewAttestation(BaseModel):
     calls_as_wanted: int = Field(ge=0, le=_MOST)
     calls_differing: int = Field(ge=0, le=_MOST)
     calls_unruled: int = Field(ge=0, le=_MOST)
-    rows: list[AttestationRow] = Field(max_length=MOST_ROWS)
-    witnesses: list[WitnessDocument] = Field(max_length=1000)
+    rows: list[NewAttestationRow] = Field(max_length=MOST_ROWS)
+    witnesses: list[NewWitness] = Field(max_length=1000)
     hosts: int = Field(ge=0, le=_MOST)
     notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
     evidence: str = Field(max_length=100, description="hash of the files, by which one job is told from the next")
@@ -74,7 +101,7 @@ class NewAttestation(BaseModel):
         return value.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
-class AttestationDocument(BaseModel):
+class AttestationDocument(Document):
     """Whether a recommendation took effect in one job."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -98,13 +125,13 @@ class AttestationDocument(BaseModel):
     created: str
 
 
-class AttestationList(BaseModel):
+class AttestationList(Document):
     """Attestations of one recommendation, newest first."""
 
     items: list[AttestationDocument]
 
 
-class AttestationSummary(BaseModel):
+class AttestationSummary(Document):
     """An attestation in one line."""
 
     id: str

@@ -110,7 +110,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
         document["errors"] = [{"where": error.where, "message": error.message} for error in problem.errors]
     if problem.available:
         document["available"] = problem.available
-    return JSONResponse(document, status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
+    return JSONResponse(readable(document), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
 
 
 def _wants_page(request: Request) -> bool:

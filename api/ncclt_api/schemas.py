@@ -17,9 +17,10 @@ from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt_api.attestation_schemas import AttestationSummary
+from ncclt_api.text import Document
 
 
-class Health(BaseModel):
+class Health(Document):
     """The process answers, or the service can serve."""
 
     status: str
@@ -27,14 +28,14 @@ class Health(BaseModel):
     migration: str | None = Field(default=None, description="revision of the store's tables")
 
 
-class FieldProblem(BaseModel):
+class FieldProblem(Document):
     """One field of a request that was refused."""
 
     where: str
     message: str
 
 
-class AvailableShape(BaseModel):
+class AvailableShape(Document):
     """A shape of a job that something was published for."""
 
     nodes: int
@@ -45,7 +46,7 @@ class AvailableShape(BaseModel):
     stale: bool
 
 
-class ProblemDocument(BaseModel):
+class ProblemDocument(Document):
     """An error, as RFC 9457 has it, with what to do about it."""
 
     type: str
@@ -61,7 +62,7 @@ class ProblemDocument(BaseModel):
     )
 
 
-class ClusterDocument(BaseModel):
+class ClusterDocument(Document):
     """One kind of node and how many there are."""
 
     name: str
@@ -89,12 +90,13 @@ class CatalogueCluster(ClusterDocument):
     shipped: bool = Field(description="comes with ncclt; false = added here")
 
 
-class ClusterList(BaseModel):
+class ClusterList(Document):
     """All clusters of the catalogue."""
 
     items: list[CatalogueCluster]
 
 
+# Its text comes from columns and is always Unicode; an answer may have thousands.
 class MessageDocument(BaseModel):
     """One kind of message; group_size 0 = the whole job."""
 
@@ -112,7 +114,7 @@ class WorkloadMessage(MessageDocument):
     recorded_us: float | None = None
 
 
-class ProvenanceDocument(BaseModel):
+class ProvenanceDocument(Document):
     """Where a workload came from."""
 
     source: str
@@ -127,7 +129,7 @@ class ProvenanceDocument(BaseModel):
     )
 
 
-class WorkloadDocument(BaseModel):
+class WorkloadDocument(Document):
     """The messages of one training step."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -148,13 +150,13 @@ class CatalogueWorkload(WorkloadDocument):
     shipped: bool = Field(description="comes with ncclt; false = added here")
 
 
-class WorkloadList(BaseModel):
+class WorkloadList(Document):
     """All workloads of the catalogue."""
 
     items: list[CatalogueWorkload]
 
 
-class FingerprintDocument(BaseModel):
+class FingerprintDocument(Document):
     """What a recommendation is valid for."""
 
     gpu: str
@@ -167,7 +169,7 @@ class FingerprintDocument(BaseModel):
     driver: str = Field(default="", description="of NVIDIA, under which it was measured; empty = not known")
 
 
-class RuleDocument(BaseModel):
+class RuleDocument(Document):
     """What to choose for one collective in one range of sizes, both ends inclusive; null = left to NCCL."""
 
     collective: Collective
@@ -179,14 +181,14 @@ class RuleDocument(BaseModel):
     channels: int | None
 
 
-class PolicyDocument(BaseModel):
+class PolicyDocument(Document):
     """Rules and process-wide parameters."""
 
     rules: list[RuleDocument]
     parameters: dict[str, int]
 
 
-class VerdictDocument(BaseModel):
+class VerdictDocument(Document):
     """What the interleaved re-measurement against the untouched default proved."""
 
     decision: Decision
@@ -201,14 +203,14 @@ class VerdictDocument(BaseModel):
     min_effect: float = Field(description="smallest gain that was worth a change, as a share")
 
 
-class DeliveryDocument(BaseModel):
+class DeliveryDocument(Document):
     """One form of the result with the verdict of exactly that form."""
 
     policy: PolicyDocument
     verdict: VerdictDocument
 
 
-class RecommendationDocument(BaseModel):
+class RecommendationDocument(Document):
     """A published revision."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -234,7 +236,7 @@ class RecommendationDocument(BaseModel):
     )
 
 
-class VerificationSummary(BaseModel):
+class VerificationSummary(Document):
     """What the step times of a real training said, in one line."""
 
     id: str
@@ -251,13 +253,13 @@ class ProvenRecommendation(RecommendationDocument):
     attestations: list[AttestationSummary] = Field(description="newest first, the last few")
 
 
-class RecommendationList(BaseModel):
+class RecommendationList(Document):
     """Published revisions, newest first."""
 
     items: list[ProvenRecommendation]
 
 
-class StudyDocument(BaseModel):
+class StudyDocument(Document):
     """A study without its trials."""
 
     id: str
@@ -284,7 +286,7 @@ class StudySummaryDocument(StudyDocument):
     recommendation: RecommendationDocument | None
 
 
-class StudyList(BaseModel):
+class StudyList(Document):
     """One page of studies, newest first."""
 
     items: list[StudySummaryDocument]
@@ -313,7 +315,7 @@ class MeasurementDocument(MessageDocument):
     interpolated: bool
 
 
-class TrialDocument(BaseModel):
+class TrialDocument(Document):
     """One launch of a setting."""
 
     number: int
@@ -335,7 +337,7 @@ class TrialDocument(BaseModel):
     measurements: list[MeasurementDocument]
 
 
-class BlockDocument(BaseModel):
+class BlockDocument(Document):
     """One A B B A block of a proof, and what was decided after it."""
 
     block: int
@@ -348,7 +350,7 @@ class BlockDocument(BaseModel):
     decision: Decision
 
 
-class ArmEvidenceDocument(BaseModel):
+class ArmEvidenceDocument(Document):
     """What one form of the result rests on."""
 
     arm: Arm
@@ -358,7 +360,7 @@ class ArmEvidenceDocument(BaseModel):
     blocks: list[BlockDocument]
 
 
-class EvidenceDocument(BaseModel):
+class EvidenceDocument(Document):
     """The newest verdict of a study, judged again from its trials."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -370,7 +372,7 @@ class EvidenceDocument(BaseModel):
     arms: list[ArmEvidenceDocument]
 
 
-class TrialList(BaseModel):
+class TrialList(Document):
     """All trials of a study, by number."""
 
     study: str

@@ -12,6 +12,7 @@ from ncclt import __version__
 from ncclt.core.message import format_bytes
 from ncclt.deliver.render.comments import channels_words
 from ncclt_api.pages import wording
+from ncclt_api.text import readable
 
 
 @cache
@@ -41,4 +42,5 @@ def _environment() -> Environment:
 
 def render_page(template: str, **values: Any) -> str:
     """Return the HTML of one template."""
-    return _environment().get_template(template).render(**values)
+    page: str = readable(_environment().get_template(template).render(**values))
+    return page

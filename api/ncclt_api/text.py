@@ -1,0 +1,33 @@
+"""Text on its way out: what is stored may hold bytes that were no text, and no answer may fail for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, model_validator
+
+
+def readable(value: Any) -> Any:
+    r"""Return a JSON value whose text can be written as UTF-8: lone surrogates become escapes.
+
+    Python has them from file names, arguments and JSON that were not Unicode (PEP 383; RFC 8259, section 8.2).
+
+    >>> readable({"notes": ["ok", "broken \udc80"]})
+    {'notes': ['ok', 'broken \\udc80']}
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {readable(key): readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(item) for item in value]
+    return value
+
+
+class Document(BaseModel):
+    """The JSON of an answer, readable whatever was stored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, values: Any) -> Any:
+        return readable(values)

@@ -1,0 +1,151 @@
+"""Whatever text is stored, every page and every answer of the API can be written."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.cluster import cluster_from_document
+from ncclt.core.preflight import preflight_from_document
+from ncclt.core.recheck import Check, Freshness, check_from_document
+from ncclt.core.recommendation import recommendation_from_document
+from ncclt.core.setting import setting_from_document
+from ncclt.core.study import Arm
+from ncclt.core.verification import verification_from_document
+from ncclt.core.workload import workload_from_document
+from ncclt.deliver.render.formats import FORMATS
+from ncclt.errors import NccltError
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+from ncclt_api.text import readable
+
+BROKEN = "\udc80 \ud83d µ \x00 <b>"
+COLUMNS = ("id", "name", "cluster", "model", "study", "recommendation")
+"""Are columns, too, where the database refuses what is no Unicode."""
+
+COMPARED = ("fingerprint", "source_digest")
+"""Nothing is served where these differ."""
+
+
+def broken(document, parse):
+    """Return a document with `BROKEN` at the end of each text that need not be a word of ours."""
+    document = json.loads(json.dumps(document))
+
+    def spoil(holder, key):
+        value = holder[key]
+        if isinstance(value, dict | list):
+            for inner in list(value) if isinstance(value, dict) else range(len(value)):
+                spoil(value, inner)
+        elif isinstance(value, str):
+            holder[key] = value + BROKEN
+            try:
+                parse(document)
+            except (NccltError, KeyError, TypeError, ValueError):
+                holder[key] = value
+
+    for key, value in document.items():
+        if key not in COMPARED and (key not in COLUMNS or isinstance(value, dict)):
+            spoil(document, key)
+    assert r"\udc80" in json.dumps(document)
+    return document
+
+
+def trial_from_document(document):
+    return setting_from_document(document["setting"]), document["arm"] and Arm(document["arm"])
+
+
+def study_from_document(document):
+    return cluster_from_document(document["cluster"]), workload_from_document(document["workload"])
+
+
+PARSERS = {
+    "workloads": workload_from_document, "clusters": cluster_from_document, "studies": study_from_document,
+    "trials": trial_from_document, "recommendations": recommendation_from_document,
+    "check": check_from_document, "preflight": preflight_from_document, "verification": verification_from_document,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, profiles, samples):
+    """A store in which every text is broken that is no name or word; attestations are made so, for their ids' sake."""
+    path = tmp_path_factory.mktemp("broken") / "ncclt.db"
+    with open_store(f"sqlite:///{path}", profiles=profiles) as filled:
+        samples.fill(filled)
+        published = filled.recommendation("0c0ffee1")
+        filled.add_attestation(samples.attestation(published, notes=(BROKEN, "x" * 5000), tuner_lines=(BROKEN,)))
+        filled.add_check(
+            Check(
+                id="c1", recommendation="0c0ffee2", cluster=published.cluster, model="resnet101",
+                freshness=Freshness.STALE, reasons=("slower",), changes=(), launches=1, launcher="slurm", created="",
+            )
+        )  # fmt: skip
+        filled.add_cluster(samples.cluster("mine"))
+        filled.add_workload(samples.workload("ours"))
+        with closing(sqlite3.connect(path)) as database, database:
+            for table in ("workloads", "clusters", "studies", "trials", "recommendations", "records"):
+                kind = "kind" if table == "records" else f"'{table}'"
+                for row, name, text in database.execute(f"SELECT rowid, {kind}, document FROM {table}").fetchall():
+                    if name in PARSERS:
+                        document = json.dumps(broken(json.loads(text), PARSERS[name]))
+                        database.execute(f"UPDATE {table} SET document = ? WHERE rowid = ?", (document, row))
+        yield filled
+
+
+@pytest.fixture
+def service(store):
+    with TestClient(create_app(store)) as service:
+        yield service
+
+
+JOB = "model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 200),
+        ("/studies/5e1f00aa", 200),
+        ("/studies/7a6bbb02", 200),
+        ("/studies/bad00003", 200),
+        ("/v1/clusters", 200),
+        ("/v1/clusters/mine", 200),
+        ("/v1/workloads", 200),
+        ("/v1/workloads/ours", 200),
+        ("/v1/studies", 200),
+        *((f"/v1/studies/{id}{part}", 200) for id in ("5e1f00aa", "bad00003") for part in ("", "/trials")),
+        ("/v1/studies/5e1f00aa/evidence", 200),
+        ("/v1/recommendations", 200),
+        ("/v1/recommendations/0c0ffee1", 200),
+        ("/v1/recommendations/0c0ffee2", 200),
+        ("/v1/attestations?recommendation=0c0ffee1", 200),
+        *((f"/v1/clusters/leonardo/env?{JOB}&format={name}", 200) for name in FORMATS),
+        (f"/v1/clusters/leonardo/env?{JOB.replace('bert', 'resnet101')}", 410),
+        ("/v1/studies/%ED%B2%80", 404),  # a lone surrogate
+        ("/studies/%ED%B2%80", 404),
+    ],
+)
+def test_every_answer_can_be_written_whatever_was_stored(service, path, status):
+    answer = service.get(path, headers={"accept": "text/html"} if not path.startswith("/v1/") else {})
+
+    assert answer.status_code == status
+    assert answer.content.decode("utf-8")
+
+
+def test_what_is_no_text_is_shown_as_an_escape(service):
+    (broken, *_) = service.get("/v1/attestations?recommendation=0c0ffee1").json()["items"]
+    page = service.get("/studies/5e1f00aa").text
+    trials = service.get("/v1/studies/5e1f00aa/trials").json()["items"]
+
+    assert r"\udc80 \ud83d µ" in broken["notes"][0]
+    assert "x" * 5000 in broken["notes"]
+    assert r"\udc80 \ud83d µ" in page
+    assert "&lt;b&gt;" in page
+    assert any(r"\udc80" in trial["detail"] for trial in trials)
+
+
+def test_text_that_can_be_written_is_left_alone():
+    whole = {"a": ["µ \U0001f600 \x00", 1, None, 1.5, True], "µ": {}}
+    assert readable(whole) == whole
+    assert readable({"\udc80": ("\ud83d",)}) == {r"\udc80": [r"\ud83d"]}
