@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
@@ -15,7 +15,11 @@ from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
 from ncclt.core.attestation import Attestation, attestation_from_document
 from ncclt.core.preflight import Preflight, preflight_from_document
 from ncclt.core.recheck import Check, Freshness, check_from_document
+from ncclt.core.recommendation import Recommendation, replaced_workload
 from ncclt.core.verification import Verification, verification_from_document
+from ncclt.core.workload import Workload
+from ncclt.errors import NotFoundError
+from ncclt.store.catalogue import WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
@@ -112,11 +116,30 @@ PREFLIGHTS: Kind[Preflight] = Kind(name="preflight", parse=preflight_from_docume
 VERIFICATIONS: Kind[Verification] = Kind(name="verification", parse=verification_from_document)
 
 
-def staleness_of(connection: Connection, recommendations: Collection[str]) -> dict[str, str]:
-    """Return why recommendations are stale: only those whose newest check says so."""
-    newest = CHECKS.newest(connection, recommendations)
+def with_staleness(
+    connection: Connection, found: tuple[Recommendation, ...], shipped: Mapping[str, Workload]
+) -> tuple[Recommendation, ...]:
+    """Return recommendations with why they are no longer served: their newest check, or a workload that was replaced.
+
+    Args:
+        connection: in a transaction.
+        found: as they were published; their order is kept.
+        shipped: the workloads that come with ncclt, by name.
+    """
+    newest = CHECKS.newest(connection, [r.id for r in found])
     stale = [row for row in newest if row.word == Freshness.STALE.value]
-    return {row.recommendation: CHECKS.read(row.id, row.document).staleness for row in stale}
+    checked = {row.recommendation: CHECKS.read(row.id, row.document).staleness for row in stale}
+    digests = {name: _digest(connection, shipped, name) for name in {r.model for r in found if r.source_digest}}
+    return tuple(
+        replace(r, stale=checked.get(r.id, "") or replaced_workload(r, digests.get(r.model, ""))) for r in found
+    )
+
+
+def _digest(connection: Connection, shipped: Mapping[str, Workload], name: str) -> str:
+    try:
+        return WORKLOADS.entry(connection, shipped, name).digest()
+    except NotFoundError:
+        return ""  # one that has left the catalogue was not replaced
 
 
 class Records:

@@ -27,9 +27,8 @@ from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.readonly import published
-from ncclt.store.records import Records
+from ncclt.store.records import Records, with_staleness
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
-from ncclt.store.staleness import page_with_staleness, with_staleness
 from ncclt.store.summaries import StudyPage
 
 
@@ -225,8 +224,9 @@ class Store(Records):
             UsageError: a limit out of range, or a cursor that no page gave.
         """
         with self._database.reading() as connection:
-            page = summaries.study_page(connection, limit=limit, cursor=cursor, cluster=cluster, model=model)
-            return page_with_staleness(connection, page, self._shipped_workloads)
+            return summaries.study_page(
+                connection, self._shipped_workloads, limit=limit, cursor=cursor, cluster=cluster, model=model
+            )
 
     @repeatable
     def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:

@@ -12,8 +12,10 @@ from sqlalchemy import Connection, func, select
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase, Study
+from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.store.recommendations import newest_of
+from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
 from ncclt.store.tables import trials
 
@@ -55,9 +57,15 @@ class StudyPage:
 
 
 def study_page(
-    connection: Connection, *, limit: int, cursor: str | None, cluster: str | None, model: str | None
+    connection: Connection,
+    shipped: Mapping[str, Workload],
+    *,
+    limit: int,
+    cursor: str | None,
+    cluster: str | None,
+    model: str | None,
 ) -> StudyPage:
-    """Return a page of studies, newest first.
+    """Return a page of studies, newest first; their recommendations know whether they are stale.
 
     Raises:
         UsageError: a limit out of range, or a cursor that no page gave.
@@ -72,7 +80,8 @@ def study_page(
     ids = [study.id for _, study in shown]
     counts = _counts(connection, ids)
     scores = _median_scores(connection, ids)
-    recommended = newest_of(connection, ids)
+    published = tuple(newest_of(connection, ids).values())
+    recommended = {r.study: r for r in with_staleness(connection, published, shipped)}
     items = tuple(
         StudySummary(
             study=study,
