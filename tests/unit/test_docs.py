@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SITE = sorted(DOCS.rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
+PLACES = [ROOT, ROOT / "tests", ROOT / "tests" / "unit", ROOT / "tuner" / "ncclt", ROOT / "tuner/ncclt/health/doctor"]
+"""Folders that paths on pages begin at."""
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -104,3 +106,10 @@ def test_examples_use_commands_and_options_that_exist(page, known_options):
 def test_the_guides_show_commands():
     """The test above looked at some."""
     assert sum(1 for page in PAGES for _ in _examples(page)) > 40
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "measurements"], ids=_name)
+def test_files_that_a_page_names_exist(page):
+    """Files of measurements are those of their day."""
+    named = set(re.findall(r"`([a-z0-9_./]+\.(?:py|c|h))`", page.read_text()))
+    assert [path for path in sorted(named) if not any((place / path).is_file() for place in PLACES)] == []
