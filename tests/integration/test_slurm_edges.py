@@ -134,7 +134,7 @@ def test_an_allocation_that_ends_is_no_outcome_of_a_setting(slurm_cluster, tunin
         _, stderr = study.communicate(timeout=PATIENT_S)
     assert study.returncode == 75, stderr
     assert f"the allocation is lost: Slurm job {job_id} was cancelled" in stderr
-    assert "start the same command in a new one" in stderr
+    assert "run the same command in a new one" in stderr
     trials, (state,) = stored(tmp_path)
     assert len(trials) > len(before)
     assert trials == [(number, "ok") for number in range(len(trials))]

@@ -93,7 +93,7 @@ def test_a_reason_to_stop_saves_and_leaves_no_verdict(tmp_path):
     [
         ({"trials": 0}, "at least 1 trial"),
         ({"launcher": "slurm"}, "needs a Slurm allocation"),
-        ({"launcher": "lsf"}, "no launcher 'lsf'"),
+        ({"launcher": "lsf"}, "unknown launcher 'lsf'"),
         ({"steps": 0}, "at least 1 step"),
     ],
 )

@@ -158,7 +158,7 @@ def tune(
             if broken:
                 raise UsageError(
                     "; ".join(f"{finding.id}: {finding.what}" for finding in broken),
-                    hint="`ncclt doctor` says how to repair it; force=True tunes all the same",
+                    hint="`ncclt doctor` says how to repair it; force=True tunes anyway",
                 )
         with TuneView(testbed, hidden=not progress) as view:
             return pipeline.tune(

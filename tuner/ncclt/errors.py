@@ -132,6 +132,6 @@ def reason(error: Exception) -> str:
     encoding tells of codecs.
     """
     if isinstance(error, UnicodeDecodeError):
-        return f"it is no text in {error.encoding.upper()}"
+        return f"it is not {error.encoding.upper()} text"
     # What a library raises as an OSError (gzip, shutil) has no number and a text of its own.
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

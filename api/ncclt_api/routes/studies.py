@@ -58,5 +58,7 @@ def get_evidence(id: str, store: CurrentStore) -> EvidenceDocument:
     study = store.study(id)
     published = store.recommendations(study=study.id)
     if not published:
-        raise NotFoundError(f"study {study.name} has no verdict yet", hint="the same `ncclt tune` command goes on")
+        raise NotFoundError(
+            f"study {study.name} has no verdict yet", hint="run the same `ncclt tune` command to resume"
+        )
     return EvidenceDocument.model_validate(evidence_document(published[0], store.trials(study.id), study.workload))

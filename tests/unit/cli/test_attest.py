@@ -72,5 +72,5 @@ def test_what_is_not_known_here_is_said(run, tmp_path):
         run(report(tmp_path / "a", CALL, table="rec9"))
     with pytest.raises(UsageError, match="the files do not name it"):
         run(report(tmp_path / "b", CALL, table=""))
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         run(report(tmp_path / "c", CALL), "--server", "http://127.0.0.1:9")

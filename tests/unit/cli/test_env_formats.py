@@ -72,8 +72,8 @@ def test_stdout_carries_the_words_alone_and_stderr_what_they_cannot_say(ask):
     [
         (("--format", "yaml"), 2, "unknown format 'yaml'"),
         (("--shell", "zsh"), 2, "unknown shell 'zsh'"),
-        (("--format", "json", "--unset"), 2, "go with --format export"),
-        (("--channels", "4"), 2, "--channels goes with"),
+        (("--format", "json", "--unset"), 2, "need --format export"),
+        (("--channels", "4"), 2, "--channels needs"),
         (("--format", "nvidia-csv"), 2, "on one channel"),
     ],
 )

@@ -43,13 +43,13 @@ def test_a_word_that_names_no_launcher_or_benchmark_is_wrong_usage(call, words):
     """Of `ncclt check`, 3 says that there is nothing to check, which is another thing to a script."""
     code, said = call(*words)
     assert code == 2
-    assert said.startswith(f"ncclt: no {words[-2].removeprefix('--')} 'FOO'")
+    assert said.startswith(f"ncclt: unknown {words[-2].removeprefix('--')} 'FOO'")
     assert "\n  hint: one of " in said
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("none.csv", "No such file or directory"), ("folder", "Is a directory"), ("latin1.txt", "it is no text in UTF-8")],
+    [("none.csv", "No such file or directory"), ("folder", "Is a directory"), ("latin1.txt", "it is not UTF-8 text")],
 )
 @pytest.mark.parametrize(
     "words",
@@ -70,5 +70,5 @@ def test_a_file_that_cannot_be_read_is_said_in_words(call, words, name, why):
 def test_a_configuration_that_cannot_be_read_is_said_in_words(call, tmp_path):
     (tmp_path / "latin1.txt").rename(tmp_path / "ncclt.toml")
     assert call("config", "show") == (
-        2, "ncclt: ncclt.toml cannot be read: it is no text in UTF-8\n  hint: it is TOML: key = 'value'\n",
+        2, "ncclt: ncclt.toml cannot be read: it is not UTF-8 text\n  hint: it is TOML: key = 'value'\n",
     )  # fmt: skip

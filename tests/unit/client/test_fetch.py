@@ -118,7 +118,7 @@ def test_a_problem_is_told_in_the_words_of_the_server():
         (reply(200, "<html>Welcome to the hotel</html>\n", "text/html"), "not with an environment of format export"),
         (reply(200, ""), "not with an environment of format export"),
         (reply(200, SENT[:-2]), "not with an environment of format export"),
-        (reply(200, b"\xff\xfe"), "something that is no text"),
+        (reply(200, b"\xff\xfe"), "something that is not text"),
         (reply(200, SENT, Content_Length=len(SENT) + 10), "broke off"),
         (reply(200, "#" * (MAX_ANSWER_BYTES + 1)), "more than 1048576 bytes"),
         (lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached"),
@@ -201,7 +201,7 @@ def test_nobody_there_is_said_clearly():
      "http://a b", "http://h\r\nX: y", "http://[::1"],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused_before_anything_is_sent(server):
-    with pytest.raises(ClientError, match="no address of a server"):
+    with pytest.raises(ClientError, match="not a server address"):
         fetch(server)
 
 

@@ -132,5 +132,5 @@ def test_a_uniform_policy_has_rules_only_where_something_is_chosen():
 
 @pytest.mark.parametrize("document", [{}, {"rules": [{}], "parameters": {}}, {"rules": 3, "parameters": {}}, []])
 def test_a_document_that_is_no_policy_is_refused(document):
-    with pytest.raises(SettingError, match="no policy document"):
+    with pytest.raises(SettingError, match="not a policy document"):
         policy_from_document(document)

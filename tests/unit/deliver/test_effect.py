@@ -184,7 +184,7 @@ def test_the_id_is_that_of_the_content_and_not_of_the_time():
     assert first.id == second.id != judged(seen(*GOOD[:2])).id
     with pytest.raises(InputError, match="does not have the id"):
         attestation_from_document({**first.to_document(), "effect": "partly"})
-    with pytest.raises(InputError, match="no attestation"):
+    with pytest.raises(InputError, match="not an attestation"):
         attestation_from_document({**first.to_document(), "rows": [{}]})
 
 

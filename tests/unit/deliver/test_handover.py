@@ -132,13 +132,13 @@ def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
 @pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
 def test_numbers_that_are_none_are_no_environment(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
-    with pytest.raises(InputError, match="no environment of ncclt"):
+    with pytest.raises(InputError, match="not an environment of ncclt"):
         offer_from_documents(json.dumps({**document, name: float("inf")}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
 def test_what_is_no_environment_is_said_so(text):
-    with pytest.raises(InputError, match="no environment of ncclt"):
+    with pytest.raises(InputError, match="not an environment of ncclt"):
         offer_from_documents(text)
 
 

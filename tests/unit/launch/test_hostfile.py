@@ -26,7 +26,7 @@ def test_hosts(text, host):
 )
 def test_what_is_no_host(text):
     """Above all nothing that ssh would take for an option."""
-    with pytest.raises(UsageError, match="is no host"):
+    with pytest.raises(UsageError, match="is not a host"):
         parse_host(text)
 
 

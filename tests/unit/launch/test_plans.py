@@ -166,5 +166,5 @@ def test_mpirun_is_asked_whose_it_is(tmp_path):
     program.chmod(0o755)
     launcher = mpirun.create(program=str(program), environment={"PATH": "/usr/bin:/bin"})
     assert "-genv" in launcher.plan(("x",), variables={}, timeout_s=1.0).argv
-    with pytest.raises(UsageError, match="is not here"):
+    with pytest.raises(UsageError, match="was not found"):
         mpirun.create(program="/nowhere/mpirun")

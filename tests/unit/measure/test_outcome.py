@@ -158,7 +158,7 @@ def test_a_lost_allocation_is_no_outcome_of_a_setting(ending):
         "the allocation is lost: Slurm job 7 was cancelled",
         "the allocation is lost: the scheduler took the nodes",
     )
-    assert "start the same command in a new one" in caught.value.hint
+    assert "run the same command in a new one" in caught.value.hint
 
 
 def test_wrong_data_are_told_even_if_the_nodes_are_lost_afterwards():

@@ -55,7 +55,7 @@ def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
 
 
 def test_an_unknown_launcher_is_refused_with_those_that_are_known():
-    with pytest.raises(UsageError, match="no launcher 'slum'") as refused:
+    with pytest.raises(UsageError, match="unknown launcher 'slum'") as refused:
         choose("slum")
     assert "slurm" in refused.value.hint
 

@@ -92,10 +92,10 @@ def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
 def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
     found, _ = checked(request_, times(seed=2))
     document = found.to_document() | change
-    with pytest.raises(InputError, match="no check"):
+    with pytest.raises(InputError, match="not a check"):
         check_from_document(document)
     del document["id"]
-    with pytest.raises(InputError, match="no check"):
+    with pytest.raises(InputError, match="not a check"):
         check_from_document(document)
 
 

@@ -53,7 +53,7 @@ def test_a_sampler_begins_at_the_default_and_never_loses_what_it_knows(recording
     # The default takes 1200 us per step; tree/ll on small messages and many ring channels on the large one 940.
     assert found.regrets[0] == pytest.approx(1200 / recording.ideal_us - 1)
     assert len(found.regrets) <= 8
-    assert list(found.regrets) == sorted(found.regrets, reverse=True), "without noise more knowledge is no worse"
+    assert list(found.regrets) == sorted(found.regrets, reverse=True), "without noise more knowledge is not a worse"
     assert replay(recording, sampler, seed=1, launches=8) == found
 
 
@@ -66,7 +66,7 @@ def test_launches_within_count_from_where_the_regret_stays(recording):
 
 
 def test_an_unknown_sampler_or_a_study_without_a_search_is_refused(recording, cluster, workload, landscape):
-    with pytest.raises(UsageError, match="no sampler 'best'"):
+    with pytest.raises(UsageError, match="unknown sampler 'best'"):
         replay(recording, "best", seed=0, launches=5)
     trial_log = FakeTrialLog()
     launch(FakeRunner(cluster, landscape), workload, trial_log, Setting(), phase=Phase.SEARCH)

@@ -100,7 +100,7 @@ def test_a_failed_block_leaves_nothing(database):
     def write_and_fail():
         with database.writing() as connection:
             connection.execute(text("INSERT INTO notes VALUES ('lost')"))
-            raise KeyError("a bug of ours is no failure of the database")
+            raise KeyError("a bug of ours is not a failure of the database")
 
     with pytest.raises(KeyError):
         write_and_fail()

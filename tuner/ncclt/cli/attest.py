@@ -39,12 +39,12 @@ def attest(
         list[Path], typer.Argument(help="Reports of the plugin and logs of NCCL (INIT,ENV,TUNING), of one job.")
     ],
     recommendation: Annotated[
-        str | None, typer.Option(help="Id of what the job was given. Left out: as the plugin's reports say.")
+        str | None, typer.Option(help="Id of the recommendation that the job got. Default: from the plugin's reports.")
     ] = None,
     form: Annotated[
-        Form | None, typer.Option(help="How it was given. Left out: as the files show it.", show_default=False)
+        Form | None, typer.Option(help="How the job got it. Default: from the files.", show_default=False)
     ] = None,
-    server: Annotated[str | None, typer.Option(help="ncclt server to ask and to tell. [NCCLT_SERVER]")] = None,
+    server: Annotated[str | None, typer.Option(help="ncclt server to query and to report to. [NCCLT_SERVER]")] = None,
     # No default from the environment here: what was said more directly counts, then the server, as in `ncclt env`.
     storage: Annotated[str | None, typer.Option(help="Database URL of the store. [NCCLT_STORAGE]")] = None,
     as_json: AsJson = False,
@@ -54,7 +54,7 @@ def attest(
     from ncclt.profile.inputs import regular_files
 
     if server and storage:
-        raise UsageError("--server and --storage exclude each other", hint="give one of them")
+        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
     if not server and not storage:
         server, storage = lookup("server").value, lookup("storage").value
         server = server if not os.environ.get("NCCLT_STORAGE") else None

@@ -83,10 +83,10 @@ def add(
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}", hint="give a TOML file") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{file} is no text in UTF-8", hint="give a TOML file") from error
+        raise InputError(f"{file} is not UTF-8 text", hint="give a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(
-            f"{file} is no TOML: {error}", hint="`ncclt cluster show leonardo` names the fields"
+            f"{file} is not TOML: {error}", hint="`ncclt cluster show leonardo` names the fields"
         ) from error
     added = cluster_from_document(document)
     if dry_run:

@@ -25,7 +25,7 @@ PROJECT_FILE = "ncclt.toml"
 _MAX_BYTES = 1024 * 1024
 """Of a file; more is no configuration."""
 
-_IRREGULAR = "it is no regular file"
+_IRREGULAR = "it is not a regular file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,9 @@ def _read(path: Path) -> tuple[dict[str, str], str]:
         raise UsageError(f"{path} cannot be read: {reason(error)}", hint="it is TOML: key = 'value'") from error
     for key, value in values.items():
         if key not in KEYS or not isinstance(value, str):
-            raise UsageError(f"{path} sets {key!r}, which is no text value of ncclt", hint=f"known: {', '.join(KEYS)}")
+            raise UsageError(
+                f"{path} sets {key!r}, which is not a text setting of ncclt", hint=f"known: {', '.join(KEYS)}"
+            )
     if values and facts.st_uid not in (0, os.geteuid()):
         return values, f"it belongs to user {facts.st_uid}"
     return values, "others can write to it" if values and facts.st_mode & 0o022 else ""

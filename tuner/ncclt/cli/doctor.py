@@ -33,7 +33,7 @@ def doctor(
         list[Path] | None,
         typer.Option(
             "--from",
-            help="File or folder saved on the cluster, told by its content: `nvidia-smi topo -m`, `nvidia-smi -q -x`, "
+            help="File or folder saved on the cluster, of any kind: `nvidia-smi topo -m`, `nvidia-smi -q -x`, "
             "NCCL's log of a start (all files together are one job), nccl.conf; repeatable. This machine is then not "
             "looked at.",
         ),
@@ -44,7 +44,7 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="Workload whose recommendation on --cluster the files must not contradict.")
     ] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL that the job loads, where no log tells it.")] = None,
+    nccl_version: Annotated[str | None, typer.Option(help="NCCL version of the job, if no log shows it.")] = None,
     launcher: Annotated[
         str | None,
         typer.Option(
@@ -53,23 +53,23 @@ def doctor(
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes of that all_reduce.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of that all_reduce.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Nodes of that all_reduce by name, with commas.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="Nodes of that all_reduce by name, comma-separated.")] = None,
     benchmark: Annotated[
-        str | None, typer.Option(help="What runs it: nccl_tests or torch_collectives; left out: what fits.")
+        str | None, typer.Option(help="What runs it: nccl_tests or torch_collectives; default: what fits.")
     ] = None,
     nccl_tests: Annotated[
-        Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; left out: PATH.")
+        Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; default: PATH.")
     ] = None,
     as_cluster: Annotated[
         str | None, typer.Option(help="Store what was seen as a cluster of this name, for --cluster.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="FIELD=VALUE of that cluster, for what cannot be seen; repeatable."),
+        typer.Option("--set", help="FIELD=VALUE of that cluster, for what this machine does not show; repeatable."),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cluster, store nothing.")] = False,
-    rules: Annotated[bool, typer.Option("--rules", help="List every rule and leave.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List every rule and exit.")] = False,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +83,7 @@ def doctor(
         print_json(rules_document()) if as_json else print_rules()
         return
     if (set_ or replace or dry_run) and not as_cluster:
-        raise UsageError("--set, --replace and --dry-run go with --as-cluster NAME")
+        raise UsageError("--set, --replace and --dry-run need --as-cluster NAME")
     if from_ and launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
     from ncclt.core.nccl_version import NcclVersion
@@ -131,7 +131,7 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
     if model is None:
         return {}
     if cluster is None:
-        raise UsageError("--model goes with --cluster NAME")
+        raise UsageError("--model needs --cluster NAME")
     from ncclt.core.recommendation import Decision, Request
     from ncclt.prove.step_times import recommended_variables
     from ncclt.store import chosen
@@ -161,7 +161,7 @@ def _start(
     from ncclt.measure.target import Place
 
     if launcher not in (known := launcher_modules()):
-        raise UsageError(f"no launcher {launcher!r} to start anything by", hint=f"one of {', '.join(known)}")
+        raise UsageError(f"unknown launcher {launcher!r} to start anything by", hint=f"one of {', '.join(known)}")
     job = cluster or _job_of_unknown_gpus(nodes, gpus_per_node)
     names = tuple(name.strip() for name in (hosts or "").split(",") if name.strip())
     place = Place(
@@ -204,7 +204,7 @@ def _store_cluster(
     for text in texts:
         field, equals, value = text.partition("=")
         if not equals or not field.strip():
-            raise UsageError(f"--set {text!r} is no FIELD=VALUE", hint="for example --set nic_gbps=25")
+            raise UsageError(f"--set {text!r} is not FIELD=VALUE", hint="for example --set nic_gbps=25")
         given[field.strip()] = value.strip()
     drafted = draft_cluster(name, diagnosis.facts, given)
     if dry_run:

@@ -54,9 +54,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
     made.add_argument("--model", required=True, help="name of the workload")
-    made.add_argument("--nodes", type=int, help="nodes of the job; left out: as its launcher says")
+    made.add_argument("--nodes", type=int, help="nodes of the job; default: from its launcher")
     made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
-    made.add_argument("--nccl-version", help="NCCL that the job loads, likewise")
+    made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
     made.add_argument("--format", default="export", help="how to write it, see above (default export)")
     made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
     made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
@@ -127,7 +127,7 @@ def _answer(arguments: argparse.Namespace, cluster: str, server: str | None, sto
 
         return prolog(arguments, cluster, server, storage)
     if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
-        raise UsageError("--policy-dir, --report and --all-users go with --format slurm-taskprolog")
+        raise UsageError("--policy-dir, --report and --all-users need --format slurm-taskprolog")
     return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
 
 
@@ -143,7 +143,7 @@ def source(
         warn: as for `lookup`.
     """
     if arguments.server and arguments.storage:
-        raise UsageError("--server and --storage exclude each other", hint="give one of them")
+        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
     if arguments.server or arguments.storage:
         return arguments.server, arguments.storage
     if os.environ.get("NCCLT_STORAGE") and not os.environ.get("NCCLT_SERVER"):

@@ -35,7 +35,7 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
     """
     check_form(arguments.format, shell=arguments.shell, unset=arguments.unset, channels=arguments.channels)
     if arguments.report is not None and arguments.policy_dir is None:
-        raise UsageError("--report goes with --policy-dir", hint="the reports are the plugin's")
+        raise UsageError("--report needs --policy-dir", hint="the reports are the plugin's")
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
     plugin = None if arguments.policy_dir is None else _plugin(arguments)

@@ -26,12 +26,12 @@ _ROWS = 12
 def estimate(
     profile: Annotated[str, typer.Option("--profile", help="Name of a workload.")],
     cluster: Annotated[str, typer.Option("--cluster", help="Name of a cluster.")],
-    nodes: Annotated[int | None, typer.Option(help="Nodes; left out: those of the cluster.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; left out: all.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes; default: those of the cluster.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: all.")] = None,
     tflops: Annotated[
         float | None, typer.Option(help="What one GPU reaches in training, 1e12 operations/s, often 40 % of its peak.")
     ] = None,
-    params: Annotated[float | None, typer.Option(help="Parameters; left out: what the profile says.")] = None,
+    params: Annotated[float | None, typer.Option(help="Parameters; default: what the profile says.")] = None,
     tokens_per_step: Annotated[
         float | None, typer.Option(help="Of the whole job: sequence length x global batch.")
     ] = None,

@@ -36,7 +36,7 @@ def path() -> None:
 @app.command("build")
 def build(
     into: Annotated[
-        Path | None, typer.Option("--into", help="Folder for the shared object; left out: the user's data folder.")
+        Path | None, typer.Option("--into", help="Folder for the shared object; default: the user's data folder.")
     ] = None,
 ) -> None:
     """Compile the plugin for this machine (gcc, cc, clang, or what CC names)."""
@@ -62,7 +62,7 @@ def check(
         list[str] | None,
         typer.Option(
             "--size",
-            help="Tuning size, for example 65536 or 4M; repeatable. Left out: one of each row of the table for the "
+            help="Tuning size, for example 65536 or 4M; repeatable. Default: one of each row of the table for the "
             "collective, or 8 B to 4 GiB without any.",
         ),
     ] = None,
@@ -95,7 +95,7 @@ def _found() -> Path:
     library = find()
     if library is None:
         raise NotFoundError(
-            "the NCCL tuner plugin is not here", hint="build it with `ncclt plugin build`, or name it by NCCLT_PLUGIN"
+            "the NCCL tuner plugin was not found", hint="build it with `ncclt plugin build`, or name it by NCCLT_PLUGIN"
         )
     return library
 
@@ -115,5 +115,5 @@ def _row_sizes(policy: Path, collective: str) -> tuple[int, ...]:
 def _bytes(text: str) -> int:
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     if unit not in _UNITS or not (number.isascii() and number.isdigit()):
-        raise UsageError(f"{text!r} is no size", hint="for example 65536, 64K, 4M or 1G")
+        raise UsageError(f"{text!r} is not a size", hint="for example 65536, 64K, 4M or 1G")
     return int(number) * _UNITS[unit]

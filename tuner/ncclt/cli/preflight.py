@@ -52,12 +52,13 @@ def preflight(
     scratch: testbed.Scratch = None,
     keep_env: testbed.KeepEnv = False,
     sizes: Annotated[
-        str | None, typer.Option(help="Sizes of all_reduce with commas, for example 64,1M,1G; the largest is judged.")
+        str | None,
+        typer.Option(help="Sizes of all_reduce, comma-separated, for example 64,1M,1G; the largest is judged."),
     ] = None,
     expect: Annotated[
         float | None,
         typer.Option(
-            help="Bus bandwidth of all nodes at the largest size, GB/s. Left out: the median of earlier healthy runs "
+            help="Bus bandwidth of all nodes at the largest size, GB/s. Default: the median of earlier healthy runs "
             "of this job's shape from three on, else what the links of the cluster promise."
         ),
     ] = None,
@@ -65,7 +66,7 @@ def preflight(
         float,
         typer.Option(help="Share by which all nodes may fall short; half of it against earlier runs and among peers."),
     ] = 0.15,
-    quick: Annotated[bool, typer.Option("--quick", help="One look at all nodes together and no more.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure all nodes together once, nothing else.")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Also measure pairs and every node alone where all together are fine.")
     ] = False,
@@ -90,8 +91,8 @@ def preflight(
             "=crash, =wrong; repeatable."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of simulated noise.")] = 0,
-    history: Annotated[bool, typer.Option("--history", help="List earlier preflights and leave.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated noise.")] = 0,
+    history: Annotated[bool, typer.Option("--history", help="List earlier preflights and exit.")] = False,
     store: Annotated[
         bool, typer.Option("--store/--no-store", help="Keep the result; later runs compare with it.")
     ] = True,
@@ -133,7 +134,7 @@ def preflight(
     )  # fmt: skip
     choice = options.choice()
     if weak and choice.name != "simulate":
-        raise UsageError("--weak goes with --launcher simulate")
+        raise UsageError("--weak needs --launcher simulate")
     where, earlier = _known(options, choice, storage, keep=store, writes=store and not dry_run)
     names = _hosts(options, choice, where, dry_run=dry_run)
     where = where.sized(nodes=len(names))
@@ -224,7 +225,7 @@ def _hosts(
     """
     not_allocated = dry_run and is_login_node(choice) and not options.place(choice).hosts
     if not_allocated:
-        say("ncclt: note: this is no Slurm allocation: n00, n01 and so on stand for its nodes")
+        say("ncclt: note: this is not a Slurm allocation: n00, n01 and so on stand for its nodes")
     if choice.name != "simulate" and not not_allocated:
         from ncclt.health.preflight.launched_runners import hosts_here
 

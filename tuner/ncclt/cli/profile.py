@@ -102,7 +102,7 @@ def import_files(
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     source: Annotated[
-        str | None, typer.Option(help="Kind of source, for example kineto; left out: seen from the content.")
+        str | None, typer.Option(help="Kind of source, for example kineto; default: seen from the content.")
     ] = None,
     steps: Annotated[
         int | None,

@@ -24,7 +24,7 @@ def model(
     ],
     dtype: Annotated[str, typer.Option(help="Of parameters and gradients, for example bf16.")] = "float32",
     reduce_dtype: Annotated[
-        str, typer.Option(help="Of the reduced gradients under fsdp and zero3; left out: --dtype.", show_default=False)
+        str, typer.Option(help="Of the reduced gradients under fsdp and zero3; default: --dtype.", show_default=False)
     ] = "",
     bucket_cap_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb, MiB.")] = 25,
     sharding: Annotated[str, typer.Option(help="ddp, fsdp (one unit per block) or zero3.")] = "ddp",
@@ -45,7 +45,7 @@ def model(
 
     choices = [kind.value for kind in Sharding]
     if sharding not in choices:
-        raise UsageError(f"no sharding {sharding!r}", hint=f"one of {', '.join(choices)}")
+        raise UsageError(f"unknown sharding {sharding!r}", hint=f"one of {', '.join(choices)}")
     if store is not None and not store.strip():
         raise UsageError("--store needs a name")
     if limit < 0:

@@ -27,7 +27,7 @@ def record(
         int | None,
         typer.Option(help="Training steps to record [20]; of the plugin: all that the command makes [counted]."),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps before them [10].")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before them [10].")] = None,
     method: Annotated[
         Method,
         typer.Option(

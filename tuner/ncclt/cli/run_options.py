@@ -44,13 +44,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
     made.add_argument("--model", help="name of the workload")
-    made.add_argument("--nodes", type=int, help="nodes of the job; left out: as its command or launcher says")
+    made.add_argument("--nodes", type=int, help="nodes of the job; default: from its command or launcher")
     made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
-    made.add_argument("--nccl-version", help="NCCL that the job loads, likewise")
+    made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
     made.add_argument(
-        "--timeout", type=float, default=2.0, help="seconds that the server has for all that is asked of it (default 2)"
+        "--timeout", type=float, default=2.0, help="seconds to wait for the server, all requests together (default 2)"
     )
     made.add_argument(
         "--fallback",
@@ -67,26 +67,26 @@ def parser() -> argparse.ArgumentParser:
         "--shared",
         type=Path,
         metavar="FOLDER",
-        help="folder that all nodes share: the job decides once there, and tables lie there [NCCLT_SHARED]",
+        help="folder that all nodes share, for the job's one decision and its tables [NCCLT_SHARED]",
     )
     made.add_argument(
         "--job",
         metavar="NAME",
-        help="with --shared: name of the job where its launcher tells none; new for every start [NCCLT_JOB]",
+        help="with --shared: name of the job if its launcher gives none; new for every start [NCCLT_JOB]",
     )
     made.add_argument(
         "--wait",
         type=float,
         default=10.0,
         metavar="SECONDS",
-        help="with --shared: where nothing can be had here, wait for another node's answer (default 10)",
+        help="with --shared: if this node gets no answer, wait so long for another node's (default 10)",
     )
     made.add_argument("--no-plugin", action="store_true", help="set variables only")
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
     made.add_argument(
         "--report", type=Path, metavar="FOLDER", help="keep reports there and say afterwards whether it took effect"
     )
-    made.add_argument("--dry-run", action="store_true", help="show what would be set, on stderr; start nothing")
+    made.add_argument("--dry-run", action="store_true", help="show on stderr what would be set; start nothing")
     made.add_argument("--debug", action="store_true", help="show the traceback of what failed")
     return made
 
@@ -110,7 +110,7 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
     if not command:
         raise UsageError("no command to run", hint="put it behind --: ncclt run --cluster C --model M -- torchrun ...")
     if arguments.policy is None and not arguments.model:
-        raise UsageError("--model is needed", hint="or --policy FILE; the command stands behind --")
+        raise UsageError("--model is needed", hint="or --policy FILE; put the command behind --")
     for name in ("nodes", "gpus_per_node"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -122,7 +122,7 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
     if not 0 <= arguments.wait <= 600:
         raise UsageError(f"--wait must be 0 to 600 seconds, not {arguments.wait:g}")
     if arguments.server and arguments.storage:
-        raise UsageError("--server and --storage exclude each other", hint="give one of them")
+        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
     if arguments.policy is not None and arguments.shared is not None:
         raise UsageError("--policy is a decision already: --shared has nothing to decide", hint="leave one of them out")
     if arguments.policy is not None and arguments.no_plugin:

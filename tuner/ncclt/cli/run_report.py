@@ -91,7 +91,7 @@ def _attest(
         else delivered_from(offer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
     )
     if not folder.is_dir():
-        raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job tidy up there?")
+        raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job clean up there?")
     # The plugin renames a finished report; what a killed process left half written is none.
     written = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".part")
     files = sorted(path for path in written if path.stat().st_size)

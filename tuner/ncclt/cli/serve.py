@@ -32,7 +32,7 @@ def serve(
     from ncclt_api.app import serve as run
 
     if host not in ("127.0.0.1", "localhost", "::1"):
-        say("ncclt: the service has no authentication yet: everybody who reaches this address can read the studies")
+        say("ncclt: the service has no authentication yet: anyone who can reach this address can read the studies")
     _can_listen(host, port)
     run(storage or default_url(), host=host, port=port, dashboard=dashboard)
 

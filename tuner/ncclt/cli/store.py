@@ -8,7 +8,7 @@ import typer
 
 from ncclt.cli.options import Storage
 
-app = typer.Typer(help="Look after the database.", no_args_is_help=True)
+app = typer.Typer(help="Create and migrate the database.", no_args_is_help=True)
 
 
 @app.callback()

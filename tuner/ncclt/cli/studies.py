@@ -38,9 +38,9 @@ def studies() -> None:
 @app.command("list")
 def list_studies(
     storage: Storage = None,
-    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this workload.")] = None,
-    limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
+    cluster: Annotated[str | None, typer.Option(help="Only studies on this cluster.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only studies of this workload.")] = None,
+    limit: Annotated[int, typer.Option(help="Most studies to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List studies, newest first."""
@@ -95,7 +95,9 @@ def show(
         from ncclt.prove.proof_document import evidence_document
 
         if newest is None:
-            raise NotFoundError(f"study {study.name} has no verdict yet", hint="the same `ncclt tune` command goes on")
+            raise NotFoundError(
+                f"study {study.name} has no verdict yet", hint="run the same `ncclt tune` command to resume"
+            )
         document = evidence_document(newest, trials, study.workload)
         if as_json:
             print_json(document)
@@ -154,7 +156,7 @@ def replay_study(
     key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
     sampler: Annotated[
         list[str] | None,
-        typer.Option(help="Who chooses the launches: ours, tpe, random or gp; repeatable. Left out: ours and random."),
+        typer.Option(help="Who chooses the launches: ours, tpe, random or gp; repeatable. Default: ours and random."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Searches of each sampler.")] = 10,
     trials: Annotated[int, typer.Option(help="Launches of each search, the default's included.")] = 20,

@@ -23,14 +23,14 @@ SbatchArg = Annotated[
     list[str] | None,
     typer.Option(
         "--sbatch-arg",
-        help="Option for sbatch as it is, such as --partition=gpu; repeatable. The job asks for whole nodes "
+        help="Option passed to sbatch unchanged, such as --partition=gpu; repeatable. The job asks for whole nodes "
         "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none.",
     ),
 ]
 TimeLimit = Annotated[
-    str | None, typer.Option(help="Time limit of the submitted job, in Slurm's form; left out: the partition's.")
+    str | None, typer.Option(help="Time limit of the submitted job, in Slurm's form; default: the partition's.")
 ]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Submit the job and leave; do not follow it.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Submit the job and exit without following it.")]
 
 
 def is_login_node(choice: LauncherChoice) -> bool:

@@ -32,12 +32,12 @@ ClusterName = Annotated[
 ]
 Nodes = Annotated[int | None, typer.Option(help="Nodes of the job.")]
 GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the job.")]
-NcclVersionName = Annotated[str | None, typer.Option(help="NCCL that the job loads, when not the cluster's.")]
+NcclVersionName = Annotated[str | None, typer.Option(help="NCCL version of the job, if it is not the cluster's.")]
 LauncherName = Annotated[
     str | None,
     typer.Option(
         envvar="NCCLT_LAUNCHER",
-        help="Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Left out: slurm in "
+        help="Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Default: slurm in "
         "an allocation, local where GPUs are visible, else simulate; it says which and why.",
     ),
 ]
@@ -50,24 +50,24 @@ BenchmarkName = Annotated[
     str | None,
     typer.Option(
         help="What runs: nccl_tests, or torch_collectives where there is PyTorch and no nccl-tests. "
-        "Left out: torch_collectives under torchrun and ssh, else nccl_tests."
+        "Default: torch_collectives under torchrun and ssh, else nccl_tests."
     ),
 ]
 Backend = Annotated[str, typer.Option(help="Backend of torch_collectives: nccl or gloo.")]
 NcclTestsFolder = Annotated[
-    Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; left out: PATH.")
+    Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; default: PATH.")
 ]
 MaxCommands = Annotated[
     int | None,
     typer.Option(
         help="Commands of nccl-tests per launch at most; sizes that then have no row of their own are interpolated "
-        "log-log between measured ones, and marked. Left out: every size is measured."
+        "log-log between measured ones, and marked. Default: every size is measured."
     ),
 ]
 Beside = Annotated[
     str | None, typer.Option(help="gemm: a matrix product runs beside the collectives (torch_collectives).")
 ]
-Hosts = Annotated[str | None, typer.Option(help="Nodes to use, with commas (mpirun, ssh, slurm).")]
+Hosts = Annotated[str | None, typer.Option(help="Nodes to use, comma-separated (mpirun, ssh, slurm).")]
 HostFile = Annotated[Path | None, typer.Option("--hostfile", help="File with one node per line (mpirun, ssh).")]
 Parallel = Annotated[
     int,
@@ -88,10 +88,10 @@ Kubernetes = Annotated[
 ]
 LauncherArg = Annotated[
     list[str] | None,
-    typer.Option("--launcher-arg", help="Argument given to mpirun, srun, kubectl or torchrun as it is; repeatable."),
+    typer.Option("--launcher-arg", help="Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable."),
 ]
 SshOption = Annotated[
-    list[str] | None, typer.Option("--ssh-option", help="Argument given to ssh itself as it is; repeatable.")
+    list[str] | None, typer.Option("--ssh-option", help="Argument given to ssh itself unchanged; repeatable.")
 ]
 Scratch = Annotated[
     Path | None,
@@ -104,7 +104,7 @@ Through = Annotated[
     str | None,
     typer.Option(
         help="How settings are forced: variables, or plugin (torch_collectives; what is measured is then what a tuner "
-        "table delivers, LL128 included). Left out: plugin with --persistent where `ncclt plugin path` finds it."
+        "table delivers, LL128 included). Default: plugin with --persistent where `ncclt plugin path` finds it."
     ),
 ]
 Persistent = Annotated[
@@ -112,7 +112,7 @@ Persistent = Annotated[
     typer.Option(
         "--persistent",
         help="Start the ranks of the search once and send them one trial after another (torch_collectives); finalists "
-        "and proof are measured by fresh ranks all the same.",
+        "and proof are measured by fresh ranks in any case.",
     ),
 ]
 
@@ -170,7 +170,7 @@ class TestbedOptions:
         if choice.name == "replay" and self.landscape is None:
             raise UsageError("--launcher replay needs --landscape FILE.csv")
         if self.where and self.landscape is None:
-            raise UsageError("--where goes with --landscape")
+            raise UsageError("--where needs --landscape")
         if self.hosts and self.hostfile:
             raise UsageError("give --hosts or --hostfile, not both")
         if self.parallel < 1:
@@ -194,8 +194,8 @@ class TestbedOptions:
         if given:
             option = given[0].replace("_", "-")
             raise UsageError(
-                f"--{option} means nothing where trials are only {_NOT_LAUNCHED_WORDS[choice.name]} ({choice.reason})",
-                hint="choose where they are launched by --launcher",
+                f"--{option} does not apply where trials are only {_NOT_LAUNCHED_WORDS[choice.name]} ({choice.reason})",
+                hint="choose a real launcher with --launcher",
             )
 
     def place(self, choice: LauncherChoice) -> Place:
@@ -276,8 +276,8 @@ def open_testbed(
     if options.landscape is not None:
         if options.cluster or options.nodes or options.gpus_per_node or options.nccl_version:
             raise UsageError(
-                "a landscape brings its own cluster: --cluster, --nodes, --gpus-per-node and --nccl-version do not fit",
-                hint="choose its rows by --where COLUMN=VALUE",
+                "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
+                hint="choose its rows with --where COLUMN=VALUE",
             )
         return replayed_testbed(options.landscape, _conditions(options.where), seed=seed, reason=choice.reason)
     cluster = options.chosen_cluster(choice, store)
@@ -298,6 +298,6 @@ def _conditions(where: tuple[str, ...]) -> dict[str, str]:
     for text in where:
         column, equals, value = text.partition("=")
         if not equals or not column.strip():
-            raise UsageError(f"--where {text!r} is no COLUMN=VALUE", hint="for example --where gpus=4")
+            raise UsageError(f"--where {text!r} is not COLUMN=VALUE", hint="for example --where gpus=4")
         conditions[column.strip()] = value.strip()
     return conditions

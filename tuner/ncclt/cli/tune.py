@@ -57,7 +57,7 @@ app = typer.Typer()
 @app.command()
 def tune(
     model: Annotated[str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.")] = None,
-    profile: Annotated[str | None, typer.Option(help="The same as --model, for an imported one.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
     cluster: ClusterName = None,
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
@@ -110,11 +110,11 @@ def tune(
     ] = 16,
     min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
     process_wide: Annotated[
-        str, typer.Option(help="Process-wide NCCL parameters to search, with commas; none = leave them alone.")
+        str, typer.Option(help="Process-wide NCCL parameters to search, comma-separated; none = leave them alone.")
     ] = "BUFFSIZE",
     seed: Annotated[int, typer.Option(help="The same seed gives the same study.")] = 0,
     study: Annotated[
-        str | None, typer.Option(help="Name of the study; the same name resumes. Left out: made from what is tuned.")
+        str | None, typer.Option(help="Name of the study; the same name resumes. Default: made from what is tuned.")
     ] = None,
     more: Annotated[
         int | None,
@@ -122,7 +122,7 @@ def tune(
             "--continue",
             metavar="N",
             min=1,
-            help="Add N launches of the search to a finished study, and prove it anew. Without it a finished study "
+            help="Add N launches of the search to a finished study, and prove it again. Without it a finished study "
             "prints its result and launches nothing.",
         ),
     ] = None,
@@ -137,7 +137,7 @@ def tune(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Tune although `ncclt doctor` finds something broken here.")
+        bool, typer.Option("--force", help="Tune even if `ncclt doctor` finds errors on this machine.")
     ] = False,
     storage: Storage = None,
     dry_run: Annotated[
@@ -196,7 +196,7 @@ def tune(
             more=more or 0,
         )
         if (sbatch_arg or time_limit or no_wait) and choice.name != "slurm":
-            raise UsageError("--sbatch-arg, --time-limit and --no-wait go with --launcher slurm")
+            raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
         if is_login_node(choice):
             chosen = options.chosen_cluster(choice, store)
             # What the job would refuse in its queue is refused here.
@@ -228,7 +228,7 @@ def tune(
                     now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
                 )
             except KeyboardInterrupt:
-                say("ncclt: killed; every completed trial is saved, the same command goes on")
+                say("ncclt: killed; every completed trial is saved, run the same command to resume")
                 raise typer.Exit(EXIT_INTERRUPTED) from None
         if as_json:
             print_json(result_document(result))
@@ -252,8 +252,8 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
         say(f"ncclt: doctor: {finding.id}: {finding.what}")
     if diagnosis.blocking and not force:
         raise UsageError(
-            f"{len(diagnosis.blocking)} findings of `ncclt doctor` make every measurement here worthless",
-            hint="`ncclt doctor` says why and how to repair it; --force tunes all the same",
+            f"{len(diagnosis.blocking)} findings of `ncclt doctor` would invalidate every measurement here",
+            hint="`ncclt doctor` says why and how to repair it; --force tunes anyway",
         )
 
 

@@ -137,7 +137,7 @@ def print_result(result: TuneResult, testbed: Testbed, store: Store, *, storage_
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
     if found is None:
-        say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; the same command goes on")
+        say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; run the same command to resume")
         return
     _print_messages(result.messages, found.simulated)
     mark = "SIMULATED: " if found.simulated else ""

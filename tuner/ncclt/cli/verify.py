@@ -34,18 +34,18 @@ _KEEP_BYTES = 256 * 1024
 def verify(
     command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
     model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
-    profile: Annotated[str | None, typer.Option(help="The same as --model, for an imported one.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
     cluster: Annotated[str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes of the job.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the job.")] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL that the job loads.")] = None,
+    nccl_version: Annotated[str | None, typer.Option(help="NCCL version of the job.")] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE of the side that is judged, instead of a recommendation; repeatable."),
     ] = None,
     base: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Left out: nothing is set."),
+        typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Default: nothing is set."),
     ] = None,
     keep_env: Annotated[
         bool, typer.Option("--keep-env", help="Let NCCL_* variables of this shell reach both sides.")
@@ -54,7 +54,7 @@ def verify(
         int, typer.Option(help="A B B A blocks at most, four launches each; it ends when decided, after 4 at least.")
     ] = 12,
     steps: Annotated[int, typer.Option(help="Training steps to measure in each launch.")] = 30,
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Warm-up steps before them.")] = 10,
     min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
     timeout: Annotated[float, typer.Option(help="Seconds after which a launch has failed.")] = 1800.0,
     run_to_end: Annotated[
@@ -164,7 +164,7 @@ def _variables(option: str, texts: Sequence[str]) -> Variables:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or "\0" in text:
-            raise UsageError(f"{option} {text!r} is no NAME=VALUE", hint=f"for example {option} NCCL_ALGO=Ring")
+            raise UsageError(f"{option} {text!r} is not NAME=VALUE", hint=f"for example {option} NCCL_ALGO=Ring")
         variables[name.strip()] = value
     return sorted_variables(variables)
 

@@ -177,7 +177,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
                 raise AnswerError(f"{name} is {one_line(fields[name])[:60]}, which ncclt never writes")
     parameters = document["table_parameters"]
     if any(type(value) is not int for value in parameters.values()):
-        raise AnswerError("a parameter of the table is no number")
+        raise AnswerError("a parameter of the table is not a number")
     checked({f"NCCL_{name}": str(value) for name, value in parameters.items()}, nccl_version)
     return {
         **{name: document[name] for name in _DOCUMENT},

@@ -225,7 +225,7 @@ def _base(server: str) -> str:
     except ValueError:
         usable = False
     if not usable or not re.fullmatch(r"[!-~]+", server) or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ClientError(f"{server!r} is no address of a server", hint="write it as http://host:8080")
+        raise ClientError(f"{server!r} is not a server address", hint="write it as http://host:8080")
     return server.rstrip("/")
 
 
@@ -279,7 +279,7 @@ def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
                 return kept._replace(saved=time.time())
             raise _refusal(error, where) from error
     except UnicodeDecodeError as error:
-        raise ClientError(f"{where} answered with something that is no text", hint=_WRONG_SERVER) from error
+        raise ClientError(f"{where} answered with something that is not text", hint=_WRONG_SERVER) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

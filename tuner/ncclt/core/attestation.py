@@ -257,7 +257,7 @@ def attestation_from_document(document: Mapping[str, Any]) -> Attestation:
     """
     try:
         if document["schema"] != ATTESTATION_SCHEMA:
-            raise InputError(f"attestation schema {document['schema']!r} is not ours", hint="update ncclt")
+            raise InputError(f"attestation schema {document['schema']!r} is not supported", hint="update ncclt")
         found = Attestation(
             id=str(document["id"]),
             recommendation=str(document["recommendation"]),
@@ -290,7 +290,7 @@ def attestation_from_document(document: Mapping[str, Any]) -> Attestation:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"this is no attestation: {type(error).__name__}: {error}", hint="attest again with `ncclt attest`"
+            f"this is not an attestation: {type(error).__name__}: {error}", hint="attest again with `ncclt attest`"
         ) from error
     if found.id != content_id(content_of(found)):
         raise InputError(

@@ -35,7 +35,7 @@ class NcclVersion(NamedTuple):
             return cls(value // 10000, value % 10000 // 100, value % 100)
         match = re.fullmatch(r"\s*v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?\s*", text)
         if not match:
-            raise UsageError(f"{text!r} is no NCCL version", hint="write it as 2.28.9")
+            raise UsageError(f"{text!r} is not an NCCL version", hint="write it as 2.28.9")
         return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 
     def __str__(self) -> str:

@@ -159,7 +159,7 @@ def policy_from_document(document: Mapping[str, Any]) -> Policy:
         )
         return Policy(rules=rules, parameters=tuple((str(k), int(v)) for k, v in document["parameters"].items()))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"this is no policy document: {type(error).__name__}: {error}") from error
+        raise SettingError(f"this is not a policy document: {type(error).__name__}: {error}") from error
 
 
 def uniform_policy(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> Policy:

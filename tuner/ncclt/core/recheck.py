@@ -115,7 +115,7 @@ def check_from_document(document: Mapping[str, Any]) -> Check:
     """
     try:
         if document["schema"] != CHECK_SCHEMA:
-            raise InputError(f"check schema {document['schema']!r} is not ours", hint="update ncclt")
+            raise InputError(f"check schema {document['schema']!r} is not supported", hint="update ncclt")
         return Check(
             id=str(document["id"]),
             recommendation=str(document["recommendation"]),
@@ -132,7 +132,7 @@ def check_from_document(document: Mapping[str, Any]) -> Check:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"this is no check: {type(error).__name__}: {error}", hint="check again with `ncclt check`"
+            f"this is not a check: {type(error).__name__}: {error}", hint="check again with `ncclt check`"
         ) from error
 
 

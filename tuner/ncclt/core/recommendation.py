@@ -198,7 +198,7 @@ def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
     """
     try:
         if document["schema"] != RECOMMENDATION_SCHEMA:
-            raise InputError(f"recommendation schema {document['schema']!r} is not ours", hint="update ncclt")
+            raise InputError(f"recommendation schema {document['schema']!r} is not supported", hint="update ncclt")
         return Recommendation(
             id=str(document["id"]),
             revision=int(document["revision"]),
@@ -219,9 +219,9 @@ def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
             dtypes=frozenset((Collective(c), str(dtype)) for c, dtype in document.get("dtypes", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"this is no recommendation: {type(error).__name__}: {error}") from error
+        raise InputError(f"this is not a recommendation: {type(error).__name__}: {error}") from error
     except NccltError as error:
-        raise InputError(f"this is no recommendation: {error.message}", hint=error.hint) from error
+        raise InputError(f"this is not a recommendation: {error.message}", hint=error.hint) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +313,7 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
     if newest.stale:
         raise StaleRecommendationError(
             f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
-            hint=f"run `{command} --continue 8` to measure anew, or `ncclt check` once the cause is repaired",
+            hint=f"run `{command} --continue 8` to measure again, or `ncclt check` once the cause is repaired",
         )
     return newest
 

@@ -112,7 +112,7 @@ def setting_from_document(document: Mapping[str, Any]) -> Setting:
             parameters=tuple((str(k), int(v)) for k, v in document.get("parameters", {}).items()),
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise SettingError(f"this is no setting: {error}") from error
+        raise SettingError(f"this is not a setting: {error}") from error
 
 
 def check_setting(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> None:

@@ -134,7 +134,7 @@ def verification_from_document(document: Mapping[str, Any]) -> Verification:
     """
     try:
         if document["schema"] != VERIFICATION_SCHEMA:
-            raise InputError(f"verification schema {document['schema']!r} is not ours", hint="update ncclt")
+            raise InputError(f"verification schema {document['schema']!r} is not supported", hint="update ncclt")
         return Verification(
             id=str(document["id"]),
             cluster=str(document["cluster"]),
@@ -155,7 +155,7 @@ def verification_from_document(document: Mapping[str, Any]) -> Verification:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"this is no verification: {type(error).__name__}: {error}", hint="verify again with `ncclt verify`"
+            f"this is not a verification: {type(error).__name__}: {error}", hint="verify again with `ncclt verify`"
         ) from error
 
 

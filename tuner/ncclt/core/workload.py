@@ -278,7 +278,7 @@ def workload_from_document(document: Mapping[str, Any]) -> Workload:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"this is no workload document: {type(error).__name__}: {error}",
+            f"this is not a workload document: {type(error).__name__}: {error}",
             hint="see profiles/workload.schema.json for the fields",
         ) from error
 

@@ -161,7 +161,7 @@ def decide(
         if time.monotonic() > deadline:
             raise StoreError(
                 f"the decision {path} was made and cannot be seen on {os.uname().nodename}",
-                hint="this node does not start; is the file system well?",
+                hint="this node does not start; check the file system",
             )
         time.sleep(0.1)
 
@@ -247,7 +247,7 @@ def _read(path: Path, job: Job, question: str | None) -> JobAgreement | None:
 def _content_of(descriptor: int, path: Path) -> bytes:
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_DECISION_BYTES:
-        raise StoreError(f"{path} is no decision of ncclt", hint=_DAMAGED)
+        raise StoreError(f"{path} is not a decision of ncclt", hint=_DAMAGED)
     # A file system may show all files as those of one other user, the folder among them.
     if facts.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
         raise StoreError(f"the decision {path} was made by another user", hint="name a folder of your own")

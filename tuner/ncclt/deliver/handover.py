@@ -96,7 +96,7 @@ def offer_from_documents(env: str) -> Offer:
         rules = policy_from_document({"rules": document["table"], "parameters": document["table_parameters"]})
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
         raise InputError(
-            f"this is no environment of ncclt: {error}", hint="update ncclt here or on the server"
+            f"this is not an environment of ncclt: {error}", hint="update ncclt here or on the server"
         ) from error
     return Offer(
         recommendation=document["recommendation"],
@@ -146,7 +146,7 @@ def offer_from_table(path: Path) -> Offer:
     try:
         needed = checked(dict(_NEEDED.findall(text)), head["nccl"])
     except ValueError as error:
-        raise InputError(f"the table {path} cannot be used: {error}", hint="write it anew with `ncclt env`") from error
+        raise InputError(f"the table {path} cannot be used: {error}", hint="write it again with `ncclt env`") from error
     return Offer(
         recommendation=head["id"],
         nccl_version=head["nccl"],

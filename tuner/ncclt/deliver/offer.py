@@ -138,7 +138,7 @@ def kept_answers() -> dict[str, Any]:
 
     days = os.environ.get("NCCLT_CACHE_DAYS", "")
     if days and not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5})?", days, re.ASCII):
-        raise UsageError(f"NCCLT_CACHE_DAYS is {days!r}, which is no number of days", hint="for example 7")
+        raise UsageError(f"NCCLT_CACHE_DAYS is {days!r}, which is not a number of days", hint="for example 7")
     return {"cache_dir": cache_folder() / "env", "max_age_s": float(days) * 86400 if days else MAX_AGE_S}
 
 

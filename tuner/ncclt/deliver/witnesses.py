@@ -93,7 +93,7 @@ def delivered_from_recommendation(recommendation: Recommendation, form: Form) ->
     ):
         raise UsageError(
             f"the recommendation {recommendation.id} delivers nothing as {form}: NCCL's own choice stays",
-            hint="name the other form with --form, if the job was given that one",
+            hint="if the job got the other form, name it with --form",
         )
     valid = recommendation.fingerprint
     version = NcclVersion.parse(valid.nccl_version)

@@ -39,5 +39,5 @@ def launcher_module(name: str) -> ModuleType:
 
     modules = launcher_modules()
     if name not in modules:
-        raise NotFoundError(f"there is no launcher {name!r}", hint=f"known are {', '.join(sorted(modules))}")
+        raise NotFoundError(f"unknown launcher {name!r}", hint=f"known are {', '.join(sorted(modules))}")
     return import_module(modules[name])

@@ -52,7 +52,7 @@ def parse_host(text: str) -> Host:
     """
     match = _HOST.fullmatch(text)
     if match is None or int(match["port"] or 1) not in range(1, 65536):
-        raise UsageError(f"{text!r} is no host", hint="write [user@]name[:port], an IPv6 address in brackets")
+        raise UsageError(f"{text!r} is not a host", hint="write [user@]name[:port], an IPv6 address in brackets")
     return Host(
         name=match["name"] or match["ipv6"],
         user=match["user"] or "",

@@ -115,7 +115,7 @@ class LaunchResult:
         if self.lost:
             raise NodesLostError(
                 f"the allocation is lost: {self.lost}",
-                hint="start the same command in a new one; the launch that was running does not count",
+                hint="run the same command in a new one; the interrupted launch does not count",
             )
 
 

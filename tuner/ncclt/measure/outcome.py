@@ -102,7 +102,7 @@ def require_place(launch: LaunchResult) -> None:
     if cause == _HOST_LOST:
         raise HostLostError(
             f"{cause}: {without_secrets(evidence)}",
-            hint="start the same command again when all nodes are there; the launch that was running does not count",
+            hint="run the same command again when all nodes are back; the interrupted launch does not count",
         )
 
 

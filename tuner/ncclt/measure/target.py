@@ -80,7 +80,7 @@ class Place:
         # Those of others are looked for last: that reads what every installed package says of itself.
         name = self.benchmark
         if name not in (None, *BENCHMARKS) and name not in benchmark_modules():
-            raise UsageError(f"no benchmark {name!r}", hint=f"one of {', '.join(benchmark_modules())}")
+            raise UsageError(f"unknown benchmark {name!r}", hint=f"one of {', '.join(benchmark_modules())}")
 
     @property
     def benchmark_name(self) -> str:
@@ -114,7 +114,7 @@ class Place:
             )
         found = find_plugin(environ)
         if found is None and self.through == "plugin":
-            raise UsageError("the tuner plugin is not here", hint="`ncclt plugin build` makes it; it needs gcc")
+            raise UsageError("the tuner plugin was not found", hint="`ncclt plugin build` makes it; it needs gcc")
         return found
 
 
@@ -143,26 +143,28 @@ def check_place(cluster: Cluster, place: Place) -> None:
     if place.persistent and (name == "kubernetes" or benchmark != "torch_collectives"):
         what = f"--launcher {name}" if name == "kubernetes" else f"--benchmark {benchmark}"
         raise UsageError(
-            f"--persistent does not go with {what}: its ranks cannot stay from trial to trial",
+            f"--persistent cannot be combined with {what}: its ranks cannot stay from trial to trial",
             hint="use --benchmark torch_collectives with --launcher torchrun, mpirun, slurm or ssh",
         )
     if place.through is not None and place.through not in THROUGH:
         raise UsageError(f"settings cannot be forced through {place.through!r}", hint=f"one of {', '.join(THROUGH)}")
     if place.through == "plugin" and (name == "kubernetes" or benchmark != "torch_collectives" or place.is_gloo):
         raise UsageError(
-            "--through plugin needs ranks of PyTorch that hear of their table from here, and NCCL to load the plugin",
+            "--through plugin needs PyTorch ranks that receive their table from here, and NCCL to load the plugin",
             hint="use --benchmark torch_collectives --backend nccl with --launcher torchrun, mpirun, slurm or ssh",
         )
     for option, given in (("--max-commands", place.max_commands), ("--nccl-tests", place.nccl_tests)):
         if given is not None and benchmark != "nccl_tests":
-            raise UsageError(f"{option} means nothing to --benchmark {benchmark}", hint="it goes with nccl_tests")
+            raise UsageError(f"{option} does not apply to --benchmark {benchmark}", hint="use it with nccl_tests")
     if place.beside is not None and benchmark != "torch_collectives":
-        raise UsageError("--beside goes with --benchmark torch_collectives")
+        raise UsageError("--beside needs --benchmark torch_collectives")
     if place.container is not None and name not in ("slurm", "kubernetes"):
-        raise UsageError(f"--container does not go with --launcher {name}", hint="use slurm (pyxis) or kubernetes")
+        raise UsageError(
+            f"--container cannot be combined with --launcher {name}", hint="use slurm (pyxis) or kubernetes"
+        )
     if (place.kubernetes or place.namespace) and name != "kubernetes":
         option = "--kubernetes" if place.kubernetes else "--namespace"
-        raise UsageError(f"{option} does not go with --launcher {name}")
+        raise UsageError(f"{option} cannot be combined with --launcher {name}")
     site_options(place.kubernetes)
     if place.hosts and name in (*SHARES_FILES, "kubernetes"):
-        raise UsageError(f"--hosts does not go with --launcher {name}", hint="use mpirun, ssh or slurm")
+        raise UsageError(f"--hosts cannot be combined with --launcher {name}", hint="use mpirun, ssh or slurm")

@@ -48,9 +48,9 @@ def choose_launcher(
     if requested is not None:
         known = (*NOT_LAUNCHED, *launcher_modules())
         if requested not in known:
-            raise UsageError(f"no launcher {requested!r}", hint=f"one of {', '.join(known)}")
+            raise UsageError(f"unknown launcher {requested!r}", hint=f"one of {', '.join(known)}")
         if landscape and requested != "replay":
-            raise UsageError(f"--landscape is replayed, it cannot go with --launcher {requested}")
+            raise UsageError(f"--landscape is replayed, it cannot be combined with --launcher {requested}")
         return LauncherChoice(name=requested, reason="as asked")
     if landscape:
         return LauncherChoice(name="replay", reason="a landscape was given")

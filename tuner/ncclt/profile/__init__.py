@@ -80,7 +80,7 @@ def reader_named(name: str) -> Reader:
         return cast(Reader, import_module(READERS[name]))
     third_party = _third_party()
     if name not in third_party:
-        raise UsageError(f"no reader is called {name!r}", hint=f"known are {', '.join(reader_names())}")
+        raise UsageError(f"unknown reader {name!r}", hint=f"known are {', '.join(reader_names())}")
     try:
         return cast(Reader, third_party[name].load())
     except ImportError as error:
@@ -111,7 +111,7 @@ def _detect(paths: Sequence[Path], named: Reader | None) -> Reader:
             )
         if not kinds:
             raise TraceError(
-                f"{path.name} is no trace or log that ncclt can read",
+                f"{path.name} is not a trace or log that ncclt can read",
                 hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
             )
         if candidates and kinds[0] not in candidates:

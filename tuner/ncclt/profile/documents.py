@@ -189,7 +189,7 @@ def load_json(document: Document) -> Any:
         raise _damaged(document.label, error) from error
     except (ValueError, RecursionError) as error:
         raise TraceError(
-            f"{document.label} is cut off or no JSON: {error}",
+            f"{document.label} is cut off or not JSON: {error}",
             hint="the profiler may have been stopped while it wrote; export the trace again",
         ) from error
     finally:

@@ -44,7 +44,7 @@ def _check_ranks(files: Iterable[RankFile]) -> None:
                 continue
             if rank in seen:
                 raise TraceError(
-                    f"rank {rank} is there twice: {seen[rank]} and {file.label}",
+                    f"rank {rank} appears twice: {seen[rank]} and {file.label}",
                     hint="give one file per rank, all of the same job",
                 )
             seen[rank] = file.label

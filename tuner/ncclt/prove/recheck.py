@@ -130,7 +130,7 @@ def check(
     if not before:
         raise NoRecommendationError(
             f"the launches behind {found.id} are void: its study has searched on since",
-            hint="the same `ncclt tune` proves and publishes anew",
+            hint="the same `ncclt tune` proves and publishes it again",
         )
     workload = _points(request.study.workload, before, request.points)
     measured: dict[Arm, list[_Launch]] = {Arm.DEFAULT: [], arm: []}

@@ -370,7 +370,7 @@ def check_failures(trials: Sequence[Trial]) -> None:
         outcome = last[-1].result.outcome
         raise StudyStoppedError(
             f"{EQUAL_FAILURES} launches in a row ended with {outcome}: {last[-1].result.detail}",
-            hint=f"{_DIAGNOSIS[outcome]}; what was measured is kept, the same command goes on afterwards",
+            hint=f"{_DIAGNOSIS[outcome]}; what was measured is kept, run the same command afterwards to resume",
         )
 
 

@@ -117,7 +117,7 @@ def sampler_named(
         "gp": lambda: optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
     }
     if name not in makers:
-        raise UsageError(f"no sampler {name!r}", hint=f"one of {', '.join(SAMPLERS)}")
+        raise UsageError(f"unknown sampler {name!r}", hint=f"one of {', '.join(SAMPLERS)}")
     with warnings.catch_warnings():
         # "Experimental": nothing that a user of ours can act upon.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

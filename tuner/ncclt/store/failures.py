@@ -20,7 +20,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("readonly", "give this user the right to write the file and its folder, or name another store with --storage"),
     ("disk is full", "make room on the disk, or name another store with --storage"),
     ("no space left", "make room on the server's disk"),
-    ("not a database", "the file is no SQLite database; name another one with --storage"),
+    ("not a database", "the file is not an SQLite database; name another one with --storage"),
     ("malformed", "the file is damaged; restore a backup or name another store with --storage"),
     ("unable to open database file", "check that the folder exists and can be written"),
     # SQLite needs working fcntl locks (sqlite.org/faq.html, 5); Lustre has them only when mounted with -o flock.

@@ -82,7 +82,7 @@ def locate(url: str | None) -> Location:
     text = default_url() if url is None else url.strip()
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise UsageError(f"{text!r} is no database URL", hint=URL_HINT)
+        raise UsageError(f"{text!r} is not a database URL", hint=URL_HINT)
     if scheme in ("sqlite", "sqlite+pysqlite"):
         return replace(_sqlite(text, rest), is_default=url is None)
     if scheme in _POSTGRESQL:

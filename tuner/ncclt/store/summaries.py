@@ -73,7 +73,7 @@ def study_page(
     if not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"the limit must be 1 to {MAX_LIMIT}, not {limit}")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-        raise UsageError(f"{cursor!r} is no cursor", hint="give back the next_cursor of the page before")
+        raise UsageError(f"{cursor!r} is not a cursor", hint="pass the next_cursor of the previous page")
     before = None if cursor is None else int(cursor)
     rows = study_rows(connection, limit=limit + 1, before=before, cluster=cluster, model=model)
     shown = list(rows.items())[:limit]

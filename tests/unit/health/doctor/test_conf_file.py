@@ -34,7 +34,7 @@ def test_names_and_values_are_literal():
         ("NCCL_ALGO=Ring # old", "remark"),
         (" # NCCL_ALGO=Ring", "first column"),
         ("NCCL_ALGO", "without `=`"),
-        ("nccl-algo=Ring", "no variable's name"),
+        ("nccl-algo=Ring", "not a variable's name"),
         (f"NCCL_IB_HCA={'m' * 1024}", "cuts values"),
     ],
 )

@@ -49,7 +49,7 @@ def test_names_of_old_drivers():
     [
         ((GOLDEN / "healthy_h100" / "gpus.xml").read_text()[:3000], "cut off"),
         ("<nvidia_smi_log><attached_gpus>0</attached_gpus></nvidia_smi_log>", "no GPU"),
-        ("not xml", "no XML"),
+        ("not xml", "not XML"),
         ('<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><nvidia_smi_log>&b;</nvidia_smi_log>', "entities"),
     ],
     ids=["cut", "empty", "text", "entities"],

@@ -88,7 +88,7 @@ def test_unknown_kinds_are_refused():
 def test_without_kubectl_the_manifests_are_given_to_the_user(tmp_path):
     launcher = create(image="x:1", environment={"PATH": str(tmp_path)})
     plan = launcher.plan(COMMAND, variables=VARIABLES, timeout_s=1.0)
-    with pytest.raises(UsageError, match="kubectl is not here") as raised:
+    with pytest.raises(UsageError, match="kubectl was not found") as raised:
         launcher.run(plan)
     assert dict(plan.files)["job.json"] in raised.value.message
     assert "yourself" in raised.value.hint

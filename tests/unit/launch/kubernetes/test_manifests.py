@@ -182,7 +182,7 @@ def test_a_failure_is_not_tried_again():
 def test_names_that_kubernetes_refuses_are_refused_here():
     assert made("trainjob", name=f"ncclt-{MARK}")[0]["metadata"]["name"] == f"ncclt-{MARK}"
     for name in ("Ncclt", "1ncclt", "ncclt-", "n" * 41, ""):
-        with pytest.raises(UsageError, match="no name for an object"):
+        with pytest.raises(UsageError, match="not a name for an object"):
             made("trainjob", name=name)
 
 

@@ -27,7 +27,7 @@ def test_hostlists_are_expanded_as_slurm_does(text, hosts):
     "text", ["", ",", "a,", "a[", "a[]", "a[1-", "a[3-1]", "a[x]", "a]1[", "a[1]]", "a b", "a[0-99999999999]"]
 )
 def test_other_texts_are_refused(text):
-    with pytest.raises(UsageError, match="no list of Slurm nodes"):
+    with pytest.raises(UsageError, match="not a list of Slurm nodes"):
         expand_hostlist(text)
 
 

@@ -92,5 +92,5 @@ def test_a_character_may_be_cut_by_a_look(tmp_path):
 
 
 def test_a_silent_controller_ends_the_following_but_not_the_job(tmp_path):
-    with pytest.raises(StudyStoppedError, match="what became of job 7"):
+    with pytest.raises(StudyStoppedError, match="no longer knows job 7"):
         followed(tmp_path, ["JobState=RUNNING Reason=None ExitCode=0:0"])

@@ -167,7 +167,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
 def test_without_an_allocation_nothing_can_be_planned():
     made = create(environment={})
     assert made.name == "slurm"
-    with pytest.raises(UsageError, match="no Slurm allocation"):
+    with pytest.raises(UsageError, match="not a Slurm allocation"):
         made.plan(COMMAND, variables={}, timeout_s=1.0)
 
 

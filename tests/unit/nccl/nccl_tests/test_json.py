@@ -80,15 +80,15 @@ def test_a_cut_file_says_so(name, share):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[1, 2]", "no JSON object"),
-        ("hello", "no JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ("hello", "not JSON"),
         ('{"version": 4}', "no rows"),
-        ('{"version": "new", "results": []}', "no result file of nccl-tests"),
-        ("{}", "no result file of nccl-tests"),
+        ('{"version": "new", "results": []}', "not a result file of nccl-tests"),
+        ("{}", "not a result file of nccl-tests"),
         ('{"version":3,"results":[],"errors":["unhandled cuda error"]}', "unhandled cuda error"),
         ('{"version":3,"results":[]}', "no rows"),
         ('{"version":3,"results":[{"size":-8}]}', "KeyError"),
-        ('{"version":3,"config":[],"results":[1]}', "no result file"),
+        ('{"version":3,"config":[],"results":[1]}', "not a result file"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
     ],
 )

@@ -20,7 +20,7 @@ def test_a_configuration_is_returned_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no JSON"), (b"{", "no JSON"), (b"\xff\xfe", "no JSON"), (b"[" * 100_000, "no JSON"),
+        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[" * 100_000, "not JSON"),
         (b"[]", "model_type"), (b"{}", "model_type"), (b'{"model_type": 3}', "model_type"),
         (b'{"model_type": "bert", "num_hidden_layers": 1000000000}', "num_hidden_layers"),
         (b'{"model_type": "x", "text_config": {"n_layer": 1000000000}}', "n_layer"),

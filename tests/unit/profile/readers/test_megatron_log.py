@@ -100,7 +100,7 @@ def test_buffers_of_a_rank_add_up_and_ranks_do_not(log):
     workload = log(stages)
     assert table(workload) == {("all_reduce", "float32", 40): 1.0}
     assert workload.provenance.ranks_read == (0, 4, 5, 6)
-    with pytest.raises(TraceError, match="rank 0 is there twice"):
+    with pytest.raises(TraceError, match="rank 0 appears twice"):
         log(stages, stages)
 
 

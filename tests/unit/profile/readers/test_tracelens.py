@@ -92,9 +92,9 @@ def test_what_makes_no_message_is_said(read):
     """Unknown dtype, no elements, no such collective here."""
     rows = ["0,0,allreduce,4,Float,100,100,5.0,1", "0,0,allreduce,4,Odd,100,100,5.0,2", "0,0,gather,4,Float,1,1,5.0,3"]
     notes = read([LONG, *rows, "0,0,broadcast,4,Float,0,0,5.0,4"]).provenance.notes
-    assert "left out: 2 x allreduce of dtype 'Odd', whose size is not known" in notes
-    assert "left out: 3 x gather, which ncclt has no message for" in notes
-    assert "left out: 4 x broadcast of 0 bytes" in notes
+    assert "default: 2 x allreduce of dtype 'Odd', whose size is not known" in notes
+    assert "default: 3 x gather, which ncclt has no message for" in notes
+    assert "default: 4 x broadcast of 0 bytes" in notes
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_makes_no_message_is_said(read):
     [
         ([LONG, "0,0,allreduce,4,Float,-5,100,5.0,1"], "line 2: In msg nelems is '-5'"),
         ([LONG, "0,0,allreduce,4,Float,100,100,5.0,0"], "line 2: operation_count is '0'"),
-        ([LONG, "0,0,allreduce,4,Float,100,100,nan,1"], "line 2: 'nan' is no number above 0"),
+        ([LONG, "0,0,allreduce,4,Float,100,100,nan,1"], "line 2: 'nan' is not a number above 0"),
         ([LONG, "x,0,allreduce,4,Float,100,100,5.0,1"], "line 2: rank is 'x'"),
         ([LONG, "0,0,allreduce,4,Float,999999999999999999,100,5.0,1"], "line 2: a message of"),
         ([LONG, "0,0,allreduce,4,Float,100"], "line 2: 6 cells under a header of 9"),

@@ -149,7 +149,7 @@ def test_a_damaged_report_is_refused_whole(folder):
     path = left(folder, 1)
     path.write_text(path.read_text()[:-20])
 
-    with pytest.raises(TraceError, match="no record of the plugin"):
+    with pytest.raises(TraceError, match="not a record of the plugin"):
         read(folder, steps=1)
 
 

@@ -98,7 +98,7 @@ def _for_nvidia(
         raise SettingError(
             f"{rule_label(open_ones[0])}: it leaves the number of channels to NCCL, and the example plugin of NVIDIA "
             "would run it on one channel",
-            hint=f"say how many with --channels N, or {_OUR_PLUGIN}",
+            hint=f"give their number with --channels N, or {_OUR_PLUGIN}",
         )
     lost = [f"{rule_label(rule)}: on {channels} channels by --channels, which was not measured" for rule in open_ones]
     counted = [replace(rule, channels=channels) if rule.channels is None else rule for rule in rules]

@@ -108,9 +108,9 @@ def check_form(format: str, *, shell: str = "bash", unset: bool = False, channel
         raise UsageError(f"unknown format {format!r}", hint=f"one of {', '.join(FORMATS)}")
     check_shell(shell)
     if format != "export" and (unset or shell != "bash"):
-        raise UsageError("--shell and --unset go with --format export", hint=f"leave them out for {format}")
+        raise UsageError("--shell and --unset need --format export", hint=f"leave them out for {format}")
     if format != "nvidia-csv" and channels is not None:
-        raise UsageError("--channels goes with --format nvidia-csv", hint=f"leave it out for {format}")
+        raise UsageError("--channels needs --format nvidia-csv", hint=f"leave it out for {format}")
 
 
 def remarks_left_out(recommendation: Recommendation, *, format: str, version: NcclVersion, shell: str) -> list[str]:

@@ -41,7 +41,7 @@ def draft_cluster(name: str, facts: Facts, given: Mapping[str, str]) -> Cluster:
         options = " ".join(f"--set {field}=..." for field in unknown)
         raise UsageError(
             f"cluster {name} cannot be made from this: {', '.join(unknown)} cannot be seen here",
-            hint=f"say them ({options}), or give more sources; `ncclt cluster show leonardo` shows an example",
+            hint=f"set them ({options}), or give more sources; `ncclt cluster show leonardo` shows an example",
         )
     sources = [*(m.source for m in facts.matrices), *(r.source for r in facts.gpu_reports), *facts.log.sources]
     return Cluster(name=name, sources=tuple(f"ncclt doctor: {source}" for source in sources), **values)

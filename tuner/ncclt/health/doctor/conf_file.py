@@ -86,7 +86,7 @@ def _flaws(name: str, equals: str, value: str) -> list[str]:
     elif name != name.strip():
         found.append("the blank at the name becomes part of it, so the variable is not set")
     elif not _NAME.fullmatch(name):
-        found.append("the name is no variable's name")
+        found.append("the name is not a variable's name")
     if value[:1] in "\"'" and value:
         found.append("quotes become part of the value")
     elif value != value.strip():

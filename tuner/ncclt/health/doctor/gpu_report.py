@@ -138,10 +138,10 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
         parser.close()
     except ET.ParseError as error:
         raise InputError(
-            f"{source} is cut off or no XML: {error}", hint="write it again with `nvidia-smi -q -x > FILE`"
+            f"{source} is cut off or not XML: {error}", hint="write it again with `nvidia-smi -q -x > FILE`"
         ) from error
     if not gpus:
-        raise InputError(f"{source} tells of no GPU", hint="give the output of `nvidia-smi -q -x`")
+        raise InputError(f"{source} lists no GPU", hint="give the output of `nvidia-smi -q -x`")
     return GpuReport(source=source, driver=driver, cuda=cuda, gpus=tuple(gpus))
 
 
@@ -167,7 +167,7 @@ def _chunks(stream: IO[bytes], source: str) -> Iterator[bytes]:
         if size > MOST_BYTES:
             raise _no_report(source)
         if b"<!ENTITY" in tail + chunk:
-            raise InputError(f"{source} defines XML entities, which nvidia-smi never does", hint="where is it from?")
+            raise InputError(f"{source} defines XML entities, which nvidia-smi never writes", hint="where is it from?")
         if b"\0" in chunk:
             raise InputError(f"{source} is not UTF-8", hint="write it again with `nvidia-smi -q -x > FILE`")
         tail = (tail + chunk)[-8:]

@@ -291,7 +291,7 @@ class LogReader:
     def _new(self, said: LogLine) -> _Start:
         if len(self._starts) >= _MOST_STARTS:
             raise InputError(
-                f"{self._sources[-1]} shows more than {_MOST_STARTS} starts of ranks: this is no log of one job",
+                f"{self._sources[-1]} shows more than {_MOST_STARTS} starts of ranks: this is not a log of one job",
                 hint="is the file damaged? otherwise cut it to some of the ranks",
             )
         made = _Start(host=said.host, pid=said.pid, device=said.device)

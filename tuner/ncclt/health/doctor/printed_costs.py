@@ -158,7 +158,7 @@ class _Communicators:
     def _begun(self, thread: _Thread) -> _Communicator:
         if len(self._all) >= _MOST_COMMUNICATORS:
             raise InputError(
-                f"{self._source} shows more than {_MOST_COMMUNICATORS} communicators: this is no log of one job",
+                f"{self._source} shows more than {_MOST_COMMUNICATORS} communicators: this is not a log of one job",
                 hint="is the file damaged? otherwise cut it to rank 0",
             )
         known = self._open[thread] = _Communicator(host=thread[0])

@@ -171,7 +171,7 @@ def _unknown(facts: Facts) -> Iterator[Observation]:
         if not is_known(variable.name):
             close = difflib.get_close_matches(variable.name, known_names(), n=1, cutoff=0.85)
             meant = f"; is {close[0]} meant?" if close else ""
-            yield _seen(variable, f"is no variable that ncclt knows of{meant}")
+            yield _seen(variable, f"is not a variable that ncclt knows of{meant}")
 
 
 def _inherited(facts: Facts) -> Iterator[Observation]:

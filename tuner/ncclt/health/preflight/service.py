@@ -56,11 +56,11 @@ class PreflightRequest:
 
     def __post_init__(self) -> None:
         if self.quick and self.full:
-            raise UsageError("--quick and --full exclude each other")
+            raise UsageError("--quick and --full cannot be combined")
         if len(set(self.hosts)) != len(self.hosts) or len(self.hosts) != self.cluster.nodes:
             raise UsageError(
                 f"{len(self.hosts)} hosts were named for {self.cluster.nodes} nodes",
-                hint="each node once, as many as --nodes says",
+                hint="name each node once, --nodes of them",
             )
         if self.cluster.world_size < 2:
             raise UsageError("one GPU alone has no fabric to examine", hint="use more nodes or --gpus-per-node")

@@ -85,7 +85,7 @@ def parse_weakness(text: str) -> Weakness:
     sound = found is not None and all(found.hosts) and 0 < found.share <= 1
     if found is None or not sound or (len(found.hosts), len(found.gpus)) not in _SHAPES:
         raise UsageError(
-            f"{text!r} is no weakness of a simulated fabric",
+            f"{text!r} is not a weakness of a simulated fabric",
             hint=f"NODE=SHARE, NODE+NODE=SHARE, NODE:GPU=SHARE or NODE:GPU+GPU=SHARE, with a share above 0 to 1 or "
             f"{', '.join(_WORDS)}",
         )

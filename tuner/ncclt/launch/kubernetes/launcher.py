@@ -124,8 +124,8 @@ class KubernetesLauncher(ProcessLauncher):
         """
         if shutil.which(self._kubectl, path=self.environment.get("PATH")) is None:
             raise UsageError(
-                f"{self._kubectl} is not here, so this cannot be applied:\n{dict(plan.files)[_MANIFEST]}",
-                hint="apply it yourself where kubectl is, or begin ncclt there",
+                f"{self._kubectl} was not found, so this cannot be applied:\n{dict(plan.files)[_MANIFEST]}",
+                hint="apply it yourself where kubectl is, or run ncclt there",
             )
         # The driver counts the time of the command from its start in the containers; this is for the driver itself.
         patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)

@@ -108,7 +108,7 @@ def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node
         raise UsageError(f"no kind of job {kind!r}", hint=f"one of {', '.join(KINDS)}")
     name = job.name.replace(MARK, "0" * _MARK_CHARACTERS)
     if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
-        raise UsageError(f"{job.name!r} is no name for an object of Kubernetes")
+        raise UsageError(f"{job.name!r} is not a name for an object of Kubernetes")
     body = mpi_job(job, site) if kind == "mpijob" else train_job(job, site)
     return [*([_config_map(job, site)] if job.files else []), body]
 

@@ -49,4 +49,4 @@ def site_options(words: Iterable[str]) -> dict[str, Any]:
 
 
 def _unknown(word: str) -> UsageError:
-    return UsageError(f"--kubernetes {word!r} says nothing that pods can have", hint=f"one of {', '.join(WORDS)}")
+    return UsageError(f"--kubernetes {word!r} is not a pod option", hint=f"one of {', '.join(WORDS)}")

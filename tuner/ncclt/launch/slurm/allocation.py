@@ -55,7 +55,7 @@ def _numbers(inside: str, text: str) -> list[str]:
 
 
 def _no_hostlist(text: str) -> UsageError:
-    return UsageError(f"{text[:200]!r} is no list of Slurm nodes", hint="for example gpu[01-04,07]")
+    return UsageError(f"{text[:200]!r} is not a list of Slurm nodes", hint="for example gpu[01-04,07]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,8 +100,8 @@ def _follow(
         silent = 0 if state else silent + 1
         if silent >= _SILENT_QUESTIONS:
             raise StudyStoppedError(
-                f"Slurm does not say any more what became of job {job_id}",
-                hint=f"`squeue --job {job_id}` and {logs[1].path} may tell; the same command goes on with the study",
+                f"Slurm no longer knows job {job_id}",
+                hint=f"`squeue --job {job_id}` and {logs[1].path} may tell; run the same command to resume the study",
             )
         if state in _UNDER_WAY and (now := f"{state.lower()}{f' ({reason})' if reason else ''}") != told:
             told = now

@@ -85,8 +85,8 @@ class SlurmLauncher(ProcessLauncher):
         """
         if self._allocation is None:
             raise UsageError(
-                "this is no Slurm allocation (SLURM_JOB_ID is not set), so there are no nodes to launch on",
-                hint="begin in salloc or sbatch",
+                "this is not a Slurm allocation (SLURM_JOB_ID is not set), so there are no nodes to launch on",
+                hint="run it under salloc or sbatch",
             )
         kept = self.kept(variables)
         shipped = ship(checked(argv, {**kept, **variables}), files)

@@ -120,12 +120,12 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
         done = ask(plan.argv, environment, text=plan.script)
     except FileNotFoundError:
         raise UsageError(
-            "this is no Slurm allocation, and there is no sbatch here to ask for one",
+            "this is not a Slurm allocation, and there is no sbatch here to ask for one",
             hint="run it on a login node of the cluster, or choose another --launcher",
         ) from None
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["it did not say why"]
-        raise UsageError(f"sbatch refused the job: {said[-1]}", hint="sites want --sbatch-arg=--partition=NAME or such")
+        raise UsageError(f"sbatch refused the job: {said[-1]}", hint="many sites need --sbatch-arg=--partition=NAME")
     return done.stdout.strip().partition(";")[0]  # `7;cluster` where there are several
 
 

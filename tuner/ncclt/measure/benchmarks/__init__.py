@@ -35,5 +35,5 @@ def benchmark_module(name: str) -> ModuleType:
 
     modules = benchmark_modules()
     if name not in modules:
-        raise NotFoundError(f"there is no benchmark {name!r}", hint=f"known are {', '.join(sorted(modules))}")
+        raise NotFoundError(f"unknown benchmark {name!r}", hint=f"known are {', '.join(sorted(modules))}")
     return import_module(modules[name])

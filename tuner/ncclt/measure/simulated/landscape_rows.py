@@ -240,7 +240,7 @@ def _number(line: Mapping[str, str], column: str, where: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise LandscapeError(
-            f"{where}: {column} is {line[column]!r}, which is no number above 0", hint="correct or remove the row"
+            f"{where}: {column} is {line[column]!r}, which is not a number above 0", hint="correct or remove the row"
         )
     return value
 
@@ -248,7 +248,9 @@ def _number(line: Mapping[str, str], column: str, where: str) -> float:
 def _whole(line: Mapping[str, str], column: str, where: str) -> int:
     value = _number(line, column, where)
     if value != int(value):
-        raise LandscapeError(f"{where}: {column} is {line[column]!r}, which is no whole number", hint="correct the row")
+        raise LandscapeError(
+            f"{where}: {column} is {line[column]!r}, which is not a whole number", hint="correct the row"
+        )
     return int(value)
 
 

@@ -135,7 +135,7 @@ class SimulatedRunner:
             return f"NCCL {version} has at most {max_channels(version)} channels, not {setting.channels}"
         buffsize = dict(setting.parameters).get("BUFFSIZE")
         if buffsize is not None and (buffsize % 4096 or not 65536 <= buffsize <= 67108864):
-            return f"NCCL_BUFFSIZE={buffsize} is no multiple of 4096 between 64 KiB and 64 MiB"
+            return f"NCCL_BUFFSIZE={buffsize} is not a multiple of 4096 between 64 KiB and 64 MiB"
         for message in messages:
             if message.collective.is_tunable and self._choice(setting, message) is None:
                 return (

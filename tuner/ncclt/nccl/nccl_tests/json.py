@@ -31,7 +31,7 @@ def parse_json(text: str) -> NcclTest:
         test = _test(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BenchmarkError(
-            f"this is no result file of nccl-tests: {type(error).__name__}: {error}"[:300],
+            f"this is not a result file of nccl-tests: {type(error).__name__}: {error}"[:300],
             hint="give the file written with -J",
         ) from error
     if not test.rows:
@@ -58,10 +58,10 @@ def _load(text: str) -> Mapping[str, Any]:
                     hint="nccl-tests was ended before it was through; give it more time or see why it died",
                 ) from error
             raise BenchmarkError(
-                f"the result file is no JSON: {str(error)[:200]}", hint="give the file written with -J"
+                f"the result file is not JSON: {str(error)[:200]}", hint="give the file written with -J"
             ) from error
     if not isinstance(document, dict):
-        raise BenchmarkError("the result file is no JSON object", hint="give the file written with -J")
+        raise BenchmarkError("the result file is not a JSON object", hint="give the file written with -J")
     return document
 
 

@@ -171,7 +171,7 @@ def aicb_file(stream: ByteLines, label: str) -> AicbFile:
     if world_size:
         row = next(table, None)
     if row is None or not is_header(row.cells):
-        raise TraceError(f"{label} is no AICB file", hint="its first columns must be " + ",".join(_HEADER))
+        raise TraceError(f"{label} is not an AICB file", hint="its first columns must be " + ",".join(_HEADER))
     header = row.cells
     complete: list[AicbCall] = []
     current: list[AicbCall] = []

@@ -155,7 +155,8 @@ def _rows(raw: Iterator[bytes], label: str) -> Iterator[dict[str, Any]]:
             row = None
         if not isinstance(row, dict):
             raise TraceError(
-                f"{label} has a line that is no record of the plugin", hint="copy the file again; it is written whole"
+                f"{label} has a line that is not a record of the plugin",
+                hint="copy the file again; it is written whole",
             )
         yield row
 
@@ -272,4 +273,4 @@ def _notes(
             notes.append(f"{len(views)} of {world_size} ranks read; the busiest of them stands for all")
     else:
         notes.append(f"{len(views)} ranks read and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))
+    return (*notes, *(f"default: {count} x {reason}" for reason, count in sorted(left_out.items())))

@@ -78,7 +78,7 @@ def _report(document: Document) -> _Report:
     header = next(table, None)
     if header is None or not _is_report(header.cells):
         raise TraceError(
-            f"{document.label} is no collective table of TraceLens",
+            f"{document.label} is not a collective table of TraceLens",
             hint="give coll_analysis.csv, nccl_summary_long.csv or nccl_summary_implicit_sync.csv",
         )
     found = tuple(report_row(row, cells_by_name(header.cells, row)) for row in table)
@@ -162,7 +162,7 @@ def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[in
                 counted[row.left_out] += row.calls
         for reason, calls in counted.items():
             left_out[reason] = max(left_out.get(reason, 0), calls)
-    notes += [f"left out: {calls} x {reason}" for reason, calls in sorted(left_out.items())]
+    notes += [f"default: {calls} x {reason}" for reason, calls in sorted(left_out.items())]
     if not ranks:
         notes.append("the table does not say which ranks it was made from")
     elif len(ranks) < world_size:

@@ -115,7 +115,7 @@ def plan_recording(
     if stop_after and method in (Method.NCCL_LOG, Method.PLUGIN):
         raise UsageError("--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {method}")
     if warmup is not None and method is Method.PLUGIN:
-        raise UsageError("--warmup means nothing to the plugin: it counts the whole run", hint="leave it out")
+        raise UsageError("--warmup does not apply to the plugin: it counts the whole run", hint="leave it out")
     if os.pathsep in str(folder) or "%" in str(folder):
         raise UsageError(f"{folder} cannot be used: its name has a ':' or a '%'", hint="name another place with --dir")
     set_env: dict[str, str] = {}

@@ -114,7 +114,7 @@ def read_plugin_reports(
     if unfinished:
         notes.append(f"left out, as they were cut off while written: {unfinished} reports")
     if others:
-        notes.append(f"left alone, as it is no report: {', '.join(others)}")
+        notes.append(f"left alone, as it is not a report: {', '.join(others)}")
     origin = workload.provenance
     return replace(workload, provenance=replace(origin, notes=(*origin.notes, *notes)))
 

@@ -104,7 +104,7 @@ def run_recording(plan: RecordPlan, folder: Path, *, name: str) -> Recording:
         return Recording(
             exit_code=exit_code,
             reason=f"what the ranks wrote cannot be read: {error}",
-            hint=f"did the command tidy up in {folder.parent}?",
+            hint=f"did the command clean up {folder.parent}?",
         )
 
 

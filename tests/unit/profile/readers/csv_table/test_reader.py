@@ -104,9 +104,9 @@ def test_sizes_are_exact(size, size_bytes):
     [
         ("all_reduce,25M,1", "line 3: '25M' can mean 1000 or 1024"),
         ("all_reduce,25 kB,1", "line 3: '25 kB' can mean 1000 or 1024"),
-        ("all_reduce,27.04MiB,1", "line 3: '27.04MiB' is no whole number of bytes"),
-        ("all_reduce,1e6,1", "line 3: '1e6' is no size"),
-        ("all_reduce,-8,1", "line 3: '-8' is no size"),
+        ("all_reduce,27.04MiB,1", "line 3: '27.04MiB' is not a whole number of bytes"),
+        ("all_reduce,1e6,1", "line 3: '1e6' is not a size"),
+        ("all_reduce,-8,1", "line 3: '-8' is not a size"),
         ("all_reduce,0,1", "line 3: a size of 0 bytes"),
         ("all_reduce,999999999999999999,1", "line 3: a size of 999999999999999999 bytes"),
         ("all_reduce,8,NaN", "line 3: calls is 'NaN'"),
@@ -114,9 +114,9 @@ def test_sizes_are_exact(size, size_bytes):
         ("all_reduce,8,-1", "line 3: calls is '-1'"),
         ("all_reduce,8,0", "line 3: calls is '0'"),
         ('all_reduce,8,"1,5"', "line 3: calls is '1,5'"),
-        ("gather,8,1", "line 3: 'gather' is no collective"),
-        ("barrier,8,1", "line 3: 'barrier' is no collective"),
-        (",8,1", "line 3: '' is no collective"),
+        ("gather,8,1", "line 3: 'gather' is not a collective"),
+        ("barrier,8,1", "line 3: 'barrier' is not a collective"),
+        (",8,1", "line 3: '' is not a collective"),
         ("all_reduce,8", "line 3: 2 cells under a header of 3"),
         ("all_reduce,8,1,9", "line 3: 4 cells under a header of 3"),
         ('all_reduce,"8,1', "line 3: unexpected end of data"),
@@ -142,7 +142,7 @@ def test_bad_rows_are_named_by_their_line(row, why):
         ("collective,size,calls,group_size\nall_reduce,6,1,all\n", "line 2: group_size is 'all'"),
         ("collective,size,calls,spans_nodes\nall_reduce,6,1,maybe\n", "line 2: spans_nodes is 'maybe'"),
         ("collective,size,calls\n", "a header but no row"),
-        ("", "no table of messages"),
+        ("", "not a table of messages"),
         ("collective,size,calls\n" + "x" * 70000, "line 2: a line without end"),
         ("collective,size,calls\nall_reduce,8\0,1\n", "line 2: a zero byte"),
     ],
@@ -154,7 +154,7 @@ def test_bad_tables_are_refused(text, why):
 
 def test_text_that_is_no_utf8_is_refused():
     """With the line it stands in."""
-    with pytest.raises(TraceError, match="line 2: this is no UTF-8"):
+    with pytest.raises(TraceError, match="line 2: this is not a UTF-8"):
         table.read_stream(io.BytesIO(b"collective,size,calls\nall_reduce\xff,8,1\n"), name="x")
 
 

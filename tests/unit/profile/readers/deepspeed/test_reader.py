@@ -59,7 +59,7 @@ def test_units_are_powers_of_1024(log):
     workload = log(rows)
     sizes = {512: 1, 2048: 2, 3 << 19: 3, 5 << 28: 4}
     assert table(workload) == {("all_reduce", size): calls for size, calls in sizes.items()}
-    assert "left out: 9 x all_reduce of 0 bytes" in workload.provenance.notes
+    assert "default: 9 x all_reduce of 0 bytes" in workload.provenance.notes
     assert any("rounded" in note for note in workload.provenance.notes)
 
 
@@ -79,7 +79,7 @@ def test_ranks_that_do_not_follow_are_not_guessed(log, tput, busbw):
     assert table(workload) == {("broadcast", 2048): 1.0}
     assert workload.provenance.world_size == 0
     assert any(
-        note.startswith("left out: 5 x all_gather_base of 2048 bytes per rank") for note in workload.provenance.notes
+        note.startswith("default: 5 x all_gather_base of 2048 bytes per rank") for note in workload.provenance.notes
     )
 
 
@@ -153,7 +153,7 @@ def test_dictionary_has_exact_sizes(log):
     other = {**document, "metadata": {"world_size": 8, "rank": 1}}
     with pytest.raises(TraceError, match="different jobs"):
         log(document, other)
-    with pytest.raises(TraceError, match="rank 0 is there twice"):
+    with pytest.raises(TraceError, match="rank 0 appears twice"):
         log(document, document)
 
 

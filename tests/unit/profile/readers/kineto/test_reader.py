@@ -168,7 +168,7 @@ def test_same_rank_twice_is_refused(new_trace):
         trace = new_trace().job(0, 2)
         trace.comm("allreduce", 256)
         paths.append(trace.write(name))
-    with pytest.raises(TraceError, match="rank 0 is there twice"):
+    with pytest.raises(TraceError, match="rank 0 appears twice"):
         _read(*paths)
 
 
@@ -245,6 +245,6 @@ def test_sizes_have_the_limit_of_every_reader(trace):
     trace.comm("allreduce", MOST_BYTES // 4 + 1)
     workload = kineto.read([trace.write()], name="t")
     assert [m.message.size_bytes for m in workload.messages] == [MOST_BYTES]
-    assert "left out: 1 x allreduce of an impossible size" in workload.provenance.notes
+    assert "default: 1 x allreduce of an impossible size" in workload.provenance.notes
     with pytest.raises(InputError):
         Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=MOST_BYTES + 1)

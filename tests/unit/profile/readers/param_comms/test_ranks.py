@@ -58,7 +58,7 @@ def test_missing_ranks_are_said(read):
 
 def test_one_rank_twice_is_refused(read):
     """Two recordings of it would be mixed up."""
-    with pytest.raises(TraceError, match="rank 1 is there twice"):
+    with pytest.raises(TraceError, match="rank 1 appears twice"):
         read(_sent_by(1), _sent_by(1))
 
 

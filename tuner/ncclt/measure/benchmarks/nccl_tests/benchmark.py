@@ -80,7 +80,7 @@ class NcclTests:
             raise UsageError(f"a launch needs at least 1 command, not {self.max_commands}")
         if self.processes > 1 and self.features.mpi is False:
             raise UsageError(
-                f"this nccl-tests was built without MPI, so {self.processes} processes of it would not know each other",
+                f"this nccl-tests was built without MPI, so {self.processes} processes of it would run independently",
                 hint="build it with MPI=1 (and give --nccl-tests that folder), or use --benchmark torch_collectives",
             )
 

@@ -116,7 +116,7 @@ class Channel:
             raise ChannelError("the other end says nothing")
         document = _parse(line)
         if not isinstance(document, dict):
-            raise ChannelError("the other end is no part of ncclt")
+            raise ChannelError("the other end is not part of ncclt")
         return document
 
     def _write(self, document: Any) -> None:
@@ -185,7 +185,7 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ChannelError("a line that is no JSON") from error
+        raise ChannelError("a line that is not JSON") from error
 
 
 def _notice_silence(connection: socket.socket) -> None:

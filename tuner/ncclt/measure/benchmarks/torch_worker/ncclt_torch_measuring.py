@@ -41,7 +41,7 @@ class MeasuredMessage(NamedTuple):
         """Read `all_reduce:float32:4232978:8`, with `:across` behind it where the group spans nodes."""
         collective, dtype, elements, group_size, *across = word.split(":")
         if across not in ([], ["across"]):
-            raise ValueError(f"{word} is no message")
+            raise ValueError(f"{word} is not a message")
         return cls(collective, dtype, int(elements), int(group_size), bool(across))
 
 

@@ -219,7 +219,7 @@ class RankSession:
     def _set(self, name: str, value: str | None) -> None:
         """Set a variable of NCCL, or put it back to what the environment, or else a file of NCCL's, had brought."""
         if not re.fullmatch(r"NCCL_[A-Z0-9_]{1,60}", name):
-            raise self._worker.RefusedError(f"{name[:80]} is no variable of NCCL")
+            raise self._worker.RefusedError(f"{name[:80]} is not a variable of NCCL")
         self._brought.setdefault(name, os.environ.get(name, self._files.get(name)))
         value = self._brought[name] if value is None else value
         if value is None:

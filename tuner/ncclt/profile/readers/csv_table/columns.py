@@ -96,7 +96,7 @@ def columns_of(header: Sequence[str], *, label: str) -> Columns:
     missing = [column for column in _REQUIRED if column not in named]
     if missing:
         raise TraceError(
-            f"{label} is no table of messages: it has no column {', '.join(missing)}",
+            f"{label} is not a table of messages: it has no column {', '.join(missing)}",
             hint=f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}",
         )
     per_rank = [cell for cell in ignored if cell.lower() in _PER_RANK]
@@ -149,7 +149,7 @@ def _collective(row: TableRow, text: str) -> Collective:
     if text == Collective.SEND_RECV or text.lower() in ("sendrecv", "send/recv"):
         return Collective.SEND_RECV
     if operation is None or operation.collective is None:
-        raise row.refused(f"{text[:40]!r} is no collective", f"known are {', '.join(Collective)}")
+        raise row.refused(f"{text[:40]!r} is not a collective", f"known are {', '.join(Collective)}")
     return operation.collective
 
 
@@ -167,7 +167,7 @@ def _size_bytes(row: TableRow, text: str) -> int:
     found = _SIZE.fullmatch(text)
     unit = found[2].lower() if found else ""
     if found is None or unit not in (*_UNITS, *_AMBIGUOUS):
-        raise row.refused(f"{text[:40]!r} is no size", "give whole bytes, 26214400, or 25MiB")
+        raise row.refused(f"{text[:40]!r} is not a size", "give whole bytes, 26214400, or 25MiB")
     if unit in _AMBIGUOUS:
         raise row.refused(
             f"{text!r} can mean 1000 or 1024", f"give bytes, or {found[1]}{unit[0].upper()}iB where 1024 is meant"
@@ -175,7 +175,7 @@ def _size_bytes(row: TableRow, text: str) -> int:
     size = Decimal(found[1]) * _UNITS[unit]
     if size != int(size):
         raise row.refused(
-            f"{text!r} is no whole number of bytes", "give exact bytes; a rounded size is another message"
+            f"{text!r} is not a whole number of bytes", "give exact bytes; a rounded size is another message"
         )
     if not 0 < size <= MOST_BYTES:
         raise row.refused(f"a size of {text} bytes", f"sizes are 1 to {MOST_BYTES} bytes")

@@ -142,13 +142,13 @@ class _Lines:
         while line := self._stream.readline(_LINE_BYTES + 1):
             self.number += 1
             if len(line) > _LINE_BYTES:
-                raise self._refused("a line without end", "this is no table of rows")
+                raise self._refused("a line without end", "this is not a table of rows")
             try:
                 text = line.decode("utf-8-sig" if self.number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise self._refused("this is no UTF-8 text", "save the table as UTF-8") from error
+                raise self._refused("this is not UTF-8 text", "save the table as UTF-8") from error
             if "\0" in text:
-                raise self._refused("a zero byte in the text", "this is no table; save it as UTF-8 text")
+                raise self._refused("a zero byte in the text", "this is not a table; save it as UTF-8 text")
             if text.strip() and not text.lstrip().startswith(self._comment):
                 return text
         raise StopIteration

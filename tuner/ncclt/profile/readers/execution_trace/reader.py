@@ -83,7 +83,7 @@ def _read_rank(document: Document) -> RankReading:
         facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
         notes=(
             "an ExecutionTrace has no durations",
-            *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
+            *([f"default: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
             *steps.notes,
             *ledger.notes(),
         ),
@@ -172,7 +172,7 @@ def _no_trace(trace: object, label: str) -> TraceError:
             hint="import the PyTorch ExecutionTrace that the graph was converted from",
         )
     return TraceError(
-        f"{label} is no ExecutionTrace: it has no list `nodes`",
+        f"{label} is not an ExecutionTrace: it has no list `nodes`",
         hint="record one with torch.profiler's ExecutionTraceObserver",
     )
 

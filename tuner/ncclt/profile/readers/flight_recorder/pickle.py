@@ -55,7 +55,7 @@ def load_pickle(data: bytes, label: str) -> Any:
         return PlainUnpickler(io.BytesIO(data)).load()
     except _BROKEN as error:
         raise TraceError(
-            f"{label} is cut off or no pickle: {shown_error(error)}",
+            f"{label} is cut off or not a pickle: {shown_error(error)}",
             hint="copy the dump again; a process that is killed while it dumps leaves half a file",
         ) from error
 
@@ -146,6 +146,6 @@ class _Inspection:
 
     def _refusal(self, what: str) -> TraceError:
         return TraceError(
-            f"{self._label} is no Flight Recorder dump: the pickle holds {what}",
+            f"{self._label} is not a Flight Recorder dump: the pickle holds {what}",
             hint="a dump holds plain values alone; do not load this file with pickle unless you know who wrote it",
         )

@@ -58,13 +58,13 @@ def _read_rank(document: Document) -> RankReading:
     dump = _load(document)
     if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list | tuple):
         raise TraceError(
-            f"{document.label} is no Flight Recorder dump: it has no list `entries`",
+            f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
             hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
         )
     named = entries_of(dump)
     entries, notes = _of_one_backend(named)
     if len(named) < len(dump["entries"]):
-        notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
+        notes.append(f"default: {len(dump['entries']) - len(named)} x entry without an operation's name")
     groups = groups_of(dump)
     records = [call_of(entry, groups) for entry in entries]
     sizes = told_group_sizes(records)
@@ -93,7 +93,7 @@ def _load(document: Document) -> Any:
         data += part
         if len(data) > MAX_PICKLE_BYTES:
             raise TraceError(
-                f"{document.label} is no Flight Recorder dump: it is larger than {MAX_PICKLE_BYTES:,} bytes",
+                f"{document.label} is not a Flight Recorder dump: it is larger than {MAX_PICKLE_BYTES:,} bytes",
                 hint="dump fewer calls: TORCH_FR_BUFFER_SIZE=2000 holds several steps of most models",
             )
     return load_pickle(bytes(data), document.label)
@@ -107,7 +107,7 @@ def _of_one_backend(entries: list[Mapping[str, Any]]) -> tuple[list[Mapping[str,
         return nccl, []
     backends = ", ".join(sorted({shown(entry["profiling_name"].split(":", 1)[0]) for entry in others}))
     if nccl:
-        return nccl, [f"left out: {len(others)} x call over {backends}, which never reaches NCCL"]
+        return nccl, [f"default: {len(others)} x call over {backends}, which never reaches NCCL"]
     notes = [f"recorded over {backends}: these are the messages that NCCL would be given"]
     if backends == "gloo":
         # Seen with torch 2.13: ProcessGroupGloo records what it builds on, and only collectives.

@@ -104,7 +104,9 @@ def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any
     text = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
     buffer = text.decode(read_block(document, _BLOCK_BYTES)).lstrip()
     if not buffer.startswith("["):
-        raise TraceError(f"{label} is no Horovod timeline: no JSON array", hint="give the file of --timeline-filename")
+        raise TraceError(
+            f"{label} is not a Horovod timeline: no JSON array", hint="give the file of --timeline-filename"
+        )
     at, is_over = 1, False
     while True:
         if not is_over and len(buffer) - at < _EVENT_CHARS:

@@ -192,7 +192,7 @@ class _Window:
     def no_json(self, why: str) -> TraceError:
         """Return the error that says so."""
         return TraceError(
-            f"{self._document.label} is cut off or no JSON: {why}",
+            f"{self._document.label} is cut off or not JSON: {why}",
             hint="the profiler may have been stopped while it wrote; export the trace again",
         )
 
@@ -204,6 +204,6 @@ def _skipped_space(data: bytes, at: int) -> int:
 
 def _no_trace(label: str) -> TraceError:
     return TraceError(
-        f"{label} is no Kineto trace: it has no list `traceEvents`, or more than one",
+        f"{label} is not a Kineto trace: it has no list `traceEvents`, or more than one",
         hint="export it with torch.profiler's export_chrome_trace or tensorboard_trace_handler",
     )

@@ -117,6 +117,6 @@ def check_bounded(kinds: int, label: str) -> None:
     """
     if kinds > MOST_KINDS:
         raise TraceError(
-            f"{label} shows more than {MOST_KINDS} different calls: this is no log of a training job",
+            f"{label} shows more than {MOST_KINDS} different calls: this is not a log of a training job",
             hint="is the file damaged? otherwise cut it to some of the ranks",
         )

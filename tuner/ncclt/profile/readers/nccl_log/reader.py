@@ -71,7 +71,7 @@ def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindi
             f"no collectives in {files}: NCCL wrote it, but without COLL and TUNING lines",
             hint=f"record again with {_SUBSYSTEMS}; the default subsystems do not log calls",
         )
-    return TraceError(f"{files} is no NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
+    return TraceError(f"{files} is not an NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
 
 
 def _provenance(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> Provenance:
@@ -120,7 +120,7 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
             notes.append(f"{comms.ranks_seen} of {comms.world_size} ranks seen; the busiest of them stands for all")
     elif comms.ranks_seen:
         notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
+    return (*notes, *(f"default: {reason}" for reason in _left_out(found)))
 
 
 def _left_out(found: RankFindings) -> list[str]:

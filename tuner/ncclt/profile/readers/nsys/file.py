@@ -102,7 +102,7 @@ def opened(path: Path) -> Iterator[Export]:
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # Of a damaged schema, SQLite quotes bytes in its message that Python's sqlite3 fails to decode.
         raise TraceError(
-            f"{path.name} is damaged, cut off or no SQLite export: {error}",
+            f"{path.name} is damaged, cut off or not an SQLite export: {error}",
             hint="copy the file again, or export the report again with nsys export --type sqlite",
         ) from error
 

@@ -28,7 +28,7 @@ def refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> Tr
         )
     if not functions:
         return TraceError(
-            f"no message sizes in {labels}: recorded without NVTX, and kernels tell no size ({seen})",
+            f"no message sizes in {labels}: recorded without NVTX, and kernels carry no size ({seen})",
             hint=f"record NVTX as well: {_RECORD}; then export with --include-blobs=true",
         )
     if left_out:

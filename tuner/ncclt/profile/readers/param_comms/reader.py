@@ -56,7 +56,8 @@ def _read_rank(document: Document) -> RankReading:
     rows = load_json(document)
     if not isinstance(rows, list):
         raise TraceError(
-            f"{document.label} is no PARAM comms trace: it is no JSON list", hint="give the trace that PARAM replays"
+            f"{document.label} is not a PARAM comms trace: it is not a JSON list",
+            hint="give the trace that PARAM replays",
         )
     comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
     records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
@@ -71,7 +72,7 @@ def _read_rank(document: Document) -> RankReading:
         calls=ledger.without_answered_receives(),
         notes=(
             "a comms trace has no durations",
-            *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
+            *([f"default: {strange} x entry that is neither communication nor compute"] if strange else []),
             *ledger.notes(),
         ),
     )
