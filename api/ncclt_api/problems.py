@@ -28,6 +28,7 @@ from ncclt.errors import (
 )
 from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
+from ncclt_api.text import readable
 
 PROBLEM_TYPE = "application/problem+json"
 

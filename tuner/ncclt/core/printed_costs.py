@@ -68,7 +68,7 @@ class PrintedCosts:
         if (cluster.nodes, cluster.world_size) not in shapes:
             told = ", ".join(_shape(*shape) for shape in shapes)
             raise UsageError(
-                f"the log has the costs of {told}, and {_shape(cluster.nodes, cluster.world)} are tuned",
+                f"the log has the costs of {told}, and {_shape(cluster.nodes, cluster.world_size)} are tuned",
                 hint="take the log of a job on as many nodes and GPUs",
             )
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.readers.csv_table.rows import ByteLines, TableRow, rows, whole_number
+from ncclt.profile.documents import documents, heads
+from ncclt.profile.readers.csv_table.rows import ByteLines, DocumentLines, TableRow, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import Operation, classify
 
 NO_DTYPE = "uint8"

@@ -16,7 +16,7 @@ from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, par
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.documents import Document, documents, heads
-from ncclt.profile.readers.csv_table.rows import DocumentLines, Row, cells_by_name, first_row, rows, whole_number
+from ncclt.profile.readers.csv_table.rows import DocumentLines, TableRow, cells_by_name, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import Operation, classify
 
 REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
@@ -195,7 +195,7 @@ class ReportRow:
     mean_us: float | None
 
 
-def report_row(row: Row, cells: Mapping[str, str]) -> ReportRow:
+def report_row(row: TableRow, cells: Mapping[str, str]) -> ReportRow:
     """Read one row.
 
     Raises:
@@ -219,7 +219,7 @@ def report_row(row: Row, cells: Mapping[str, str]) -> ReportRow:
 
 
 def _message(
-    row: Row, cells: Mapping[str, str], operation: Operation | None, group_size: int
+    row: TableRow, cells: Mapping[str, str], operation: Operation | None, group_size: int
 ) -> tuple[Message | None, str]:
     if operation is None:
         return None, ""
@@ -246,7 +246,7 @@ def _message(
     return message, ""
 
 
-def _elements(row: Row, cells: Mapping[str, str], collective: Collective, group_size: int) -> int:
+def _elements(row: TableRow, cells: Mapping[str, str], collective: Collective, group_size: int) -> int:
     """Return the elements of the full buffer (reference: c10d counts one rank's input and output)."""
     into = _whole(row, cells, "In msg nelems")
     if "Out msg nelems" in cells:
@@ -254,21 +254,21 @@ def _elements(row: Row, cells: Mapping[str, str], collective: Collective, group_
     return into * group_size if collective is Collective.ALL_GATHER else into
 
 
-def _check_size(row: Row, cells: Mapping[str, str], size_bytes: int) -> None:
+def _check_size(row: TableRow, cells: Mapping[str, str], size_bytes: int) -> None:
     """Refuse a row whose own MiB column says otherwise; written from floats, so to six digits."""
     told = cells.get("Full msg size (MB)", "")
     if told and not math.isclose(_positive(row, told) * _MIB, size_bytes, rel_tol=1e-6):
         raise row.refused(f"the elements are {size_bytes} bytes but the table says {told} MiB", "make the report again")
 
 
-def _whole(row: Row, cells: Mapping[str, str], column: str, *, least: int = 0) -> int:
+def _whole(row: TableRow, cells: Mapping[str, str], column: str, *, least: int = 0) -> int:
     number = whole_number(cells[column])
     if number is None or number < least:
         raise row.refused(f"{column} is {cells[column][:40]!r}", f"it must be a whole number from {least}")
     return number
 
 
-def _positive(row: Row, text: str) -> float:
+def _positive(row: TableRow, text: str) -> float:
     try:
         number = float(text)
     except ValueError:

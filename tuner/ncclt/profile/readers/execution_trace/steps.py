@@ -39,7 +39,7 @@ def calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]
         starts.pop()
     dropped = len(everything) - len(inside)
     notes = (f"default: {dropped} of {len(everything)} calls, outside complete steps",) if dropped else ()
-    return Steps(calls=inside, count=len(starts), notes=notes)
+    return TraceSteps(calls=inside, count=len(starts), notes=notes)
 
 
 def inside_barriers(nodes: Sequence[Mapping[str, Any]], barriers: set[int]) -> set[int]:

@@ -54,7 +54,7 @@ def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu:
         notes.append(f"default: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")
     if len(complete) < len(marks):
         notes.append(f"default: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
-    return Steps(
+    return KinetoSteps(
         calls=inside,
         count=len(complete),
         marked=True,
