@@ -71,3 +71,8 @@ def test_a_folder_without_the_product_is_refused(tmp_path, capsys):
 def test_names_with_two_owners_are_listed(house, capsys):
     BENCH["main"](["--root", str(house), "--list"])
     assert capsys.readouterr().out == "Row ncclt.core.first ncclt.core.second\n"
+
+
+def test_a_class_name_has_one_owner_in_the_product():
+    trees = {name: tree for name, (_, tree, _) in BENCH["modules_of"](Path(__file__).parents[2]).items()}
+    assert {name: places for name, places in BENCH["owners_of"](trees).items() if len(places) > 1} == {}
