@@ -216,7 +216,7 @@ def _with_drivers(
     if choice.name not in NOT_LAUNCHED and options.backend == "nccl":
         here = drivers_of_nodes(testbed.runner.cluster, options.place(choice), environ=os.environ)
         if here.why_unknown:
-            say(f"ncclt: whether the NVIDIA driver is another one is not known: {here.why_unknown}")
+            say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {here.why_unknown}")
         elif not before:
             say(f"ncclt: the NVIDIA driver is {here.text}; under which one it was measured is not known")
     return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver)

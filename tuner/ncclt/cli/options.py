@@ -13,7 +13,7 @@ Storage = Annotated[
     typer.Option(
         envvar="NCCLT_STORAGE",
         help="Database URL of the store, for example sqlite:///ncclt.db or postgresql://user@host/db. "
-        "Default: a SQLite file of the user.",
+        "Default: an SQLite file in your data folder.",
         show_default=False,
     ),
 ]

@@ -102,11 +102,11 @@ def import_files(
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     source: Annotated[
-        str | None, typer.Option(help="Kind of source, for example kineto; default: seen from the content.")
+        str | None, typer.Option(help="Kind of source, for example kineto; default: recognised by content.")
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Training steps that the files hold, where they mark none: the calls are divided by it."),
+        typer.Option(help="Training steps in the files, if they mark none: the calls are divided by it."),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
     dry_run: DryRun = False,

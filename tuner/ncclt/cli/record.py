@@ -110,7 +110,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
     from ncclt.store import open_store
 
     for failure in recording.failures:
-        say(f"ncclt: in some ranks the recording failed, the training went on: {failure}")
+        say(f"ncclt: the recording failed in some ranks, the training continued: {failure}")
     workload = recording.workload
     if workload is None:
         say(f"ncclt: nothing was stored: {recording.reason}")
@@ -129,7 +129,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
     if cost is None and method is Method.PLUGIN:
         say("ncclt: the overhead is not measured: the plugin takes no lock and counts one number per call")
     elif cost is None:
-        say("ncclt: the overhead was not measured: it needs PyTorch, and unrecorded steps behind the first three")
+        say("ncclt: the overhead was not measured: it needs PyTorch, and unrecorded steps after the first three")
     else:
         say(
             f"ncclt: overhead: {cost.share * 100:+.1f} % of the step time while recording "

@@ -108,9 +108,9 @@ def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace
 
 def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
     if not command:
-        raise UsageError("no command to run", hint="put it behind --: ncclt run --cluster C --model M -- torchrun ...")
+        raise UsageError("no command to run", hint="put it after --: ncclt run --cluster C --model M -- torchrun ...")
     if arguments.policy is None and not arguments.model:
-        raise UsageError("--model is needed", hint="or --policy FILE; put the command behind --")
+        raise UsageError("--model is needed", hint="or --policy FILE; put the command after --")
     for name in ("nodes", "gpus_per_node"):
         value = getattr(arguments, name)
         if value is not None and value < 1:

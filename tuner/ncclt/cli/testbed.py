@@ -27,7 +27,7 @@ ClusterName = Annotated[
     typer.Option(
         envvar="NCCLT_CLUSTER",
         help="Name of the cluster, see `ncclt cluster list`. "
-        f"Simulated, {DEFAULT_CLUSTER} is meant when it is left out; a landscape brings its own.",
+        f"Default: {DEFAULT_CLUSTER} where trials are simulated; a landscape brings its own.",
     ),
 ]
 Nodes = Annotated[int | None, typer.Option(help="Nodes of the job.")]
@@ -75,7 +75,7 @@ Parallel = Annotated[
         help="Trials of the search at once, each on nodes of its own; the finalists are measured again alone."
     ),
 ]
-Python = Annotated[str, typer.Option(help="Python of the nodes, with PyTorch (torch_collectives).")]
+Python = Annotated[str, typer.Option(help="Python on the nodes, with PyTorch (torch_collectives).")]
 Container = Annotated[str | None, typer.Option(help="Container image of the trials (slurm with pyxis, kubernetes).")]
 Namespace = Annotated[str | None, typer.Option(help="Namespace of the jobs (kubernetes).")]
 Kubernetes = Annotated[

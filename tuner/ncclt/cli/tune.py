@@ -114,7 +114,7 @@ def tune(
     ] = "BUFFSIZE",
     seed: Annotated[int, typer.Option(help="The same seed gives the same study.")] = 0,
     study: Annotated[
-        str | None, typer.Option(help="Name of the study; the same name resumes. Default: made from what is tuned.")
+        str | None, typer.Option(help="Name of the study; the same name resumes. Default: derived from what is tuned.")
     ] = None,
     more: Annotated[
         int | None,

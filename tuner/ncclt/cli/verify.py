@@ -58,7 +58,10 @@ def verify(
     min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
     timeout: Annotated[float, typer.Option(help="Seconds after which a launch has failed.")] = 1800.0,
     run_to_end: Annotated[
-        bool, typer.Option("--run-to-end", help="Let each launch end by itself, instead of after its measured steps.")
+        bool,
+        typer.Option(
+            "--run-to-end", help="Let each launch run to its end instead of stopping it after the measured steps."
+        ),
     ] = False,
     directory: Annotated[
         Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
@@ -228,7 +231,7 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
 
     print(f"command: {shlex.join(request.argv)}")
     print(f"launches: {len(request.order)} at most: {' '.join(request.order)}")
-    print(f"steps: {request.steps} of each launch, behind {request.warmup} of warm-up")
+    print(f"steps: {request.steps} of each launch, after {request.warmup} of warm-up")
     print(f"base: {_shown(request.base_env)}")
     print(f"tuned: {_shown(request.tuned_env)}")
     print(f"removed from both: {', '.join(request.removed_env) or 'nothing'}")

@@ -90,7 +90,7 @@ def usable_folder(folder: Path) -> Path:
     folder = folder.resolve()  # of a link the place that it leads to counts
     if os.path.ismount(folder):
         raise UsageError(
-            f"{folder} is a mount point: a node on which the mount is missing could not tell",
+            f"{folder} is a mount point: a node without the mount would not notice",
             hint="name a folder inside it with --shared, and make it once",
         )
     return folder
@@ -291,7 +291,7 @@ def _parsed(raw: bytes, path: Path) -> JobAgreement:
         if outer["ncclt_decision"] != DECISION_SCHEMA:
             raise StoreError(f"{path} is a decision of another version", hint="use one version of ncclt on all nodes")
         if outer["sha256"] != _digest(outer["decision"]):
-            raise ValueError("its checksum is another one")
+            raise ValueError("its checksum does not match")
         inner = json.loads(outer["decision"])
         return JobAgreement(
             job=str(inner["job"]),
@@ -340,6 +340,6 @@ def _publish(path: Path, text: bytes) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"nobody has decided for this job, and in {folder} nothing can be decided here: {error.strerror or error}",
+        f"no node has decided for this job, and nothing can be decided in {folder}: {error.strerror or error}",
         hint="this node does not start; the folder must be writable, on a file system with hard links",
     )

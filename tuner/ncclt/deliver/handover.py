@@ -120,7 +120,9 @@ def with_table_text(offer: Offer, text: str) -> Offer:
     """
     head = _TABLE_HEAD.match(text)
     if head is None or head["id"] != offer.recommendation:
-        raise InputError("environment and table are not of one revision", hint="one was published meanwhile; try again")
+        raise InputError(
+            "environment and table are not of one revision", hint="a new one was published in between; try again"
+        )
     return replace(offer, table=text)
 
 

@@ -85,7 +85,7 @@ def _parse_line(words: list[str], path: Path) -> Host:
     for word in words[1:]:
         slots = _SLOTS.fullmatch(word)
         if slots is None or int(slots[1]) < 1:
-            raise UsageError(f"{path}: {word!r} is not known behind {words[0]}", hint="only slots=N is")
+            raise UsageError(f"{path}: {word!r} is not known after {words[0]}", hint="only slots=N is")
         host = Host(name=host.name, user=host.user, port=host.port, slots=int(slots[1]))
     return host
 

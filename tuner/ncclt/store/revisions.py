@@ -91,7 +91,7 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
         return ""
     if VERSION_TABLE not in tables:
         raise StoreError(
-            f"{shown} is the database of another program: it has tables and none of them says it is ncclt's",
+            f"{shown} is the database of another program: it has tables, and none of them is ncclt's",
             hint="name a file or database of its own with --storage",
         )
     revision = read() or ""

@@ -35,7 +35,7 @@ def open_study(connection: Connection, study: Study, *, now: str) -> Study:
     different = _differences(there, study)
     if different:
         raise UsageError(
-            f"the study {study.name!r} exists and is another one: {'; '.join(different)}",
+            f"the study {study.name!r} exists and differs: {'; '.join(different)}",
             hint="give the new study a name of its own, or repeat what the stored one was started with",
         )
     return there

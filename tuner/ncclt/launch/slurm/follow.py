@@ -101,7 +101,7 @@ def _follow(
         if silent >= _SILENT_QUESTIONS:
             raise StudyStoppedError(
                 f"Slurm no longer knows job {job_id}",
-                hint=f"`squeue --job {job_id}` and {logs[1].path} may tell; run the same command to resume the study",
+                hint=f"`squeue --job {job_id}` and {logs[1].path} may say more; run the same command to resume",
             )
         if state in _UNDER_WAY and (now := f"{state.lower()}{f' ({reason})' if reason else ''}") != told:
             told = now

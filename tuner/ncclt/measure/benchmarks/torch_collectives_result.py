@@ -106,7 +106,7 @@ def find_result(printed: str) -> str:
     try:
         packed = base64.b64decode("".join(letters_of[number] for number in range(1, count + 1)), validate=True)
         if f"{zlib.crc32(packed):08x}" != checksum:
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum does not match")
         unpacking = zlib.decompressobj()
         return unpacking.decompress(packed, _MOST_BYTES).decode()
     except (binascii.Error, zlib.error, ValueError) as error:

@@ -156,7 +156,7 @@ def _collective(test: NcclTest, label: str) -> Collective | None:
     known = None if row is None else _by_form(row, test)
     if row is not None and known is None:
         raise TraceError(
-            f"{label} does not tell which collective its table is of",
+            f"{label} does not say which collective its table is of",
             hint="put the command (`alltoall_perf -b 8 ...`) above the table, or use nccl-tests 2.17 or later",
         )
     return known

@@ -106,7 +106,7 @@ def plan_recording(
             cannot carry, or no plugin where it is asked for.
     """
     if not argv:
-        raise UsageError("no command to record", hint="put it behind --: ncclt profile record --name N -- torchrun ...")
+        raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")
     if (steps is not None and steps < 1) or (warmup is not None and warmup < 1):
         raise UsageError(
             f"--steps and --warmup must be at least 1, not {steps or WINDOW_STEPS} and {warmup or WARMUP_STEPS}",

@@ -50,7 +50,7 @@ def make_folder(base: Path, *, keep: Path | None) -> Path:
         UsageError: `base` cannot be written to, or `keep` is not empty.
     """
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError(f"{keep} is there already and not an empty folder", hint="name another one with --keep")
+        raise UsageError(f"{keep} is there already and not an empty folder", hint="name another folder with --keep")
     folder = None
     try:
         # mkdtemp gives 0700: traces show the paths and shapes of somebody's model.

@@ -1,0 +1,102 @@
+"""Texts that users see are plain English: no word that only this project knows, no phrase that sounds translated.
+
+Looked at are the texts given to errors and hints, to typer's options and argparse's, to print and say, and the pages.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = [*sorted((ROOT / "tuner" / "ncclt").rglob("*.py")), *sorted((ROOT / "api" / "ncclt_api").rglob("*.py"))]
+PAGES = sorted((ROOT / "api" / "ncclt_api").rglob("*.html"))
+
+FORBIDDEN = {
+    r"\b(?:handover|soundings?|ground|remark|canary)s?\b": "a word of the code: write what the user knows it as",
+    r"\b(?:is|are) told\b": "receives, gets",
+    r"\b(?:he|she|him|his|her|whoever|whose word)\b": "you, the user, or who it is",
+    r"\b(?:lies|lie) (?:in|on|at|there|here)\b": "is in",
+    r"\bmeans? nothing (?:to|where|for)\b": "does not apply to",
+    r"(?<!there )\b(?:is|or) no (?:[A-Z]\w*|file|text|list|table|number|name|size|host|record|report|log|trace)\b": (
+        "is not a"
+    ),
+    r"\bby its word\b": "according to",
+    r"\bworth a thought\b": "candidate",
+    r"\b(?:does|do) not go with\b|\bcannot go with\b": "cannot be combined with",
+    r"--[\w-]+ go(?:es)? with\b": "needs",
+    r"\bexclude each other\b": "cannot be combined",
+    r"\b(?:same )?command goes on\b": "run the same command to resume",
+    r"\b[Ll]eft out:": "Default:",
+    r"\band leave\.": "and exit.",
+    r"\banew\b": "again",
+    r"\bis not ours\b": "is not supported",
+    r"\ball the same\b": "anyway",
+    r"\btid(?:y|ies) up\b": "clean up",
+    r"\b(?:nobody|somebody|everybody)\b": "no node, a user, all users",
+    r"\b(?:is another one|its checksum is another)\b": "differs, has changed",
+    r"\bbehind --": "after --",
+    r"\bis meant when\b": "Default:",
+}
+
+
+def shown(call):
+    """Whether the arguments of a call are read by people."""
+    function = call.func
+    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    return name.endswith("Error") or name in ("print", "say", "echo", "Option", "Argument", "add_argument", "Typer")
+
+
+def parts(node):
+    """The constant texts below a node, docstrings and names of keys apart."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and " " in inner.value.strip():
+            yield inner.lineno, inner.value
+
+
+def texts(tree):
+    """Every text of a module that is shown, with its line; help texts of commands are their docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and shown(node):
+            for argument in (*node.args, *(word.value for word in node.keywords)):
+                yield from parts(argument)
+        elif isinstance(node, ast.Call):
+            for word in node.keywords:
+                if word.arg in ("hint", "help"):
+                    yield from parts(word.value)
+        elif isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(d) for d in node.decorator_list):
+            yield node.lineno, ast.get_docstring(node) or ""
+
+
+def complaints(text, place):
+    return [
+        f"{place}: {found[0]!r}: {instead}" for word, instead in FORBIDDEN.items() if (found := re.search(word, text))
+    ]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_texts_of_a_module_are_plain(path):
+    found = [
+        complaint
+        for line, text in dict.fromkeys(texts(ast.parse(path.read_text(encoding="utf-8"))))
+        for complaint in complaints(text, f"{path.relative_to(ROOT)}:{line}")
+    ]
+    assert found == [], "\n".join(found)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_texts_of_a_page_are_plain(path):
+    found = [
+        complaint
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for complaint in complaints(re.sub(r"<[^>]*>|\{[{%#].*?[}%#]\}", "", line), f"{path.name}:{number}")
+    ]
+    assert found == [], "\n".join(found)
+
+
+def test_a_bad_text_is_found_with_its_line():
+    tree = ast.parse(
+        'def f():\n    """Whoever reads this is no user."""\n    raise UsageError(f"{x} is no TOML", hint="a b")\n'
+    )
+    assert [c for line, text in texts(tree) for c in complaints(text, line)] == ["3: 'is no TOML': is not a"]
