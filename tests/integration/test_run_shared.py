@@ -169,7 +169,7 @@ def test_who_is_taken_for_the_only_one_says_so(tmp_path, shared, serving):
 
 def test_a_dry_run_decides_nothing_and_shows_what_was_decided(tmp_path, shared, serving):
     before = ended(started(tmp_path, shared, serving[0], step(0), "--dry-run"))
-    assert "nobody has decided for this job yet" in before[2]
+    assert "no node has decided for this job yet" in before[2]
     assert list(shared.iterdir()) == []
     ended(started(tmp_path, shared, AWAY, step(0), "--wait", "0"))
     after = ended(started(tmp_path, shared, serving[0], step(1), "--dry-run"))

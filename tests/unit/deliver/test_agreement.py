@@ -223,7 +223,7 @@ def unwritable(tmp_path, monkeypatch):
 
 def test_who_cannot_write_follows_or_does_not_start(tmp_path, unwritable):
     unwritable()
-    with pytest.raises(StoreError, match="nobody has decided") as caught:
+    with pytest.raises(StoreError, match="no node has decided") as caught:
         proposed(tmp_path)
     assert "hard links" in caught.value.hint
 

@@ -22,15 +22,15 @@ Print the environment that was proven for a workload on a cluster, and nothing e
 
   eval "$(ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3)"
 
-Served is only what was measured for the job's nodes, GPUs per node and NCCL. An option that is left out is taken from
-the job: variables of torchrun, mpirun and Slurm; NCCL from nvidia-nccl-cu12 or -cu13 beside the torchrun or python on
-PATH, else from NCCL_VERSION of NVIDIA's images. Where a part stays unknown nothing is served, and what there is is
-listed. docs/run.md says more.
+Only what was measured for the job's nodes, GPUs per node and NCCL version is printed. What its options leave out is
+taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL version from the nvidia-nccl-cu12 or
+-cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
+lists what was published. See docs/run.md.
 
 Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap and
-trainjob-env; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md says how to use each.
+trainjob-env; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md shows how to use each.
 
-On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing fitting was published, 69 = store or server
+On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing that fits was published, 69 = store or server
 unreachable.
 """
 

@@ -104,10 +104,10 @@ def preflight(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure all_reduce on all nodes, and where that is slow find the node, link or GPU that is at fault.
+    """Measure all_reduce on all nodes, and if that is slow, find the node, link or GPU at fault.
 
-    All nodes together are one launch; where they reach what is expected, that is all. Otherwise halves, pairs and GPUs
-    are launched until it is clear who is slow, and each suspect three times before it is named.
+    All nodes are measured together in one launch, and that is all if they reach what is expected. Otherwise halves,
+    pairs and GPUs are measured until it is clear what is slow; each suspect is measured three times before it is named.
     """
     from ncclt.cli.preflight_plot import check_plot, write_plot
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher

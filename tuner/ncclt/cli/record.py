@@ -25,9 +25,9 @@ def record(
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     steps: Annotated[
         int | None,
-        typer.Option(help="Training steps to record [20]; of the plugin: all that the command makes [counted]."),
+        typer.Option(help="Training steps to record (default 20); with the plugin: all steps of the command."),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before them [10].")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before them (default 10).")] = None,
     method: Annotated[
         Method,
         typer.Option(

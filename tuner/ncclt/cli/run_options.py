@@ -13,23 +13,23 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
 
 _DESCRIPTION = """\
-Start a training with what was proven for it: the per-size table where the tuner plugin is there, else plain variables.
+Start a training with what was proven for it: the per-size table if the tuner plugin is installed, else variables.
 
   torchrun on each node:   ncclt run --cluster leonardo --model bert --nodes 2 -- torchrun ... train.py
   srun or mpirun:          ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
   many nodes, each alike:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun ... train.py
 
-Your own NCCL_* variables win. Whatever fails here (server, store, configuration, cache, disk, ncclt itself), the
-command starts unchanged, and one line on stderr says why. What keeps it from starting is:
+Your own NCCL_* variables win. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
+command starts unchanged, and one line on stderr says why. It does not start only in these cases:
 
-  --fallback fail, which asks for that;
-  --shared, --policy, or a table that other nodes have: if this process cannot have the same as they;
-  words that make no sense, whatever is installed or configured: an unknown option, a number that is none, no command.
+  --fallback fail was given;
+  with --shared, --policy, or a table that other nodes use: this process cannot use the same as they do;
+  wrong usage: an unknown option, an invalid number, no command.
 
-Without --report this process becomes the command. With --report it stays beside it, and ends with it: if ncclt is
-killed (SIGKILL), the command and all that it has started get SIGTERM, and 30 s later SIGKILL.
-The exit code is that of the command; 2 = wrong usage, 69 = what the job was given cannot be learnt here or, with
---fallback fail, had; 126 or 127 = the command cannot be started.
+Without --report this process becomes the command. With --report it waits for the command: if ncclt is killed
+(SIGKILL), the command and everything it started get SIGTERM, and SIGKILL 30 s later.
+The exit code is that of the command; 2 = wrong usage, 69 = what the job uses cannot be read here or, with --fallback
+fail, nothing can be fetched; 126 or 127 = the command cannot be started.
 """
 
 
@@ -56,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
         "--fallback",
         choices=("cached", "none", "fail"),
         default="cached",
-        help="where the server is away: its last good answer, else NCCL's own choice (default); NCCL's own choice; "
-        "do not start, whatever it is that fails",
+        help="if the server is away: cached = use its last good answer, else NCCL's own choice (default); none = use "
+        "NCCL's own choice; fail = do not start the command, whatever fails",
     )
     made.add_argument(
         "--policy", type=Path, metavar="FILE", help="use this table, on a file system that all nodes share"

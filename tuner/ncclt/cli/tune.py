@@ -150,8 +150,8 @@ def tune(
 
     The default is measured first; then settings are tried, each launch measuring all messages; the best ones are
     launched again; and the resulting policy is measured in turn with the untouched default (A B B A ...). Ctrl-C
-    finishes the running trial and saves; the same command resumes (without --continue, whose launches would be added
-    once more). A study that is finished prints its result again and launches nothing. Several processes may run the
+    finishes the running trial and saves; the same command resumes (leave out --continue, or its launches are added
+    again). A finished study prints its result again and launches nothing. Several processes may run the
     same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
     as one job.
     """
