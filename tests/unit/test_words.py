@@ -40,12 +40,14 @@ FORBIDDEN = {
     r"\bis meant when\b": "Default:",
 }
 
+SHOWN = ("print", "say", "tell", "warn", "echo", "Option", "Argument", "add_argument", "Typer")
+
 
 def shown(call):
     """Whether the arguments of a call are read by people."""
     function = call.func
     name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-    return name.endswith("Error") or name in ("print", "say", "echo", "Option", "Argument", "add_argument", "Typer")
+    return name.endswith("Error") or name in SHOWN
 
 
 def parts(node):

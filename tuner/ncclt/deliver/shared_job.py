@@ -89,7 +89,7 @@ def agree(
             texts = answer if isinstance(answer, OfferTexts) else None
             content = _content(texts, plan, why=answer if isinstance(answer, str) else "")
             if arguments.dry_run:
-                tell("ncclt: nobody has decided for this job yet; this would be proposed")
+                tell("ncclt: no node has decided for this job yet; this would be proposed")
                 offer = texts.offer() if texts else None
                 return offer, plan(offer, None)
             found = decide(folder, job, question=question, content=content)
