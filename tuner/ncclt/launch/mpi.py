@@ -55,7 +55,7 @@ def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
     """
     if shutil.which(program, path=environ.get("PATH")) is None:
         raise UsageError(
-            f"{program} is not here", hint="load the MPI that nccl-tests was built with, or name its mpirun"
+            f"{program} was not found", hint="load the MPI that nccl-tests was built with, or name its mpirun"
         )
     try:
         told = subprocess.run(

@@ -49,8 +49,8 @@ def test_iterations_divide_the_calls(read):
     assert found(workload) == {("all_reduce", 1024, 4): 1, ("all_gather", 2048, 4): 1.5}
     origin = workload.provenance
     assert (origin.steps, origin.world_size) == (2, 8)
-    assert "default: 2 x call of the set-up (stage init)" in origin.notes
-    assert "default: 1 x row behind the last end of an iteration" in origin.notes
+    assert "left out: 2 x call of the set-up (stage init)" in origin.notes
+    assert "left out: 1 x row behind the last end of an iteration" in origin.notes
     assert "no dtype is given: taken as uint8, bytes of no known type" in origin.notes
 
 
@@ -79,7 +79,7 @@ def test_tuples_of_computation_fill_several_cells(read):
         END,
     )
     assert found(workload) == {("all_reduce", 64, 4): 1}
-    assert "default: 1 x all_to_all with a tuple as size" in workload.provenance.notes
+    assert "left out: 1 x all_to_all with a tuple as size" in workload.provenance.notes
 
 
 def test_sends_stand_for_their_receives(read):
@@ -94,7 +94,7 @@ def test_file_without_an_end_is_one_step(read):
     origin = read(row("all_reduce", 64), row("all_reduce", 0), row("barrier", 8)).provenance
     assert origin.steps == 0
     assert WHOLE_FILE in origin.notes
-    assert "default: 1 x all_reduce of 0 bytes" in origin.notes
+    assert "left out: 1 x all_reduce of 0 bytes" in origin.notes
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON: {error}", hint=hint) from error
+        raise InputError(f"{path} is not JSON: {error}", hint=hint) from error
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path} names no model_type", hint=hint)
     for name, count in _counts(document):

@@ -175,7 +175,7 @@ def _provenance(logs: Sequence[BucketLog], job: _Job, left_out: Counter[str]) ->
         detail=facts,
         world_size=job.world_size,
         ranks_read=tuple(sorted({rank for log in logs for rank in log.buckets if rank is not None})),
-        notes=(*_notes(logs, job), *(f"default: {count} x {reason}" for reason, count in sorted(left_out.items()))),
+        notes=(*_notes(logs, job), *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items()))),
     )
 
 

@@ -116,7 +116,7 @@ def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
     unreadable = sum(test.unreadable_lines for test in tests)
     if unreadable:
         notes.append(f"{unreadable} lines inside the tables are no rows: sizes may be missing")
-    return notes + [f"default: {count} x {reason}" for reason, count in sorted(left_out.items())]
+    return notes + [f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())]
 
 
 def _is_output(beginning: bytes) -> bool:

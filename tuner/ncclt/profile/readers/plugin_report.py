@@ -273,4 +273,4 @@ def _notes(
             notes.append(f"{len(views)} of {world_size} ranks read; the busiest of them stands for all")
     else:
         notes.append(f"{len(views)} ranks read and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"default: {count} x {reason}" for reason, count in sorted(left_out.items())))
+    return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))

@@ -162,7 +162,7 @@ def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[in
                 counted[row.left_out] += row.calls
         for reason, calls in counted.items():
             left_out[reason] = max(left_out.get(reason, 0), calls)
-    notes += [f"default: {calls} x {reason}" for reason, calls in sorted(left_out.items())]
+    notes += [f"left out: {calls} x {reason}" for reason, calls in sorted(left_out.items())]
     if not ranks:
         notes.append("the table does not say which ranks it was made from")
     elif len(ranks) < world_size:

@@ -252,7 +252,7 @@ def test_a_rank_without_memory_says_so_before_anything_is_sent(monkeypatch):
     def fail(*_arguments):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(measuring, "Payload", fail)
+    monkeypatch.setattr(measuring, "MessageBuffers", fail)
     with pytest.raises(RefusedError, match="out of memory"):
         measuring.measure(None, None, Agreement(), CPU, 1.0)
 

@@ -154,7 +154,7 @@ def test_bad_tables_are_refused(text, why):
 
 def test_text_that_is_no_utf8_is_refused():
     """With the line it stands in."""
-    with pytest.raises(TraceError, match="line 2: this is not a UTF-8"):
+    with pytest.raises(TraceError, match="line 2: this is not UTF-8"):
         table.read_stream(io.BytesIO(b"collective,size,calls\nall_reduce\xff,8,1\n"), name="x")
 
 

@@ -59,7 +59,7 @@ def test_units_are_powers_of_1024(log):
     workload = log(rows)
     sizes = {512: 1, 2048: 2, 3 << 19: 3, 5 << 28: 4}
     assert table(workload) == {("all_reduce", size): calls for size, calls in sizes.items()}
-    assert "default: 9 x all_reduce of 0 bytes" in workload.provenance.notes
+    assert "left out: 9 x all_reduce of 0 bytes" in workload.provenance.notes
     assert any("rounded" in note for note in workload.provenance.notes)
 
 
@@ -79,7 +79,7 @@ def test_ranks_that_do_not_follow_are_not_guessed(log, tput, busbw):
     assert table(workload) == {("broadcast", 2048): 1.0}
     assert workload.provenance.world_size == 0
     assert any(
-        note.startswith("default: 5 x all_gather_base of 2048 bytes per rank") for note in workload.provenance.notes
+        note.startswith("left out: 5 x all_gather_base of 2048 bytes per rank") for note in workload.provenance.notes
     )
 
 

@@ -144,7 +144,7 @@ def test_calls_are_counted_in_complete_steps(read):
     workload = read(*calls, _step(7, 100), _step(8, 200), orphan)
     assert _rows(workload) == {("all_reduce", "float32", 16, 2): 2.0}
     assert workload.provenance.steps == 2
-    assert "default: 2 of 6 calls, outside complete steps" in workload.provenance.notes
+    assert "left out: 2 of 6 calls, outside complete steps" in workload.provenance.notes
 
 
 def test_empty_last_step_is_no_step(read):
@@ -169,7 +169,7 @@ def test_groups_tell_rank_world_and_backend(read):
     )
     assert _rows(workload) == {("all_reduce", "float32", 16, 4): 1.0, ("broadcast", "float32", 16, 8): 1.0}
     assert (workload.provenance.ranks_read, workload.provenance.world_size) == ((6,), 8)
-    assert "default: 1 x call in a group that never reaches NCCL" in workload.provenance.notes
+    assert "left out: 1 x call in a group that never reaches NCCL" in workload.provenance.notes
 
 
 def test_unknown_dtype_is_left_out_and_said(read):

@@ -113,7 +113,7 @@ def test_gloo_beside_nccl_is_left_out(read):
     """It never reaches NCCL."""
     workload = read(_entry("nccl:all_reduce", [[5]], [[5]]), _entry("gloo:broadcast", [[7]], [[7]]))
     assert _rows(workload) == {("all_reduce", "float32", 20, 4): 1.0}
-    assert "default: 1 x call over gloo, which never reaches NCCL" in workload.provenance.notes
+    assert "left out: 1 x call over gloo, which never reaches NCCL" in workload.provenance.notes
 
 
 def test_sends_stand_for_both_halves_and_name_the_rank(read):
@@ -170,13 +170,13 @@ def test_impossible_shapes_are_left_out(read, shape):
     """And the rest is read."""
     workload = read(_entry("nccl:all_reduce", [[5]], [[5]]), _entry("nccl:all_reduce", [shape], [shape]))
     assert _rows(workload) == {("all_reduce", "float32", 20, 4): 1.0}
-    assert "default: 1 x allreduce without a usable size" in workload.provenance.notes
+    assert "left out: 1 x allreduce without a usable size" in workload.provenance.notes
 
 
 def test_entries_without_a_name_are_counted_as_left_out(read):
     """A damaged dump says that it is partial."""
     notes = read(_entry("nccl:all_reduce", [[5]], [[5]]), {}, 7).provenance.notes
-    assert "default: 2 x entry without an operation's name" in notes
+    assert "left out: 2 x entry without an operation's name" in notes
 
 
 def test_empty_dump_is_refused(read):

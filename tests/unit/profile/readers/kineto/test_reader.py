@@ -245,6 +245,6 @@ def test_sizes_have_the_limit_of_every_reader(trace):
     trace.comm("allreduce", MOST_BYTES // 4 + 1)
     workload = kineto.read([trace.write()], name="t")
     assert [m.message.size_bytes for m in workload.messages] == [MOST_BYTES]
-    assert "default: 1 x allreduce of an impossible size" in workload.provenance.notes
+    assert "left out: 1 x allreduce of an impossible size" in workload.provenance.notes
     with pytest.raises(InputError):
         Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=MOST_BYTES + 1)

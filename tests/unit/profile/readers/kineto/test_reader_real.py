@@ -83,7 +83,7 @@ def test_group_of_reduce_scatter_is_told_by_its_operator(traces):
         if size:
             corrected[collective, dtype, size, 8 if collective == "reduce_scatter" else group] += calls
     assert _found(workload) == corrected
-    assert "default: 10 x alltoallbase of 0 bytes" in workload.provenance.notes
+    assert "left out: 10 x alltoallbase of 0 bytes" in workload.provenance.notes
 
 
 def test_calls_outside_the_only_marked_step_do_not_count(traces):
@@ -99,7 +99,7 @@ def test_calls_outside_the_only_marked_step_do_not_count(traces):
     }
     in_file = {(c, d, s) for c, d, s, _group in _expected(traces, CPU_ONLY)}
     assert {key[:3] for key in _found(workload)} == in_file
-    assert "default: 8 of 10 calls, outside complete steps" in workload.provenance.notes
+    assert "left out: 8 of 10 calls, outside complete steps" in workload.provenance.notes
 
 
 def test_eight_ranks_in_one_archive_are_counted_once(traces):

@@ -94,7 +94,7 @@ def test_calls_of_any_backend_are_read_or_named(trace, backend):
     assert [(m.message.label, m.calls_per_step) for m in workload.messages] == [("all_reduce 16 B float32", 1.0)]
     notes = workload.provenance.notes
     assert f"recorded over {backend}: these are the messages that NCCL would be given" in notes
-    assert "default: 1 x broadcast without shapes (record with record_shapes=True)" in notes
+    assert "left out: 1 x broadcast without shapes (record with record_shapes=True)" in notes
 
 
 def test_operators_that_nothing_sizes_are_named(trace):
@@ -111,4 +111,4 @@ def test_metadata_without_a_size_are_named(trace):
     trace.comm("allreduce", 4)
     trace.event("record_param_comms", "cpu_op", **{"Collective name": "allgather"})
     notes = kineto.read([trace.write()], name="t").provenance.notes
-    assert "default: 1 x allgather without a size" in notes
+    assert "left out: 1 x allgather without a size" in notes

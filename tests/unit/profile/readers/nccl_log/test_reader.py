@@ -141,7 +141,7 @@ def test_torn_lines_are_counted(log):
     """A cut call is left out and said."""
     workload = log([call("AllReduce", 256), call("AllReduce", 256)[:90]])
     assert table(workload) == {("all_reduce", "float32", 1024, 4): 1.0}
-    assert "default: 1 x calls whose line is cut off or torn apart" in workload.provenance.notes
+    assert "left out: 1 x calls whose line is cut off or torn apart" in workload.provenance.notes
 
 
 def test_what_makes_no_message_is_said(log):
@@ -149,7 +149,7 @@ def test_what_makes_no_message_is_said(log):
     rows = [call("AllReduce", 1), call("Gather", 5), call("Broadcast", 0), call("Reduce", 5, datatype=99)]
     rows += [call("Reduce", 9 * 10**18)]
     notes = log(rows).provenance.notes
-    assert sum(note.startswith("default: 1 x") for note in notes) == 4
+    assert sum(note.startswith("left out: 1 x") for note in notes) == 4
     assert any("Gather" in note for note in notes)
 
 

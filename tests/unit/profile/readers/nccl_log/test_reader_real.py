@@ -60,4 +60,4 @@ def test_cut_lines_are_said(traces):
     """Two of the excerpts end in the middle of a call."""
     for key in ("NVIDIA_nccl_1193_ddp_128ranks", "rccl_variant_lines"):
         notes = _read(traces, f"nccl_log/issues/{key}.log").provenance.notes
-        assert "default: 1 x calls whose line is cut off or torn apart" in notes
+        assert "left out: 1 x calls whose line is cut off or torn apart" in notes

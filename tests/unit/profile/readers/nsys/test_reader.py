@@ -153,7 +153,7 @@ def test_old_layout_with_groups_of_two_sizes_leaves_gathers_out(export):
     e.call(AG, body=struct.pack("<Q", 1000), times=2)
     workload = nsys.read([e.write()], name="run")
     assert found(workload) == {("all_reduce", "uint8", 4096, 0): 1}
-    assert any(note.startswith("default: 2 x ncclAllGather") for note in workload.provenance.notes)
+    assert any(note.startswith("left out: 2 x ncclAllGather") for note in workload.provenance.notes)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_unusable_entries_are_left_out_and_said(read, row, reason):
     """And a trace of them alone is refused with the same reason."""
     workload = read(row, _row("all_reduce", 10, 10))
     assert _rows(workload) == {("all_reduce", "float32", 40, 4): 1.0}
-    assert any(note.startswith("default: 1 x") and reason in note for note in workload.provenance.notes)
+    assert any(note.startswith("left out: 1 x") and reason in note for note in workload.provenance.notes)
     with pytest.raises(TraceError, match=reason):
         read(row)
 
@@ -99,7 +99,7 @@ def test_notes_stay_few_however_many_reasons_there_are(read):
     strange = [_row(f"op{n}", 1, 1) for n in range(500)]
     notes = read(_row("all_reduce", 10, 10), *strange).provenance.notes
     assert len(notes) < 30
-    assert "default: 480 x call for other reasons" in notes
+    assert "left out: 480 x call for other reasons" in notes
 
 
 _JSON = st.recursive(

@@ -183,5 +183,5 @@ def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) ->
         if log.tables > 1:
             notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: the fullest one is read")
         if log.torn:
-            notes.append(f"default: {log.torn} rows of a table in {log.label} without an operation above them")
-    return (*notes, *(f"default: {count} x {reason}" for reason, count in sorted(left_out.items())))
+            notes.append(f"left out: {log.torn} rows of a table in {log.label} without an operation above them")
+    return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))

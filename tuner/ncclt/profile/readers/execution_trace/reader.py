@@ -83,7 +83,7 @@ def _read_rank(document: Document) -> RankReading:
         facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
         notes=(
             "an ExecutionTrace has no durations",
-            *([f"default: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
+            *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
             *steps.notes,
             *ledger.notes(),
         ),

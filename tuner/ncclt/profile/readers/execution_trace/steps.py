@@ -38,7 +38,7 @@ def calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]
         # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
         starts.pop()
     dropped = len(everything) - len(inside)
-    notes = (f"default: {dropped} of {len(everything)} calls, outside complete steps",) if dropped else ()
+    notes = (f"left out: {dropped} of {len(everything)} calls, outside complete steps",) if dropped else ()
     return TraceSteps(calls=inside, count=len(starts), notes=notes)
 
 

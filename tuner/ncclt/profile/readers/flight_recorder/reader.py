@@ -64,7 +64,7 @@ def _read_rank(document: Document) -> RankReading:
     named = entries_of(dump)
     entries, notes = _of_one_backend(named)
     if len(named) < len(dump["entries"]):
-        notes.append(f"default: {len(dump['entries']) - len(named)} x entry without an operation's name")
+        notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
     groups = groups_of(dump)
     records = [call_of(entry, groups) for entry in entries]
     sizes = told_group_sizes(records)
@@ -107,7 +107,7 @@ def _of_one_backend(entries: list[Mapping[str, Any]]) -> tuple[list[Mapping[str,
         return nccl, []
     backends = ", ".join(sorted({shown(entry["profiling_name"].split(":", 1)[0]) for entry in others}))
     if nccl:
-        return nccl, [f"default: {len(others)} x call over {backends}, which never reaches NCCL"]
+        return nccl, [f"left out: {len(others)} x call over {backends}, which never reaches NCCL"]
     notes = [f"recorded over {backends}: these are the messages that NCCL would be given"]
     if backends == "gloo":
         # Seen with torch 2.13: ProcessGroupGloo records what it builds on, and only collectives.

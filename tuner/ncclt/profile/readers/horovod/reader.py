@@ -202,7 +202,7 @@ def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Me
     ]
     if len(counts) > 1:
         notes.append("groups form by timing and vary from step to step: judge them by clusters (detail size_clusters)")
-    notes += [f"default: {count} x {reason}" for reason, count in sorted(timeline.left_out.items())]
+    notes += [f"left out: {count} x {reason}" for reason, count in sorted(timeline.left_out.items())]
     if not timeline.ranks:
         notes.append("no negotiation was recorded: the groups are taken as the whole job")
     if timeline.is_cut:

@@ -118,7 +118,7 @@ def _notes(tally: Tally) -> tuple[str, ...]:
             notes.append(f"{tally.ranks_seen} of {world_size} ranks read; the busiest of them stands for all")
     else:
         notes.append(f"{tally.ranks_seen} ranks read and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"default: {reason}" for reason in _left_out(tally)))
+    return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))
 
 
 def _left_out(tally: Tally) -> list[str]:

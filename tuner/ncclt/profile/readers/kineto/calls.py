@@ -94,5 +94,5 @@ class CallBook:
         """Return one sentence per assumption and per reason of leaving calls out."""
         return (
             *self.assumptions,
-            *(f"default: {count} x {reason}" for reason, count in sorted(self.left_out.items())),
+            *(f"left out: {count} x {reason}" for reason, count in sorted(self.left_out.items())),
         )

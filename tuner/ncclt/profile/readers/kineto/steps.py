@@ -51,9 +51,9 @@ def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu:
         )
     notes = []
     if len(inside) < len(everything):
-        notes.append(f"default: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")
+        notes.append(f"left out: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")
     if len(complete) < len(marks):
-        notes.append(f"default: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
+        notes.append(f"left out: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
     return KinetoSteps(
         calls=inside,
         count=len(complete),

@@ -120,7 +120,7 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
             notes.append(f"{comms.ranks_seen} of {comms.world_size} ranks seen; the busiest of them stands for all")
     elif comms.ranks_seen:
         notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"default: {reason}" for reason in _left_out(found)))
+    return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
 
 
 def _left_out(found: RankFindings) -> list[str]:

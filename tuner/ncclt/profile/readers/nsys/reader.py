@@ -99,7 +99,7 @@ def _workload(recordings: Sequence[NsysExport], sizing: Sizing, workload_name: s
 
 def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world_size: int) -> list[str]:
     notes = [WHOLE_FILE, *sizing.assumed]
-    notes += [f"default: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
+    notes += [f"left out: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
     bare = sum(
         count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS
     ) - sum(

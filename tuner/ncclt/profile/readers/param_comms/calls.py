@@ -82,9 +82,9 @@ class CallLedger:
     def notes(self) -> tuple[str, ...]:
         """Return one sentence per assumption and per reason of leaving calls out."""
         commonest = self.left_out.most_common(_REASONS_SHOWN)
-        notes = [*self.assumptions, *(f"default: {count} x {reason}" for reason, count in sorted(commonest))]
+        notes = [*self.assumptions, *(f"left out: {count} x {reason}" for reason, count in sorted(commonest))]
         others = self.left_out.total() - sum(count for _reason, count in commonest)
-        return (*notes, f"default: {others} x call for other reasons") if others else tuple(notes)
+        return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
 
 
 def ledger_of(records: Iterable[RecordedCall], *, sizes: Mapping[str, int]) -> CallLedger:

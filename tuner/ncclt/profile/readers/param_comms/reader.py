@@ -72,7 +72,7 @@ def _read_rank(document: Document) -> RankReading:
         calls=ledger.without_answered_receives(),
         notes=(
             "a comms trace has no durations",
-            *([f"default: {strange} x entry that is neither communication nor compute"] if strange else []),
+            *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
             *ledger.notes(),
         ),
     )
