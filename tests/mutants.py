@@ -242,7 +242,7 @@ def run_all(mutants: list[Mutant], jobs: int, limit_s: float) -> Iterator[tuple[
 def main() -> None:
     """Draw, test and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}; default: all of them")
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}; left out: all of them")
     parser.add_argument("--mutants", type=int, default=100, help="how many to draw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

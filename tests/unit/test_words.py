@@ -28,7 +28,7 @@ FORBIDDEN = {
     r"--[\w-]+ go(?:es)? with\b": "needs",
     r"\bexclude each other\b": "cannot be combined",
     r"\b(?:same )?command goes on\b": "run the same command to resume",
-    r"\b[Ll]eft out:": "Default:",
+    r"\bLeft out:|; left out:": "Default:",
     r"\band leave\.": "and exit.",
     r"\banew\b": "again",
     r"\bis not ours\b": "is not supported",
