@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializ
 
 from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
 from ncclt.core.message import Collective
-from ncclt_api.text import Document
+from ncclt_api.text import AnswerModel
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -17,7 +17,7 @@ _MOST = 2**53
 """No honest count is larger; beyond it JSON's numbers lose their last digits."""
 
 
-class AttestationRow(Document):
+class AttestationRow(AnswerModel):
     """One kind of message; size_bytes and group_size 0 = not known, or any."""
 
     collective: Collective
@@ -30,7 +30,7 @@ class AttestationRow(Document):
     reason: str
 
 
-class WitnessDocument(Document):
+class WitnessDocument(AnswerModel):
     """Reports of the plugin or logs of NCCL that say the same."""
 
     kind: str
@@ -101,7 +101,7 @@ class NewAttestation(BaseModel):
         return value.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
-class AttestationDocument(Document):
+class AttestationDocument(AnswerModel):
     """Whether a recommendation took effect in one job."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -125,13 +125,13 @@ class AttestationDocument(Document):
     created: str
 
 
-class AttestationList(Document):
+class AttestationList(AnswerModel):
     """Attestations of one recommendation, newest first."""
 
     items: list[AttestationDocument]
 
 
-class AttestationSummary(Document):
+class AttestationSummary(AnswerModel):
     """An attestation in one line."""
 
     id: str

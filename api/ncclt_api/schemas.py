@@ -17,10 +17,10 @@ from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt_api.attestation_schemas import AttestationSummary
-from ncclt_api.text import Document
+from ncclt_api.text import AnswerModel
 
 
-class Health(Document):
+class Health(AnswerModel):
     """The process answers, or the service can serve."""
 
     status: str
@@ -28,14 +28,14 @@ class Health(Document):
     migration: str | None = Field(default=None, description="revision of the store's tables")
 
 
-class FieldProblem(Document):
+class FieldProblem(AnswerModel):
     """One field of a request that was refused."""
 
     where: str
     message: str
 
 
-class AvailableShape(Document):
+class AvailableShape(AnswerModel):
     """A shape of a job that something was published for."""
 
     nodes: int
@@ -46,7 +46,7 @@ class AvailableShape(Document):
     stale: bool
 
 
-class ProblemDocument(Document):
+class ProblemDocument(AnswerModel):
     """An error, as RFC 9457 has it, with what to do about it."""
 
     type: str
@@ -62,7 +62,7 @@ class ProblemDocument(Document):
     )
 
 
-class ClusterDocument(Document):
+class ClusterDocument(AnswerModel):
     """One kind of node and how many there are."""
 
     name: str
@@ -90,7 +90,7 @@ class CatalogueCluster(ClusterDocument):
     shipped: bool = Field(description="comes with ncclt; false = added here")
 
 
-class ClusterList(Document):
+class ClusterList(AnswerModel):
     """All clusters of the catalogue."""
 
     items: list[CatalogueCluster]
@@ -114,7 +114,7 @@ class WorkloadMessage(MessageDocument):
     recorded_us: float | None = None
 
 
-class ProvenanceDocument(Document):
+class ProvenanceDocument(AnswerModel):
     """Where a workload came from."""
 
     source: str
@@ -129,7 +129,7 @@ class ProvenanceDocument(Document):
     )
 
 
-class WorkloadDocument(Document):
+class WorkloadDocument(AnswerModel):
     """The messages of one training step."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -150,13 +150,13 @@ class CatalogueWorkload(WorkloadDocument):
     shipped: bool = Field(description="comes with ncclt; false = added here")
 
 
-class WorkloadList(Document):
+class WorkloadList(AnswerModel):
     """All workloads of the catalogue."""
 
     items: list[CatalogueWorkload]
 
 
-class FingerprintDocument(Document):
+class FingerprintDocument(AnswerModel):
     """What a recommendation is valid for."""
 
     gpu: str
@@ -169,7 +169,7 @@ class FingerprintDocument(Document):
     driver: str = Field(default="", description="of NVIDIA, under which it was measured; empty = not known")
 
 
-class RuleDocument(Document):
+class RuleDocument(AnswerModel):
     """What to choose for one collective in one range of sizes, both ends inclusive; null = left to NCCL."""
 
     collective: Collective
@@ -181,14 +181,14 @@ class RuleDocument(Document):
     channels: int | None
 
 
-class PolicyDocument(Document):
+class PolicyDocument(AnswerModel):
     """Rules and process-wide parameters."""
 
     rules: list[RuleDocument]
     parameters: dict[str, int]
 
 
-class VerdictDocument(Document):
+class VerdictDocument(AnswerModel):
     """What the interleaved re-measurement against the untouched default proved."""
 
     decision: Decision
@@ -203,14 +203,14 @@ class VerdictDocument(Document):
     min_effect: float = Field(description="smallest gain that was worth a change, as a share")
 
 
-class DeliveryDocument(Document):
+class DeliveryDocument(AnswerModel):
     """One form of the result with the verdict of exactly that form."""
 
     policy: PolicyDocument
     verdict: VerdictDocument
 
 
-class RecommendationDocument(Document):
+class RecommendationDocument(AnswerModel):
     """A published revision."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -236,7 +236,7 @@ class RecommendationDocument(Document):
     )
 
 
-class VerificationSummary(Document):
+class VerificationSummary(AnswerModel):
     """What the step times of a real training said, in one line."""
 
     id: str
@@ -253,13 +253,13 @@ class ProvenRecommendation(RecommendationDocument):
     attestations: list[AttestationSummary] = Field(description="newest first, the last few")
 
 
-class RecommendationList(Document):
+class RecommendationList(AnswerModel):
     """Published revisions, newest first."""
 
     items: list[ProvenRecommendation]
 
 
-class StudyDocument(Document):
+class StudyDocument(AnswerModel):
     """A study without its trials."""
 
     id: str
@@ -286,7 +286,7 @@ class StudySummaryDocument(StudyDocument):
     recommendation: RecommendationDocument | None
 
 
-class StudyList(Document):
+class StudyList(AnswerModel):
     """One page of studies, newest first."""
 
     items: list[StudySummaryDocument]
@@ -315,7 +315,7 @@ class MeasurementDocument(MessageDocument):
     interpolated: bool
 
 
-class TrialDocument(Document):
+class TrialDocument(AnswerModel):
     """One launch of a setting."""
 
     number: int
@@ -337,7 +337,7 @@ class TrialDocument(Document):
     measurements: list[MeasurementDocument]
 
 
-class BlockDocument(Document):
+class BlockDocument(AnswerModel):
     """One A B B A block of a proof, and what was decided after it."""
 
     block: int
@@ -350,7 +350,7 @@ class BlockDocument(Document):
     decision: Decision
 
 
-class ArmEvidenceDocument(Document):
+class ArmEvidenceDocument(AnswerModel):
     """What one form of the result rests on."""
 
     arm: Arm
@@ -360,7 +360,7 @@ class ArmEvidenceDocument(Document):
     blocks: list[BlockDocument]
 
 
-class EvidenceDocument(Document):
+class EvidenceDocument(AnswerModel):
     """The newest verdict of a study, judged again from its trials."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -372,7 +372,7 @@ class EvidenceDocument(Document):
     arms: list[ArmEvidenceDocument]
 
 
-class TrialList(Document):
+class TrialList(AnswerModel):
     """All trials of a study, by number."""
 
     study: str

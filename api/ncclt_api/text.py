@@ -24,7 +24,7 @@ def readable(value: Any) -> Any:
     return value
 
 
-class Document(BaseModel):
+class AnswerModel(BaseModel):
     """The JSON of an answer, readable whatever was stored."""
 
     @model_validator(mode="before")

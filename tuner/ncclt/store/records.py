@@ -31,7 +31,7 @@ Record = TypeVar("Record", Check, Attestation, Preflight, Verification)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind(Generic[Record]):
+class RecordKind(Generic[Record]):
     """One kind of record.
 
     Attributes:
@@ -110,10 +110,10 @@ class Kind(Generic[Record]):
         return text(earlier.query).columns(*(c for c in records.c if c.name != "kind")).subquery()
 
 
-CHECKS: Kind[Check] = Kind(name="check", parse=check_from_document)
-ATTESTATIONS: Kind[Attestation] = Kind(name="attestation", parse=attestation_from_document)
-PREFLIGHTS: Kind[Preflight] = Kind(name="preflight", parse=preflight_from_document)
-VERIFICATIONS: Kind[Verification] = Kind(name="verification", parse=verification_from_document)
+CHECKS: RecordKind[Check] = RecordKind(name="check", parse=check_from_document)
+ATTESTATIONS: RecordKind[Attestation] = RecordKind(name="attestation", parse=attestation_from_document)
+PREFLIGHTS: RecordKind[Preflight] = RecordKind(name="preflight", parse=preflight_from_document)
+VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", parse=verification_from_document)
 
 
 def with_staleness(

@@ -51,7 +51,7 @@ def test_a_form_that_several_share_needs_the_command(tmp_path, row, ranks):
     """all_gather and alltoall, all_reduce and sendrecv of two ranks: nothing is guessed."""
     path = tmp_path / "out"
     path.write_text(table("redop root", row, ranks=ranks))
-    with pytest.raises(TraceError, match="does not tell which collective") as caught:
+    with pytest.raises(TraceError, match="does not say which collective") as caught:
         read_workload([path], name="x")
     assert "above the table" in caught.value.hint
     path.write_text(table("redop root", row, ranks=ranks, before="$ ./build/alltoall_perf -b 8 -e 8\n"))

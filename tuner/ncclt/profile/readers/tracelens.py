@@ -274,5 +274,5 @@ def _positive(row: TableRow, text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise row.refused(f"{text[:40]!r} is no number above 0", "make the report again")
+        raise row.refused(f"{text[:40]!r} is not a number above 0", "make the report again")
     return number

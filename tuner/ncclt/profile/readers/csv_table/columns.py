@@ -192,7 +192,7 @@ def _whole(row: TableRow, column: str, text: str) -> int:
 def _positive(row: TableRow, column: str, text: str) -> float:
     number = float(text) if _NUMBER.fullmatch(text) else 0.0
     if not number > 0:
-        raise row.refused(f"{column} is {text[:40]!r}, no number above 0", "give digits, with a point for decimals")
+        raise row.refused(f"{column} is {text[:40]!r}, not a number above 0", "give digits, with a point for decimals")
     return number
 
 
