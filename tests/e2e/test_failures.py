@@ -38,7 +38,7 @@ def study_count(ncclt):
         (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
         (("--model", "bert", "--launcher", "replay"), 2, "--landscape"),
         (("--model", "bert", "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
-        (("--model", "bert", "--nccl-version", "two"), 2, "no NCCL version"),
+        (("--model", "bert", "--nccl-version", "two"), 2, "not an NCCL version"),
         (("--model", "bert", "--profile", "bert"), 2, "--model"),
         ((), 2, "--model"),
     ],

@@ -337,14 +337,14 @@ def measure_all(
 ) -> None:
     """Measure one message after another, all of them beside the same other work."""
     measuring = load(options.measuring)
-    messages = [measuring.Message.parse(word) for word in options.messages]
+    messages = [measuring.MeasuredMessage.parse(word) for word in options.messages]
     for message in messages:
         plan_groups(groups.nodes, message.group_size, message.across)  # refused before anything is measured
     with measuring.Gemm(device) if options.beside else nullcontext() as gemm:
         enough_us = options.enough_us or [0.0] * len(messages)
         for word, message, enough in zip(options.messages, messages, enough_us):  # noqa: B905  3.9 has no strict
             report.doing = f"{word}: "
-            group = measuring.Group(*groups.of(message))
+            group = measuring.MeasuredGroup(*groups.of(message))
             result = measuring.measure(message, group, agreement, device, options.budget_s, enough or None)
             report.document["measurements"].append({"message": word, **result})
     report.doing = ""
