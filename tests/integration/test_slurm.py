@@ -170,15 +170,17 @@ def test_a_step_of_another_node_is_cancelled_by_its_name(slurm_cluster, allocati
     Whatever flees from its task is Slurm's to find, by cgroups on a real cluster.
     """
     (command,) = launcher.plan(("true",), variables={}, timeout_s=1.0).clean_up
-    step = subprocess.Popen(
-        ("srun", "--nodes=2", "--overlap", "--job-name=ncclt-orphan", sys.executable, "-S", "-c", STUBBORN),
-        env=allocation | {"WORD": "stubborn-elsewhere"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    srun = ("srun", "--nodes=2", "--overlap", "--job-name=ncclt-orphan", sys.executable, "-S", "-c", STUBBORN)
+    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = allocation | {"WORD": "stubborn-elsewhere"}
+    step = subprocess.Popen(srun, env=environment, **nothing)
     try:
-        assert soon(lambda: len(carrying("stubborn-elsewhere")) >= 3)
+        if not soon(lambda: len(carrying("stubborn-elsewhere")) >= 3):
+            # On a busy machine a controller may lose the answer to a step that was asked for: ask once more.
+            step.kill()
+            step.wait()
+            step = subprocess.Popen(srun, env=environment, **nothing)
+            assert soon(lambda: len(carrying("stubborn-elsewhere")) >= 3)
         clean_up = [word.replace(MARK, "orphan") for word in command]
         done = subprocess.run(clean_up, env=allocation, capture_output=True, text=True, timeout=PATIENT_S)
         assert done.returncode == 0, done
