@@ -44,7 +44,7 @@ class WitnessDocument(AnswerModel):
 
 
 class NewAttestationRow(BaseModel):
-    """A row as it is told."""
+    """One row of the attestation."""
 
     model_config = _STRICT
 
@@ -59,7 +59,7 @@ class NewAttestationRow(BaseModel):
 
 
 class NewWitness(BaseModel):
-    """A witness as it is told."""
+    """One witness, and what it saw."""
 
     model_config = _STRICT
 
@@ -74,7 +74,7 @@ class NewWitness(BaseModel):
 
 
 class NewAttestation(BaseModel):
-    """Whether a recommendation took effect in one job, as it is told."""
+    """Whether a recommendation took effect in one job."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

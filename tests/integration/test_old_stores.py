@@ -37,7 +37,7 @@ FIRST = {"verifications": "0002", "preflights": "0004", "checks": "0005", "attes
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request, tmp_path):
-    """Return the URL of a database that nobody has used."""
+    """Return the URL of a new, empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/old.db"
     server = request.getfixturevalue("postgresql")

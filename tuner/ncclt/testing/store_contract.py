@@ -112,7 +112,7 @@ class StoreContract:
 
     @pytest.fixture
     def store_url(self) -> str:
-        """Return the URL of a database that nobody has used."""
+        """Return the URL of a new, empty database."""
         raise NotImplementedError("a subclass of StoreContract gives the fixture store_url")
 
     def execute(self, url: str, statement: str) -> list[tuple[object, ...]]:
