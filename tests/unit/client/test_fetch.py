@@ -8,9 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,58 +18,9 @@ from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_r
 from ncclt.deliver.render.formats import FORMATS
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
-SENT = json.dumps(FAKE.document(variables={"NCCL_ALGO": "allreduce:tree;allgather:ring"}))
-GOOD = (
-    "export NCCL_ALGO='allreduce:tree;allgather:ring'\nexport NCCLT_RECOMMENDATION=r-1\n"
-    "# ncclt r-1: bert on leonardo 2x4, NCCL 2.28.9: tuned, 1.08x\n"
-)
-PROBLEM = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "nothing\nfits", "hint": "run tune"}
-
-
-@contextmanager
-def serving(answer):
-    """Serve `answer(handler)` on loopback; yields the address and the requests seen."""
-    seen = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(SimpleNamespace(path=self.path, headers=dict(self.headers)))
-            answer(self)
-
-        def do_POST(self):
-            length = int(self.headers["Content-Length"])
-            seen.append(
-                SimpleNamespace(path=self.path, headers=dict(self.headers), body=json.loads(self.rfile.read(length)))
-            )
-            answer(self)
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", seen=seen)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def reply(status=200, body=SENT, kind="application/json", **headers):
-    """Return an answer of fixed status, body and headers."""
-
-    def answer(handler):
-        handler.send_response(status)
-        handler.send_header("Content-Type", kind)
-        sent = body.encode() if isinstance(body, str) else body
-        for name, value in {"Content_Length": len(sent), **headers}.items():
-            handler.send_header(name.replace("_", "-"), str(value))
-        handler.end_headers()
-        handler.wfile.write(sent)
-
-    return answer
+SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
+GOOD, PROBLEM, SENT = SERVERS.GOOD, SERVERS.PROBLEM, SERVERS.SENT
+reply, serving = SERVERS.reply, SERVERS.serving
 
 
 def fetch(url, **options):
@@ -218,46 +166,6 @@ def test_the_key_does_not_travel_along_a_redirect():
     assert "Authorization" not in other.seen[0].headers
 
 
-def test_an_outage_is_bridged_by_the_last_good_answer(tmp_path):
-    state = SimpleNamespace(answer=reply())
-    options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
-    with serving(lambda handler: state.answer(handler)) as server:
-        fetch(server.url, **options)
-        state.answer = reply(503, "busy")
-        bridged = fetch(server.url, **options)
-        with pytest.raises(ClientError, match="503"):
-            fetch(server.url, cache_dir=tmp_path / "cache")
-        with pytest.raises(ClientError) as caught:
-            fetch(server.url, nodes=3, **options)
-
-    assert (bridged.text, bridged.source) == (GOOD, "cache")
-    assert "using the answer of 20" in bridged.warning
-    assert "nothing is cached for this request" in caught.value.hint
-    assert fetch(server.url, **options).source == "cache"
-
-
-def test_a_long_answer_comes_whole_out_of_the_cache(tmp_path):
-    """JSON within JSON: each quote of the answer takes two bytes in the file."""
-    long = json.dumps({**json.loads(SENT), "more": '"' * (MAX_ANSWER_BYTES // 3)})
-    with serving(reply(200, long)) as server:
-        assert fetch(server.url, format="json", cache_dir=tmp_path).source == "server"
-    assert fetch(server.url, format="json", cache_dir=tmp_path, fallback="cached").source == "cache"
-
-
-@pytest.mark.parametrize(("days", "is_used"), [(29.9, True), (30.1, False)])
-def test_an_answer_of_the_cache_is_used_for_30_days(tmp_path, days, is_used):
-    with serving(reply()) as server:
-        fetch(server.url, cache_dir=tmp_path)
-    (path,) = tmp_path.iterdir()
-    path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - days * 86400}))
-    if is_used:
-        assert fetch(server.url, cache_dir=tmp_path, fallback="cached").source == "cache"
-    else:
-        with pytest.raises(ClientError) as caught:
-            fetch(server.url, cache_dir=tmp_path, fallback="cached")
-        assert "the cached answer is 30 days old" in caught.value.hint
-
-
 @pytest.mark.parametrize(("error", "said"), [(OSError("no route to it"), "no route to it"), (OSError(), "URLError")])
 def test_an_outage_is_told_in_the_words_of_the_system_or_by_its_name(monkeypatch, error, said):
     def look_up(*_arguments, **_options):
@@ -275,67 +183,6 @@ def test_an_outage_is_told_in_the_words_of_the_system_or_by_its_name(monkeypatch
 )
 def test_being_away_broken_or_too_busy_is_an_outage_and_every_other_status_an_answer(status, is_outage):
     assert ClientError("refused", status=status).is_outage is is_outage
-
-
-def test_a_server_that_says_no_is_believed_whatever_the_cache_holds(tmp_path):
-    """What was withdrawn must not come back out of a cache."""
-    state = SimpleNamespace(answer=reply())
-    with serving(lambda handler: state.answer(handler)) as server:
-        fetch(server.url, cache_dir=tmp_path, fallback="cached")
-        state.answer = reply(404, json.dumps(PROBLEM), "application/problem+json")
-
-        with pytest.raises(ClientError, match="nothing fits"):
-            fetch(server.url, cache_dir=tmp_path, fallback="cached")
-
-
-def test_an_unchanged_answer_is_not_sent_again(tmp_path):
-    def answer(handler):
-        unchanged = handler.headers.get("If-None-Match") == '"v1"'
-        reply(304, "")(handler) if unchanged else reply(ETag='"v1"')(handler)
-
-    with serving(answer) as server:
-        first = fetch(server.url, cache_dir=tmp_path)
-        second = fetch(server.url, cache_dir=tmp_path)
-
-    assert first == second
-    assert second.source == "server"
-    assert server.seen[1].headers["If-None-Match"] == '"v1"'
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": 1}', None])
-def test_a_damaged_cache_counts_as_none(tmp_path, damage):
-    with serving(reply(ETag='"v1"')) as server:
-        fetch(server.url, cache_dir=tmp_path)
-        (path,) = tmp_path.iterdir()
-        kept = json.loads(path.read_text())
-        path.write_text(json.dumps({**kept, "text": "rm -rf ~\n", "etag": 7}) if damage is None else damage)
-
-        assert fetch(server.url, cache_dir=tmp_path).text == GOOD
-    assert "If-None-Match" not in server.seen[1].headers
-    assert json.loads(path.read_text())["text"] == SENT
-
-
-def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path):
-    (tmp_path / "file").touch()
-    with serving(reply()) as server:
-        fetched = fetch(server.url, cache_dir=tmp_path / "file" / "cache")
-
-    assert fetched.text == GOOD
-    assert "could not be kept" in fetched.warning
-
-
-def test_the_cache_is_for_its_owner_alone(tmp_path):
-    with serving(reply()) as server:
-        fetch(server.url, cache_dir=tmp_path / "cache")
-
-    (path,) = (tmp_path / "cache").iterdir()
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
-
-
-def test_an_unknown_fallback_is_refused():
-    with pytest.raises(ClientError, match="unknown fallback"):
-        fetch("http://127.0.0.1:9", fallback="yes")
 
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "env"
@@ -407,22 +254,6 @@ def test_the_client_is_a_folder_of_the_standard_library_in_the_syntax_of_python_
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {asking}"
     alone = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
     assert (alone.stdout, alone.stderr) == ("client.fetch\n", "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (5, "5 seconds old"), (5400, "90 minutes old"), (7200, "2 hours old"), (86400 * 1.5, "36 hours old"),
-        (86400 * 9.5, "9 days old"), (-60, "0 seconds old"),
-    ],
-)  # fmt: skip
-def test_the_age_of_a_cached_answer_is_shown(tmp_path, seconds, said):
-    with serving(reply()) as server:
-        fetch(server.url, cache_dir=tmp_path)
-    (path,) = tmp_path.iterdir()
-    kept = json.loads(path.read_text())
-    path.write_text(json.dumps({**kept, "saved": time.time() - seconds - 0.2}))
-    assert said in fetch(server.url, cache_dir=tmp_path, fallback="cached").warning
 
 
 def test_an_attestation_is_posted_with_the_key():

@@ -1,7 +1,6 @@
 """The client against servers and caches gone bad: a job gets checked values or nothing, in time, and no other error."""
 
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -21,10 +20,8 @@ from ncclt.client.answer import FORMS, TABLES
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation, post_attestation
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
-_spec = importlib.util.spec_from_file_location("client_servers", Path(__file__).with_name("test_fetch.py"))
-servers = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(servers)
-reply, serving = servers.reply, servers.serving
+SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
+reply, serving = SERVERS.reply, SERVERS.serving
 
 JOB = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9"}
 
