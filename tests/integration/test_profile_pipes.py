@@ -1,4 +1,4 @@
-"""`ncclt profile import` and `ncclt doctor` of what is no regular file, as a shell hands it over."""
+"""`ncclt profile import`, `ncclt doctor` and `ncclt attest` of what is no regular file, as a shell hands it over."""
 
 import gzip
 import json
@@ -65,6 +65,8 @@ def test_pipes_are_read_like_files(files, shell, line):
     [
         ("mkfifo pipe; $N profile import pipe --name x", "nothing writes into the pipe"),
         ("mkfifo pipe; $N doctor --from pipe", "nothing writes into the pipe"),
+        ("mkfifo pipe; $N attest pipe", "nothing writes into the pipe"),
+        ("$N attest /dev/zero", "is a device"),
         ("mkfifo pipe; $N profile model x --config pipe", "is a pipe"),
         ("$N profile import /dev/zero --name x", "is a device"),
         ("$N profile import - - --name x < calls.csv", "given twice"),

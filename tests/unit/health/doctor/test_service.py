@@ -143,6 +143,34 @@ def test_an_all_reduce_that_fails_is_told(result, said):
     assert facts.starts == ()
 
 
+PRINTED = "+ curl -u ci:hunter2secret https://artifacts.example/x\nexporter --api-key hunter2secret --nodes 2\n"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        LaunchResult(exit_code=None, failure=f"srun: {PRINTED}"),
+        LaunchResult(exit_code=3, stdout=PRINTED),
+        LaunchResult(exit_code=3, stderr=PRINTED),
+    ],
+    ids=["failure", "stdout", "stderr"],
+)
+def test_output_of_a_failed_all_reduce_is_shown_without_its_secrets(result):
+    _, missing = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
+
+    assert "artifacts.example" in missing[0]
+    assert "[removed]" in missing[0]
+    assert "hunter2secret" not in missing[0]
+
+
+def test_output_of_a_failed_nvidia_smi_is_shown_without_its_secrets(smi, tmp_path):
+    environ, find = smi("echo login --api-key hunter2secret; exit 6")
+    missing = _examine(environ, find, tmp_path).facts.missing
+
+    assert any("login --api-key [removed]" in line for line in missing)
+    assert not any("hunter2secret" in line for line in missing)
+
+
 def test_a_failed_all_reduce_leaves_the_examination_incomplete(tmp_path):
     diagnosis = _examine({}, lambda _name: None, tmp_path, missing=("the all_reduce hangs",))
 
