@@ -12,8 +12,7 @@ from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
 from ncclt.deliver.witnesses import delivered_from_recommendation
 from ncclt.errors import NotFoundError, StoreError
-from ncclt.store import open_store, published
-from ncclt.store.readonly import known_names
+from ncclt.store import known_names, open_store, published
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
 
 # What came after the first migration: a store of the first days is made by dropping it.

@@ -16,10 +16,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from ncclt.errors import StoreError
-from ncclt.store import open_store, open_to_read, published
+from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
-from ncclt.store.readonly import known_names
 from ncclt.store.revisions import VERSION_TABLE
 from ncclt.store.tables import metadata
 from ncclt.testing.leases_contract import LeasesContract

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ncclt.core.recommendation import Recommendation, Request, select
 from ncclt.errors import MissingDependencyError
 from ncclt.store.location import Location, default_url, locate, no_store
-from ncclt.store.readonly import chosen, published
+from ncclt.store.names import KnownNames
+from ncclt.store.readonly import read_names, read_published
 
 if TYPE_CHECKING:
     from ncclt.store.catalogue import CatalogueEntry
@@ -26,6 +28,7 @@ __all__ = [
     "StudySummary",
     "chosen",
     "default_url",
+    "known_names",
     "open_store",
     "open_to_read",
     "profiles_folder",
@@ -114,6 +117,62 @@ def _open(
         raise MissingDependencyError(
             f"the store needs {error.name}, which is not installed", hint="pip install 'ncclt[store]'"
         ) from error
+
+
+def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recommendation:
+    """Return the published revision that fits a request; `partly` as for `select`.
+
+    Raises:
+        NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
+        NotFoundError: nothing was ever published for the two names, and one of them is not known.
+        UsageError, StoreError: as `published`.
+    """
+    found = published(url, cluster=request.cluster, model=request.model)
+    if not found:
+        # Asked last: on a compute node the cluster may be served whose definition is kept elsewhere.
+        known_names(url).require(cluster=request.cluster, model=request.model)
+    return select(found, request, partly=partly)
+
+
+def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
+    """Return what was published for a model on a cluster, newest first; empty where the user has no store yet.
+
+    Raises:
+        UsageError: the text is no URL of a database that ncclt can use.
+        StoreError: the store that was named is not there or cannot be read, or its schema is not ours.
+    """
+    location = locate(url)
+    if location.path is not None:
+        return read_published(location, cluster=cluster, model=model)
+    with open_to_read(location.url) as store:
+        return store.recommendations(cluster=cluster, model=model)
+
+
+def known_names(url: str | None) -> KnownNames:
+    """Return every name of a cluster and of a workload; the shipped ones where there is no store yet.
+
+    Raises:
+        UsageError, StoreError: as `published`.
+    """
+    from ncclt.store.shipped import profiles_folder
+
+    location, folder = locate(url), profiles_folder()
+    if location.path is not None:
+        names = read_names(location)
+    else:
+        with open_to_read(location.url) as store:
+            names = [
+                *(("cluster", entry.item.name) for entry in store.clusters()),
+                *(("workload", entry.item.name) for entry in store.workloads()),
+                *(pair for r in store.recommendations() for pair in (("cluster", r.cluster), ("workload", r.model))),
+            ]
+    # What is shipped has a file of its name.
+    return KnownNames(
+        clusters=frozenset(path.stem for path in (folder / "clusters").glob("*.toml"))
+        | {name for kind, name in names if kind == "cluster"},
+        workloads=frozenset(path.stem for path in (folder / "workloads").glob("*.json"))
+        | {name for kind, name in names if kind == "workload"},
+    )
 
 
 def __getattr__(name: str) -> Any:

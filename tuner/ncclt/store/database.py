@@ -12,8 +12,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.failures import translated
-from ncclt.store.location import URL_HINT, Location
-from ncclt.store.readonly import BUSY_TIMEOUT_S
+from ncclt.store.location import BUSY_TIMEOUT_S, URL_HINT, Location
 from ncclt.store.revisions import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
 from ncclt.store.tables import workloads
 

@@ -1,4 +1,4 @@
-"""Where a store lies: database URLs, read without SQLAlchemy so that `ncclt env` stays fast."""
+"""Where a store is: database URLs, read without SQLAlchemy so that `ncclt env` stays fast."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.user_dirs import user_folder
 
 URL_HINT = "write sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://user@host/database"
+
+BUSY_TIMEOUT_S = 10.0
+"""How long to wait for another process that is just writing."""
 
 _SMALLEST_DATABASE = 512
 """Bytes of the smallest page, which every SQLite file has at least one of (sqlite.org/fileformat2.html)."""

@@ -13,21 +13,11 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from ncclt.core.recommendation import (
-    Recommendation,
-    Request,
-    recommendation_from_document,
-    replaced_workload,
-    select,
-)
+from ncclt.core.recommendation import Recommendation, recommendation_from_document, replaced_workload
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
-from ncclt.store.location import Location, locate, no_store
-from ncclt.store.names import KnownNames
+from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
 from ncclt.store.revisions import FIRST_WITH_CHECKS, FIRST_WITH_RECORDS, VERSION_QUERY, known_revision
-
-BUSY_TIMEOUT_S = 10.0
-"""How long to wait for another process that is just writing."""
 
 _Row = tuple[str, str | None, str | None]
 """Documents of a recommendation, of its newest check, and of the added workload of its name."""
@@ -48,56 +38,26 @@ _NAMES = """
 _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
 
 
-def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recommendation:
-    """Return the published revision that fits a request; `partly` as for `select`.
+def read_published(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
+    """Return what a SQLite file holds for a model on a cluster, newest first; empty where the user has no store yet.
 
     Raises:
-        NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
-        NotFoundError: nothing was ever published for the two names, and one of them is known to nobody.
-        UsageError, StoreError: as `published`.
+        StoreError: the file that was named is not there or cannot be read, or its schema is not ours.
     """
-    found = published(url, cluster=request.cluster, model=request.model)
-    if not found:
-        # Asked last: on a compute node the cluster may be served whose definition is kept elsewhere.
-        known_names(url).require(cluster=request.cluster, model=request.model)
-    return select(found, request, partly=partly)
-
-
-def known_names(url: str | None) -> KnownNames:
-    """Return every name of a cluster and of a workload; the shipped ones where there is no store yet.
-
-    Raises:
-        UsageError: the text is no URL of a database that ncclt can use.
-        StoreError: the store cannot be read, or its schema is not ours.
-    """
-    from ncclt.store.shipped import profiles_folder
-
-    location, folder = locate(url), profiles_folder()
-    kept = _names_by_sqlalchemy(location) if location.path is None else _rows(location, lambda _revision: _NAMES)
-    # What is shipped lies in a file of its name.
-    return KnownNames(
-        clusters=frozenset(path.stem for path in (folder / "clusters").glob("*.toml"))
-        | {name for kind, name in kept if kind == "cluster"},
-        workloads=frozenset(path.stem for path in (folder / "workloads").glob("*.json"))
-        | {name for kind, name in kept if kind == "workload"},
-    )
-
-
-def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what was published for a model on a cluster, newest first; empty where the user has no store yet.
-
-    Raises:
-        UsageError: the text is no URL of a database that ncclt can use.
-        StoreError: the store that was named is not there or cannot be read, or its schema is not ours.
-    """
-    location = locate(url)
-    if location.path is None:
-        return _by_sqlalchemy(location, cluster=cluster, model=model)
     with stored("a recommendation"):
         rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
         found = [(recommendation_from_document(json.loads(text)), check) for text, check, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
         return tuple(replace(r, stale=_staleness(check) or replaced_workload(r, digest)) for r, check in found)
+
+
+def read_names(location: Location) -> list[tuple[str, str]]:
+    """Return every name that a SQLite file holds, as ("cluster" or "workload", name).
+
+    Raises:
+        StoreError: as for `read_published`.
+    """
+    return _rows(location, lambda _revision: _NAMES)
 
 
 def _staleness(check: str | None) -> str:
@@ -118,26 +78,6 @@ def _workload_digest(name: str, added: str | None) -> str:
     is_shipped = shipped.name == f"{name}.json" and shipped.is_file()
     text = shipped.read_text(encoding="utf-8") if is_shipped else added
     return workload_from_document(json.loads(text)).digest() if text is not None else ""
-
-
-def _by_sqlalchemy(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    from ncclt.store import open_to_read
-
-    with open_to_read(location.url) as store:
-        return store.recommendations(cluster=cluster, model=model)
-
-
-def _names_by_sqlalchemy(location: Location) -> list[tuple[str, str]]:
-    from ncclt.store import open_to_read
-
-    with open_to_read(location.url) as store:
-        served = store.recommendations()
-        return [
-            *(("cluster", entry.item.name) for entry in store.clusters()),
-            *(("workload", entry.item.name) for entry in store.workloads()),
-            *(("cluster", recommendation.cluster) for recommendation in served),
-            *(("workload", recommendation.model) for recommendation in served),
-        ]
 
 
 def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> list[Any]:

@@ -26,7 +26,7 @@ from ncclt.store.failures import repeatable
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
-from ncclt.store.readonly import published
+from ncclt.store.readonly import read_published
 from ncclt.store.records import Records, with_staleness
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.summaries import StudyPage
@@ -358,7 +358,10 @@ class Store(Records):
         self._database.require_sound()
         with self._database.alone(conflict=conflict) as connection:
             kept = recommendations.publish(connection, recommendation, now=self._clock())
-        served = published(self.url, cluster=kept.cluster, model=kept.model)
+        if self.path is None:
+            served = self.recommendations(cluster=kept.cluster, model=kept.model)
+        else:
+            served = read_published(self._database.location, cluster=kept.cluster, model=kept.model)
         if kept not in [dataclasses.replace(r, stale="") for r in served]:
             raise StoreError(
                 f"the recommendation {kept.id} was stored in {self.shown} and does not come back as it was",
