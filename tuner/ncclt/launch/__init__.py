@@ -1,8 +1,7 @@
 """Where it runs: a launcher plans a launch and then performs it.
 
-A launcher is one module with a function `create(**options) -> Launcher`. Ours stand in `LAUNCHERS`; others are found
-under the entry-point group `ncclt.launchers`, whose value is such a module. Nothing is imported before it is asked
-for.
+A launcher is one module with a function `create(**options) -> Launcher`. The built-in ones are in `LAUNCHERS`; others
+are found under the entry-point group `ncclt.launchers`, whose value is such a module. A module is imported on demand.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ LAUNCHERS: dict[str, str] = {
     "kubernetes": "ncclt.launch.kubernetes.launcher",
     "slurm": "ncclt.launch.slurm.launcher",
 }
-"""Our launchers: name -> module."""
+"""The built-in launchers: name -> module."""
 
 
 def launcher_modules() -> dict[str, str]:
-    """Return every launcher that is installed, name -> module; a third party cannot replace one of ours."""
+    """Return every installed launcher, name -> module; a third party cannot replace a built-in one."""
     from importlib.metadata import entry_points
 
     return {point.name: point.module for point in entry_points(group="ncclt.launchers")} | LAUNCHERS

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from ncclt.launch.launcher import LaunchResult
 
 _CANNOT_START = ("unable to launch the specified application", "unable to access the specified app", "execvp error on")
-"""What Open MPI (two versions of it) and Hydra say of a program that is not there; their exit codes differ."""
+"""What Open MPI (in two versions) and Hydra print for a program that does not exist; their exit codes differ."""
 
-_NOT_STARTED_CODE = 127  # a shell's word for it (POSIX sh, 2.8.2)
+_NOT_STARTED_CODE = 127  # as a shell exits (POSIX sh, 2.8.2)
 
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (?P<number>\d+)\)")
 """Hydra exits with the signal's bare number (seen with 4.0.2), Open MPI with 128 + its number."""
@@ -42,7 +42,7 @@ def ending_of_ranks(result: LaunchResult) -> LaunchResult:
     """Return a result with the exit code of the rank that failed first, and without torchrun's own tracebacks.
 
     Args:
-        result: of one torchrun, or of one on each node, whose outputs came together.
+        result: of one torchrun, or of one per node with their outputs merged.
     """
     stderr, ranks = result.stderr, []
     while banner := _BANNER.search(stderr):
@@ -61,7 +61,7 @@ def ending_of_ranks(result: LaunchResult) -> LaunchResult:
 
 
 def _without_traceback(stderr: str, last: re.Match[str]) -> str:
-    """Cut out what is torchrun's own: from its traceback's first line to the end of its last one."""
+    """Remove torchrun's own lines, from the first one of its traceback to the end of the last match."""
     start = stderr.rfind(_TRACEBACK, 0, last.start())
     return stderr[: last.start() if start < 0 else start] + stderr[last.end() :]
 

@@ -1,4 +1,4 @@
-"""Hosts by name: as people write them in a host file, and as a resource manager grants them."""
+"""Hosts by name: as written in a host file, and as granted by a resource manager."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ncclt.errors import InputError, UsageError, reason
 from ncclt.launch.slurm.allocation import allocation_of
 
 _LISTS = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-"""Name files whose lines begin with a host; one that gives several slots may stand there several times."""
+"""Variables that name a file whose lines begin with a host; a host with several slots may appear several times."""
 
 _HOST = re.compile(
     r"(?:(?P<user>\w[\w.-]*)@)?(?:(?P<name>\w[\w.-]*)|\[(?P<ipv6>[\da-fA-F:.]+)\])(?::(?P<port>\d{1,5}))?"
 )
-"""Nothing that begins with `-`: ssh would take it for an option."""
+"""Never begins with `-`: ssh would read that as an option."""
 
 _SLOTS = re.compile(r"slots=(\d+)")
 
@@ -45,10 +45,10 @@ class Host:
 
 
 def parse_host(text: str) -> Host:
-    """Read `[user@]name[:port]`; an IPv6 address stands in brackets.
+    """Read `[user@]name[:port]`; an IPv6 address is in brackets.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form.
     """
     match = _HOST.fullmatch(text)
     if match is None or int(match["port"] or 1) not in range(1, 65536):
@@ -61,11 +61,11 @@ def parse_host(text: str) -> Host:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Read a file with one host on each line, `slots=N` behind it where somebody has written that, and # comments.
+    """Read a file with one host per line, each optionally followed by `slots=N`, and # comments.
 
     Raises:
-        InputError: it cannot be read, names no host, or one of them twice.
-        UsageError: a line is something else.
+        InputError: it cannot be read, names no host, or names one twice.
+        UsageError: a line has another form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -91,13 +91,13 @@ def _parse_line(words: list[str], path: Path) -> Host:
 
 
 def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the granted nodes, each once, in the manager's order; empty = nobody granted any.
+    """Return the names of the granted nodes, each once, in the manager's order; empty = none were granted.
 
     Sources: Altair PBS Professional and OpenPBS users' guide (PBS_NODEFILE), IBM Spectrum LSF reference
-    (LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS), Grid Engine `submit(1)` (PE_HOSTFILE). Not tried under these themselves.
+    (LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS), Grid Engine `submit(1)` (PE_HOSTFILE). Not tested under these managers.
 
     Args:
-        environment: of this program, as the job's script has it.
+        environment: of this program, as in the job's script.
 
     Raises:
         InputError: the manager's list cannot be read.
@@ -108,7 +108,7 @@ def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
     for variable in _LISTS:
         if path := environment.get(variable):
             return tuple(dict.fromkeys(_first_words(path, variable)))
-    # Host and number of slots in turn; LSF leaves it out where the list would be too long for a variable.
+    # Alternately a host and its slots; LSF does not set it where the list would be too long for a variable.
     return tuple(dict.fromkeys(environment.get("LSB_MCPU_HOSTS", "").split()[::2]))
 
 

@@ -1,4 +1,4 @@
-"""The port behind which commands are started, and the plan that says beforehand exactly what will be."""
+"""The port behind which commands are started, and the plan that says beforehand exactly what will be started."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ncclt.errors import NodesLostError, UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """One launch, decided but not begun.
+    """One launch, decided but not started.
 
     Attributes:
         argv: program and arguments; never given to a shell of this machine.
         set_env: variables added to the environment of the launch, sorted.
         unset_env: names of variables removed from it, sorted.
         files: (name, text) of what the launch reads besides its arguments, for example a manifest or a script; `run`
-            writes them into a private folder, whose path takes the place of `FILES` in `argv` and `clean_up`.
-        clean_up: commands that end what the launch may have left on other machines, run one after another whenever it
-            did not end by itself with success, also after the death of ncclt; each says by exit code 0 that nothing
-            runs there any more, and otherwise on its last line what does.
-        cwd: working folder; None = the present one.
-        timeout_s: after this everything that was started is ended.
+            writes them into a private folder, whose path replaces `FILES` in `argv` and `clean_up`.
+        clean_up: commands that end what the launch may have left on other machines, run one after another unless it
+            ended by itself with success, also after the death of ncclt; each exits with 0 when nothing runs there any
+            more, and otherwise prints what does on its last line.
+        cwd: working folder; None = the current one.
+        timeout_s: after this, everything that was started is ended.
     """
 
     argv: tuple[str, ...]
@@ -37,16 +37,16 @@ class LaunchPlan:
 
 
 PORT = "{ncclt-port}"
-"""Stands in arguments, variables and files of a plan for the port on which ranks meet, new every time it is run."""
+"""Placeholder in arguments, variables and files of a plan for the port on which ranks meet, new for every run."""
 
 FILES = "{files}"
-"""Stands in the arguments of a plan for the folder of its files, which is made when the plan is run."""
+"""Placeholder in the arguments of a plan for the folder of its files, which is made when the plan is run."""
 
 MARK = "{ncclt-mark}"
-"""Stands in arguments and files of a plan for the mark of the launch, which is new every time the plan is run.
+"""Placeholder in arguments and files of a plan for the mark of the launch, new for every run.
 
-It has letters, digits and `-` only, so it can be part of a job's name; everything the launch starts carries it in the
-variable NCCLT_LAUNCH.
+It consists of letters, digits and `-`, so it can be part of a job's name; everything the launch starts carries it in
+the variable NCCLT_LAUNCH.
 """
 
 
@@ -56,8 +56,8 @@ class JobShape:
 
     Attributes:
         nodes: how many.
-        processes_per_node: on each of them; one per GPU where the benchmark wants a process for each rank.
-        hosts: names of the nodes to use, in the order of the ranks; empty = whichever the launcher is given.
+        processes_per_node: one per GPU where the benchmark needs a process for each rank.
+        hosts: names of the nodes to use, in the order of the ranks; empty = those that the launcher chooses.
     """
 
     nodes: int = 1
@@ -81,17 +81,17 @@ class LaunchResult:
     """How a launch ended.
 
     Attributes:
-        exit_code: negative = ended by that signal; None = it could not be started, or not be ended.
-        timed_out: it was ended because its time was over.
+        exit_code: negative = ended by that signal; None = it could not be started, or could not be ended.
+        timed_out: it was ended because it exceeded its timeout.
         killed: it was ended by `Launcher.kill`.
         stdout, stderr: the last part of each, decoded; how much is kept is the launcher's choice.
-        dropped_bytes: what came before that part, both together.
+        dropped_bytes: what came before that part, of both together.
         wall_s: from the start until nothing of it was left.
         failure: why it could not be started; empty where it was.
         survivors: process ids that even SIGKILL did not end, for example while a driver hangs; almost always empty.
         left_elsewhere: what the clean-up could not do on other machines, one sentence each; almost always empty.
-        lost: why the nodes are gone that it ran on, so that its end says nothing about the command; empty = they are
-            there, as far as is known.
+        lost: why the nodes that it ran on were lost, so that its end says nothing about the command; empty = not
+            lost, as far as is known.
     """
 
     exit_code: int | None
@@ -120,13 +120,14 @@ class LaunchResult:
 
 
 class Launcher(Port):
-    """Starts commands somewhere.
+    """Starts commands.
 
-    Contract: `plan` is pure, its plan can be shown, kept and compared. `run` is the only side effect; it returns for
-    every command, whatever that does (crash, hang, print without end, cannot be found), and when it returns or raises,
+    Contract: `plan` is pure; its plan can be shown, kept and compared. `run` is the only side effect; it returns for
+    every command, whatever that does (crash, hang, print without end, not exist), and when it returns or raises,
     nothing that it started still runs, except for what it names as `survivors` and `left_elsewhere`. The variables of
-    a plan reach the command. Variables named NCCL_* of the caller's own environment reach it only if the launcher was
-    told to keep them, and every process of a launch sees the same values. Several threads may be in `run` at once.
+    a plan reach the command. Variables named NCCL_* of the caller's own environment reach it only if the launcher is
+    configured to keep them, and every process of a launch sees the same values. Several threads may be in `run` at
+    once.
     """
 
     @property
@@ -143,8 +144,8 @@ class Launcher(Port):
             argv: the command of one process; every process of the job's shape runs the same.
             variables: for every process.
             timeout_s: for the launch as a whole.
-            files: files of this machine that stand in `argv` and that the command reads; a launcher whose nodes do not
-                share this machine's files brings them there and puts their new paths in place.
+            files: files of this machine that are named in `argv` and read by the command; a launcher whose nodes do
+                not share this machine's files copies them there and replaces their paths.
         """
         ...
 

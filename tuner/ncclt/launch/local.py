@@ -19,7 +19,7 @@ class LocalLauncher(ProcessLauncher):
         process: `extra` goes before the command, for example `numactl --interleave=all`.
 
     Raises:
-        UsageError: more than one process is wanted.
+        UsageError: the shape has more than one process.
     """
 
     name = "local"
@@ -49,21 +49,4 @@ class LocalLauncher(ProcessLauncher):
         )
 
 
-def create(
-    *,
-    shape: JobShape | None = None,
-    keep_env: bool = False,
-    extra: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> LocalLauncher:
-    """Return the launcher for one process on this machine.
-
-    Raises:
-        UsageError: more than one process is wanted.
-    """
-    if shape is not None and shape.world_size != 1:
-        raise UsageError(
-            f"--launcher local starts 1 process, not {shape.world_size}",
-            hint="use --launcher torchrun, mpirun or slurm",
-        )
-    return LocalLauncher(environment=environment, keep_env=keep_env, extra=extra)
+create = LocalLauncher

@@ -1,6 +1,6 @@
 """Starts one process for each rank through the mpirun of Open MPI, MPICH or Intel MPI.
 
-Tried with Open MPI 4.1 and MPICH's Hydra on one machine; not tried on a GPU, nor with Intel MPI.
+Tested with Open MPI 4.1 and MPICH's Hydra on one machine; not tested on a GPU, nor with Intel MPI.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _VERSION_S = 20.0
 
 
 class MpiFlavour(StrEnum):
-    """The launchers that ncclt can talk to."""
+    """The mpirun programs that ncclt can drive."""
 
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
-    """And every other MPI whose launcher is Hydra, such as MVAPICH."""
+    """Includes every other MPI whose launcher is Hydra, such as MVAPICH."""
     INTEL_MPI = "Intel MPI"
 
 
@@ -39,32 +39,32 @@ _WORDS = (
     ("Open MPI", MpiFlavour.OPEN_MPI),
     ("OpenRTE", MpiFlavour.OPEN_MPI),
 )
-"""What `--version` prints; Intel's is Hydra as well and asked for first."""
+"""What `--version` prints; Intel's is Hydra as well and therefore checked first."""
 
 
 def mpi_flavour(version_output: str) -> MpiFlavour | None:
-    """Return whose launcher prints this for `--version`; None = nobody's that is known."""
+    """Return which MPI prints this for `mpirun --version`; None = unknown."""
     return next((flavour for words, flavour in _WORDS if words in version_output), None)
 
 
 def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
-    """Ask a launcher for its version.
+    """Run a launcher with `--version` and return which MPI it belongs to.
 
     Raises:
-        UsageError: it is not there, or it is none that is known.
+        UsageError: it was not found, or is of an unknown MPI.
     """
     if shutil.which(program, path=environ.get("PATH")) is None:
         raise UsageError(
             f"{program} was not found", hint="load the MPI that nccl-tests was built with, or name its mpirun"
         )
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             [program, "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=_VERSION_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{program} --version does not work: {reason(error)}") from error
-    flavour = mpi_flavour((told.stdout + told.stderr).decode(errors="replace"))
+    flavour = mpi_flavour((done.stdout + done.stderr).decode(errors="replace"))
     if flavour is None:
         raise UsageError(
             f"{program} is the launcher of no MPI that ncclt knows",
@@ -74,25 +74,25 @@ def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
 
 
 _LIST_VARIABLE = "OMPI_MCA_mca_base_env_list"
-"""Names what Open MPI hands on; it refuses to start where this is set and `-x` is given as well (seen with 4.1.4)."""
+"""Lists what Open MPI forwards; it refuses to start where this is set and `-x` is given as well (seen with 4.1.4)."""
 
 _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-"""Root has started ncclt, mostly in a container; Open MPI wants to be told twice."""
+"""Allow root, mostly in a container, to run Open MPI, which requires both."""
 
 
 class MpirunLauncher(ProcessLauncher):
     """Starts ranks through mpirun.
 
     Args:
-        flavour: whose mpirun it is.
-        shape: ranks and nodes. Without hosts a resource manager (PBS, LSF) must tell mpirun its nodes.
+        flavour: which MPI the mpirun belongs to.
+        shape: ranks and nodes. Without hosts a resource manager (PBS, LSF) must give mpirun its nodes.
         program: the mpirun.
-        as_root: this program belongs to root.
-        granted: the nodes of that manager's job, the first one first; empty = not known.
+        as_root: this program runs as root.
+        granted: the nodes of that manager's job, in order; empty = not known.
         process: `extra` are further options of mpirun.
 
     Raises:
-        UsageError: a host is given with a user or a port, which mpirun would take for something else.
+        UsageError: a host is given with a user or a port, which mpirun would misread.
     """
 
     name = "mpirun"
@@ -128,7 +128,7 @@ class MpirunLauncher(ProcessLauncher):
         timeout_s: float,
         files: Sequence[Path] = (),  # noqa: ARG002  MPI needs a shared file system for the program itself
     ) -> LaunchPlan:
-        """Decide how a command would be started; workers of torch are told where to meet."""
+        """Decide how a command would be started; workers of torch get the address where they meet."""
         environment = self.environment
         for_ranks = {
             **self._meeting_point(),
@@ -153,7 +153,7 @@ class MpirunLauncher(ProcessLauncher):
         return ending_of_mpi(super().run(plan))
 
     def _meeting_point(self) -> dict[str, str]:
-        """Return where ranks of torch meet; nothing where nobody tells which node is the first."""
+        """Return where ranks of torch meet; empty where the first node is not known."""
         hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
         if not hosts:
             return {}
@@ -162,8 +162,8 @@ class MpirunLauncher(ProcessLauncher):
     def _open_mpi(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
         """Return the options of Open MPI.
 
-        Its own count of slots is that of a machine's cores, which says nothing about GPUs, so more ranks than those are
-        allowed. Ranks are not bound to cores: NCCL binds its threads to what is near their GPU.
+        It counts a machine's cores as slots, which says nothing about GPUs, so more ranks than slots are allowed. Ranks
+        are not bound to cores: NCCL binds its threads to what is near their GPU.
         """
         ppn = self._shape.processes_per_node
         yield from ("-np", str(self._shape.world_size))
@@ -171,14 +171,14 @@ class MpirunLauncher(ProcessLauncher):
         yield from ("--bind-to", "none")
         if self._shape.hosts:
             yield from ("--host", ",".join(f"{host}:{ppn}" for host in self._shape.hosts))
-        # Open MPI hands nothing of the environment on to other machines unless told to.
+        # Open MPI forwards no variable to other machines unless it is named by -x.
         for name in (MARK_VARIABLE, *self._by_name(for_ranks)):
             yield from ("-x", name)
         for name, value in sorted(for_ranks.items()):
             yield from ("-x", f"{name}={value}")
 
     def _by_name(self, for_ranks: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the names of variables that are handed on as they are."""
+        """Return the names of variables that are forwarded unchanged."""
         environment = self.environment
         listed = [entry.strip() for entry in environment.get(_LIST_VARIABLE, "").split(";")]
         wished = [entry for entry in listed if entry and not entry.startswith("NCCL_")]
@@ -186,7 +186,7 @@ class MpirunLauncher(ProcessLauncher):
         return tuple(entry for entry in dict.fromkeys(loading + wished) if entry.partition("=")[0] not in for_ranks)
 
     def _hydra(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
-        """Return the options of Hydra, which hands on the whole environment anyway."""
+        """Return the options of Hydra, which forwards the whole environment anyway."""
         yield from ("-n", str(self._shape.world_size))
         yield from ("-ppn", str(self._shape.processes_per_node))
         if self._shape.hosts:
@@ -203,10 +203,10 @@ class MpirunLauncher(ProcessLauncher):
 def create(
     *, shape: JobShape | None = None, program: str = "mpirun", **process: Unpack[ProcessOptions]
 ) -> MpirunLauncher:
-    """Return the launcher for the mpirun that is here, after asking it whose it is.
+    """Return the launcher for the mpirun of this machine, after finding out which MPI it belongs to.
 
     Raises:
-        UsageError: there is none, or one that is not known.
+        UsageError: it was not found, or is of an unknown MPI.
     """
     environ = process.get("environment")
     environ = os.environ if environ is None else environ

@@ -1,7 +1,7 @@
-"""A shell before each rank that compares its environment with the plan, and starts nothing where they differ.
+"""A shell before each rank that compares its environment with the plan, and does not start the rank if they differ.
 
-Between a launcher and its ranks others may set variables: a TaskProlog of slurm.conf, a profile script that a remote
-shell reads, an image. A rank that NCCL tunes by those measures something else than what the plan says, the default too.
+Variables may be set between a launcher and its ranks: by a TaskProlog of slurm.conf, a profile script that a remote
+shell reads, an image. A rank with such a variable measures something other than the plan, also for the default.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 DECIDING = (
-    # What ncclt itself sets or searches (nccl.parameters), and what overrules that or brings other values.
+    # What ncclt itself sets or searches (nccl.parameters), and what overrides that or adds other values.
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
     *("NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
     *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_TUNER_*", "NCCL_CONF_FILE", "NCCL_NO_CACHE"),
     *("NCCL_THREAD_THRESHOLDS", "NCCL_LL_BUFFSIZE", "NCCL_LL128_*", "NCCL_CTA_POLICY"),
-    # What hands a policy over to a job.
+    # What delivers a policy to a job.
     *("NCCLT_POLICY", "NCCLT_POLICY_*", "NCCLT_PLUGIN_REPORT", "NCCLT_RECOMMENDATION"),
 )
 """Patterns of the variables that must be what the plan says.
 
-All others are the site's (interfaces, HCAs, service levels): a training has them too, and they may differ by node.
+All others belong to the site (interfaces, HCAs, service levels): a training has them too, and they may differ by node.
 """
 
 UNFIT = "ncclt: unfit: "
 """Begins the line by which a rank says why it did not start its command."""
 
 UNEXPECTED = "unexpected"
-"""Begins what that line says of variables; they follow as NAME=VALUE."""
+"""Begins the part of that line about variables, which follow as NAME=VALUE."""
 
 UNFIT_CODE = 78
 """EX_CONFIG of sysexits.h."""
 
 _UNFIT_LINE = re.compile(rf"{re.escape(UNFIT)}(?P<why>.+?)\s*$", re.M)
 
-# Arguments: NAME=VALUE of each deciding variable of the plan, --, the command. In one line, for launchers have formats
-# of their own for commands. A line of `env` may be part of a longer value: only what is set is a variable.
+# Arguments: NAME=VALUE of each deciding variable of the plan, --, the command. One line, because launchers have
+# their own formats for commands. A line of `env` may be part of a longer value: only what is set is a variable.
 _CHECK = (
     "odd= planned=; "
     'while [ "$1" != -- ]; do name=${1%%=*}; eval "now=\\${$name-}"; '
@@ -50,12 +50,12 @@ _CHECK = (
 
 
 def is_deciding(name: str) -> bool:
-    """Tell whether a variable has to be what the plan says."""
+    """Return whether a variable has to be what the plan says."""
     return any(fnmatchcase(name, pattern) for pattern in DECIDING)
 
 
 def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command of a rank which starts only where the environment is as planned.
+    """Return a rank's command that starts `argv` only where the environment is as planned.
 
     Args:
         argv: the command.
@@ -66,6 +66,6 @@ def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...
 
 
 def unfit(text: str) -> str:
-    """Return why ranks did not start their command; empty where none said so."""
+    """Return why ranks did not start their command; empty where the output has no such line."""
     said = _UNFIT_LINE.search(text)
     return said["why"] if said else ""

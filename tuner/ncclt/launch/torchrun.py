@@ -1,7 +1,4 @@
-"""Starts one process for each rank on this machine through torchrun.
-
-Not tried on a GPU.
-"""
+"""Starts one process for each rank on this machine through torchrun. Not tested on a GPU."""
 
 from __future__ import annotations
 
@@ -19,21 +16,21 @@ MODULE = "torch.distributed.run"
 """What the program `torchrun` runs; as a module of a given Python it needs no PATH."""
 
 VERBATIM = ("--no-python", "env")
-"""Before a command that is run as it stands. `env` ends with 127 or 126 where it cannot be started and says why, where
-torchrun itself would end with a traceback; and torchrun cannot be given an empty argument for the very Python that
-runs it (IndexError in launcher/api.py, _get_entrypoint_name, seen with 2.13)."""
+"""Before a command that is run verbatim. `env` exits with 127 or 126 and the reason if the command cannot be started,
+where torchrun itself would print a traceback; and torchrun fails on an empty argument for the very Python that runs it
+(IndexError in launcher/api.py, _get_entrypoint_name, seen with 2.13)."""
 
 
 class TorchrunLauncher(ProcessLauncher):
-    """Starts the ranks of one node through torchrun, which tells them their rank and where to meet.
+    """Starts the ranks of one node through torchrun, which gives them their rank and meeting point.
 
     Args:
         shape: one node, and how many ranks on it.
-        python: the Python that has torch; the command itself is run as it stands and may be of another one.
+        python: the Python that has torch; the command itself is run verbatim and may use another one.
         process: `extra` are further options of torchrun.
 
     Raises:
-        UsageError: more than one node is wanted.
+        UsageError: the shape has more than one node.
     """
 
     name = "torchrun"

@@ -165,18 +165,18 @@ def test_files_are_written_for_this_user_alone_and_removed():
         clean_up=(("sh", f"{FILES}/run.sh", f"job-{MARK}"),),
         timeout_s=1.0,
     )
-    with filled(plan, "m-1") as ready:
-        assert ready.folder.stat().st_mode & 0o777 == 0o700
-        assert ready.argv == ("sh", f"{ready.folder}/run.sh", "{x}")
-        assert ready.clean_up == (("sh", f"{ready.folder}/run.sh", "job-m-1"),)
-        assert (ready.folder / "run.sh").read_text(encoding="utf-8") == f"echo m-1 {FILES} 'µ'\n"
-    assert not ready.folder.exists()
+    with filled(plan, "m-1") as (ready, folder):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert ready.argv == ("sh", f"{folder}/run.sh", "{x}")
+        assert ready.clean_up == (("sh", f"{folder}/run.sh", "job-m-1"),)
+        assert (folder / "run.sh").read_text(encoding="utf-8") == f"echo m-1 {FILES} 'µ'\n"
+    assert not folder.exists()
 
 
 def test_a_plan_without_files_needs_no_folder():
     """And its arguments stay as they are, whatever they say."""
-    with filled(LaunchPlan(argv=("print", f"{FILES}"), timeout_s=1.0), "m") as ready:
-        assert ready.folder is None
+    with filled(LaunchPlan(argv=("print", f"{FILES}"), timeout_s=1.0), "m") as (ready, folder):
+        assert folder is None
         assert ready.argv == ("print", FILES)
 
 

@@ -77,7 +77,7 @@ def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
             -15,
             True,
         ),
-        (CANCELLED, "somebody cancelled the step (slurmstepd-n1: error: *** STEP 9.0", -9, True),
+        (CANCELLED, "the step was cancelled (slurmstepd-n1: error: *** STEP 9.0", -9, True),
         (OUT_OF_MEMORY, "a node ran out of memory (slurmstepd: error: Detected 1 oom_kill", None, True),
         (MISSING, "/nowhere/perf: No such file or directory on the compute node", 127, True),
         (

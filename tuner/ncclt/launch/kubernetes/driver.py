@@ -1,7 +1,7 @@
 """Runs one launch on Kubernetes from beginning to end with kubectl; started as a program by `KubernetesLauncher`.
 
 It applies the manifests, waits, prints the log of the first pod, and deletes what it made, whatever happens. Its exit
-code is that of the command; what is to be said about the launch itself goes to standard error as `ncclt: kubernetes:`.
+code is that of the command; messages about the launch itself go to standard error as `ncclt: kubernetes: ...`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ncclt.launch.kubernetes.pods import PodProgress, Stage, progress
 
 NOT_STARTED = "not started"
 TIMED_OUT = "timed out"
-_EXIT_NOT_STARTED = 125  # as docker run has it for a container that could not be made
-_EXIT_TIMED_OUT = 124  # as timeout(1) has it
+_EXIT_NOT_STARTED = 125  # as docker run exits for a container that could not be made
+_EXIT_TIMED_OUT = 124  # as timeout(1) exits
 _EXIT_LEFT = 1
 
 _CALL_S = 60.0
@@ -29,18 +29,18 @@ _DELETE_S = 60
 """How long pods may take to end: they get 30 s between SIGTERM and SIGKILL by default."""
 
 _SILENT_CALLS = 10
-"""Failed questions in a row after which a launch is given up: the cluster is out of reach, or the job is gone."""
+"""Failed calls in a row after which a launch is given up: the cluster is unreachable, or the job was deleted."""
 
 _TAIL_LINES = 20
 _MOST_FAILED = 3
-"""Pods whose last lines are shown; the others mostly tell of the same."""
+"""Pods whose last lines are shown; the others mostly repeat them."""
 
 
 class Driver:
     """One launch.
 
     Args:
-        kubectl: the program and the options that every call gets.
+        kubectl: the program and the options of every call.
         arguments: of this program.
     """
 
@@ -50,7 +50,7 @@ class Driver:
         self._complaint = ""
 
     def run(self) -> int:
-        """Run the launch and return the exit code of this program."""
+        """Run the launch and return its exit code."""
         try:
             exit_code = self._launch()
         finally:
@@ -76,7 +76,7 @@ class Driver:
         return 1 if seen.exit_code is None else seen.exit_code
 
     def _wait(self, stages: set[Stage], *, within_s: float) -> PodProgress:
-        """Wait until the launch has come to one of some stages or the time is over."""
+        """Wait until the launch has reached one of some stages, or the time is over."""
         deadline = time.monotonic() + within_s
         silent = 0
         while True:
@@ -97,7 +97,7 @@ class Driver:
 
     def _show_logs(self, seen: PodProgress) -> None:
         if seen.leader:
-            # Straight through: a log may be of any length.
+            # Not captured: a log may be of any length.
             argv = (*self._kubectl, "logs", seen.leader, "--container", self._arguments.container)
             try:
                 subprocess.run(argv, stdin=subprocess.DEVNULL, check=False, timeout=_CALL_S)
@@ -108,7 +108,7 @@ class Driver:
             sys.stderr.write("".join(f"{pod}: {line}\n" for line in said.stdout.splitlines()))
 
     def _delete(self) -> bool:
-        """Delete everything and tell whether it is gone; foreground deletion waits for the pods as well."""
+        """Delete everything and return whether that succeeded; foreground deletion waits for the pods as well."""
         deleted = self._call(
             "delete", "--filename", self._arguments.manifest, "--ignore-not-found", "--cascade=foreground",
             f"--timeout={_DELETE_S}s", limit_s=_DELETE_S + _CALL_S,
@@ -146,7 +146,7 @@ def _last_line(said: subprocess.CompletedProcess[str]) -> str:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    # Once is enough: what follows is the deletion, which must not be interrupted by the next one.
+    # Only the first signal counts: the deletion that follows must not be interrupted by the next one.
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 

@@ -1,6 +1,6 @@
 """Starts commands on a Kubernetes cluster: each launch is a job of its own, made and deleted with kubectl.
 
-Not tried on a cluster; proven with a stand-in for kubectl that runs the containers' commands as processes.
+Not tested on a cluster; tested with a stand-in for kubectl that runs the containers' commands as processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELETE_S = 20
 """For the last attempt to delete a job; a clean-up command gets 30 s."""
 
 _MARGIN_S = 300.0
-"""On top of the times that the driver watches by itself: applying, logs, deleting."""
+"""Added to the times that the driver itself enforces: for applying, logs, deleting."""
 
 _SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
 
@@ -43,7 +43,7 @@ class KubernetesLauncher(ProcessLauncher):
     Args:
         shape: pods, and processes in each; named hosts are not supported, use a node selector.
         kind: `mpijob` for programs that were built with MPI, `trainjob` for those that torchrun starts.
-        site: image, namespace and what else the cluster wants; None = not said, so nothing can be planned.
+        site: image, namespace and what else the cluster requires; None = not given, so nothing can be planned.
         kubectl: the program.
         pending_s: how long a job may wait for nodes and images.
         poll_s: seconds between two looks at the cluster.
@@ -80,7 +80,7 @@ class KubernetesLauncher(ProcessLauncher):
         """Decide how a command would be started as a job.
 
         Raises:
-            UsageError: no image was said.
+            UsageError: no image was given.
         """
         if self._site is None:
             raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
@@ -120,23 +120,23 @@ class KubernetesLauncher(ProcessLauncher):
         """Make the job, wait for its end and delete it.
 
         Raises:
-            UsageError: there is no kubectl here; the message holds the manifests.
+            UsageError: kubectl was not found; the message holds the manifests.
         """
         if shutil.which(self._kubectl, path=self.environment.get("PATH")) is None:
             raise UsageError(
                 f"{self._kubectl} was not found, so this cannot be applied:\n{dict(plan.files)[_MANIFEST]}",
                 hint="apply it yourself where kubectl is, or run ncclt there",
             )
-        # The driver counts the time of the command from its start in the containers; this is for the driver itself.
+        # The driver measures the command's time from its start in the containers; this limit is for the driver itself.
         patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
-        result = _told_by_driver(super().run(patient))
-        # A container's log holds both outputs; what mpirun or torchrun says of its ranks is in it.
+        result = _with_driver_messages(super().run(patient))
+        # A container's log holds both outputs, and so what mpirun or torchrun prints about its ranks.
         ending = ending_of_mpi if self._kind == "mpijob" else ending_of_ranks
         return replace(result, exit_code=ending(replace(result, stderr=result.stdout)).exit_code)
 
 
-def _told_by_driver(result: LaunchResult) -> LaunchResult:
-    """Read what the driver says about the launch itself."""
+def _with_driver_messages(result: LaunchResult) -> LaunchResult:
+    """Read what the driver reports about the launch itself."""
     said = _SAID.search(result.stderr)
     if said is None or result.killed:
         return result
@@ -161,7 +161,7 @@ def create(
     pending_s: float = PENDING_S,
     **process: Unpack[ProcessOptions],
 ) -> KubernetesLauncher:
-    """Return the launcher for the cluster that kubectl talks to.
+    """Return the launcher for kubectl's current cluster.
 
     Args:
         shape: pods, and processes in each.
@@ -173,10 +173,10 @@ def create(
         service_account: of the pods.
         node_selector: labels that nodes must have.
         runtime: the training runtime of a TrainJob.
-        ssh_port: where the image's sshd listens, for an MPIJob.
+        ssh_port: of the image's sshd, for an MPIJob.
         study: its name, for a label.
         pending_s: how long a job may wait for nodes and images.
-        process: as `KubernetesLauncher` takes it.
+        process: as for `KubernetesLauncher`.
     """
     shape = shape or JobShape()
     site = image and Site(
@@ -190,10 +190,4 @@ def create(
         ssh_port=ssh_port,
         labels=(("ncclt-study", label_value(study)),) if study else (),
     )
-    return KubernetesLauncher(
-        shape=shape,
-        kind=kind,
-        site=site or None,
-        pending_s=pending_s,
-        **process,
-    )
+    return KubernetesLauncher(shape=shape, kind=kind, site=site or None, pending_s=pending_s, **process)

@@ -1,7 +1,7 @@
 """The objects of one launch on Kubernetes: an MPIJob or a TrainJob, and the files it reads as a ConfigMap; pure.
 
 MPIJob is kubeflow.org/v2beta1 (mpi-operator 0.4 or newer: `launcherCreationPolicy`), TrainJob is
-trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 2.2 or newer: `runtimePatches`). Not tried on a cluster.
+trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 2.2 or newer: `runtimePatches`). Not tested on a cluster.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KINDS = ("mpijob", "trainjob")
 """What can be made: MPIJob for programs that were built with MPI, TrainJob for programs that torchrun starts."""
 
 _ENDING_S = 120
-"""On top of all other times, after which the cluster itself ends a job, whatever has become of ncclt."""
+"""Added to all other times; after their sum the cluster itself ends a job, whatever has become of ncclt."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, as TrainJob demands; narrower than RFC 1123
 _NAME_CHARACTERS = 40
-"""Of the 63 that a name may have: the operators append words and numbers for each pod."""
+"""Of the 63 allowed in a name: the operators append words and numbers for each pod."""
 
 _MARK_CHARACTERS = 19
 _GPU = "nvidia.com/gpu"
@@ -39,7 +39,7 @@ _GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What one cluster and one user want of every job.
+    """What one cluster and one user require of every job.
 
     Attributes:
         image: of all containers; for an MPIJob it holds an OpenSSH server, Open MPI and the benchmark.
@@ -50,7 +50,7 @@ class Site:
         service_account: of the pods; empty = the namespace's default.
         node_selector: (label, value) that nodes must have.
         runtime: the (Cluster)TrainingRuntime of a TrainJob.
-        ssh_port: where the image's sshd listens, for an MPIJob.
+        ssh_port: of the image's sshd, for an MPIJob.
         labels: (name, value) put on every object, for example the study's.
     """
 
@@ -116,7 +116,7 @@ def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node
 def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     """Return an MPIJob: one pod that runs mpirun, and a pod for each node."""
     names = [name for name, _value in job.variables]
-    # An ssh session to a worker has nothing of the container's environment, so mpirun brings it: the image's paths too.
+    # An ssh session to a worker has none of the container's environment, so mpirun forwards it, the image's paths too.
     exported = [word for name in ("PATH", "LD_LIBRARY_PATH", *names) for word in ("-x", name)]
     command = [
         "mpirun", "--allow-run-as-root", "-np", str(job.shape.world_size),
@@ -125,7 +125,7 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     launcher = _container("launcher", job, site) | {"command": command}
     worker = _container("worker", job, site) | {
         "resources": {"limits": _limits(site)},
-        # The launcher is made when all workers are ready, that is when they can be reached.
+        # The launcher is made when all workers are ready, that is, reachable.
         "readinessProbe": {"tcpSocket": {"port": site.ssh_port}, "periodSeconds": 2},
     }
     return {
@@ -139,7 +139,7 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": {
                 "cleanPodPolicy": "Running",
-                # A failure is a result; it is never tried again in silence.
+                # A failure is a result; it is never retried silently.
                 "backoffLimit": 0,
                 "activeDeadlineSeconds": job.deadline_s,
                 "ttlSecondsAfterFinished": 600,
@@ -155,7 +155,7 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
 
 
 def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
-    """Return a TrainJob whose every pod runs torchrun, which learns from the runtime where the others are."""
+    """Return a TrainJob whose every pod runs torchrun, which gets the addresses of the others from the runtime."""
     container = {
         key: value for key, value in _container("node", job, site).items() if key not in ("image", "env")
     }  # these have fields of their own in a TrainJob
@@ -213,7 +213,7 @@ def _replicas(count: int, job: LaunchedJob, site: Site, pod: Mapping[str, Node])
 
 
 def _pod(job: LaunchedJob, site: Site) -> dict[str, Node]:
-    # NCCL's ranks of one pod share memory; a container's own /dev/shm has 64 MiB.
+    # NCCL's ranks of one pod share memory; a container's default /dev/shm has 64 MiB.
     volumes: list[Node] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
     if job.files:
         volumes.append({"name": "ncclt-files", "configMap": {"name": job.name}})

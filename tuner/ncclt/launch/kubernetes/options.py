@@ -1,4 +1,4 @@
-"""What a site wants of its pods, as people write it on a command line: `resource.rdma/hca=8`, `node.pool=h100`."""
+"""A site's options for its pods, as written on a command line: `resource.rdma/hca=8`, `node.pool=h100`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ncclt.errors import UsageError
 
 WORDS = ("resource.NAME=AMOUNT", "node.LABEL=VALUE", "service-account=NAME", "runtime=NAME", "ssh-port=N", "pending=S")
-"""All that can be said, for help and errors."""
+"""Every option, for help and errors."""
 
 # Qualified names and values of Kubernetes: an optional DNS prefix, then 63 characters at most.
 _NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -23,10 +23,10 @@ _NUMBERS = {"ssh-port": ("ssh_port", 65535), "pending": ("pending_s", 86400)}
 
 
 def site_options(words: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of `kubernetes.create` that some words mean; a later word goes before an earlier one.
+    """Return the arguments of `kubernetes.create` for some options; a later one overrides an earlier one.
 
     Raises:
-        UsageError: a word is none of `WORDS`, or what it says is nothing that Kubernetes accepts.
+        UsageError: an option is not one of `WORDS`, or Kubernetes would not accept its value.
     """
     options: dict[str, Any] = {}
     for word in words:

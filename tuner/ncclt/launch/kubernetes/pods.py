@@ -1,4 +1,4 @@
-"""How far a launch on Kubernetes has come, read from its pods and its job as kubectl gives them; pure."""
+"""The progress of a launch on Kubernetes, read from its pods and its job as kubectl prints them; pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNSTARTABLE = frozenset(
     {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "CreateContainerConfigError"}
     | {"CreateContainerError", "RunContainerError", "StartError"}
 )
-"""Reasons of a waiting container that no patience cures; ErrImagePull is left out, for it is tried again first."""
+"""Reasons of a waiting container that waiting does not cure; ErrImagePull is not one, because it is retried first."""
 
 TAKEN = ("Evicted", "Preempted", "Terminated", "NodeLost")
 """Reasons of a failed pod whose node was taken away, whatever its containers ended with (Terminated: of the node)."""
@@ -34,9 +34,9 @@ class PodProgress:
 
     Attributes:
         stage: pending until every pod runs.
-        reason: why it is not further, or how it failed; empty where there is nothing to say.
-        exit_code: of the first container that failed, or 0; None = it has not ended, or without one.
-        leader: the pod that prints the result; empty = there is none yet.
+        reason: why it is waiting, or how it failed; empty where neither applies.
+        exit_code: of the first container that failed, or 0; None = it has not ended, or ended without one.
+        leader: the pod that prints the result; empty = it does not exist yet.
         failed: names of the pods that failed.
     """
 
@@ -54,7 +54,7 @@ def progress(pods: Sequence[Any], job: Mapping[str, Any], *, container: str, cou
         pods: the items of `kubectl get pods --output json`.
         job: the MPIJob or TrainJob.
         container: the name of the container that prints the result: `launcher`, or `node` in the first of all pods.
-        count: how many pods there are when all are there.
+        count: how many pods the job has in the end.
     """
     leader = next((_name(pod) for pod in pods if _leads(pod, container)), "")
     # First of all: after a success the operator ends the other pods, which then look as if they had failed.
@@ -98,7 +98,7 @@ def _leads(pod: Any, container: str) -> bool:
 
 def _failures(pod: Any) -> Iterator[tuple[str, str, int | None, str]]:
     """Yield (when, how, exit code, pod) of each container that failed, and of a pod that failed as a whole."""
-    # A runtime may restart a container that failed: its last state then tells of it.
+    # A runtime may restart a container that failed: only its last state shows that.
     states = [each.get(state) or {} for each in _containers(pod) for state in ("lastState", "state")]
     ended = [state["terminated"] for state in states if (state.get("terminated") or {}).get("exitCode")]
     for end in ended[:1]:

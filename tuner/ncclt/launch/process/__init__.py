@@ -1,1 +1,1 @@
-"""Run one launch on this machine: start it, bound its memory, end all of it."""
+"""Run one launch on this machine: start it, bound the memory of its output, end all of it."""

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 
 CLEAN_UP_S = 30.0
-"""For one command: connecting to a host that does not answer, and the graces that its processes get there."""
+"""For one command: connecting to a host that does not answer, and the grace periods of its processes there."""
 
 
 def clean_up(commands: Sequence[Sequence[str]], *, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Run commands one after another, each whatever became of those before it.
+    """Run commands one after another, also after one has failed.
 
     Returns:
-        what could not be done, one sentence for each command that did not end with success.
+        one sentence for each command that failed.
     """
     complaints = (_complaint(argv, environment) for argv in commands)
     return tuple(complaint for complaint in complaints if complaint)
@@ -24,7 +24,7 @@ def clean_up(commands: Sequence[Sequence[str]], *, environment: Mapping[str, str
 
 def _complaint(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     mark = new_mark()
-    # A file and no pipe: a grandchild that holds a pipe open would keep us waiting for it.
+    # A file, not a pipe: a grandchild that holds a pipe open would make us wait for it.
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(

@@ -1,9 +1,9 @@
 """The guardian of this process: ends its launches if it dies before it could do so itself.
 
-Nothing can be done by a process that gets SIGKILL, from a person, the kernel short of memory, or a scheduler. So the
-first launch starts a small process (`guard_process`) that is told of every launch through a pipe and waits for the
-pipe's end. It has a session of its own, so no Ctrl-C reaches it, and none of our outputs, so whoever reads those sees
-their end. There is one for each process because starting Python for every launch would cost more than the launch.
+A process that gets SIGKILL, from a user, the kernel's OOM killer or a scheduler, cannot clean up. So the first launch
+starts a small process (`guard_process`) that receives every launch through a pipe and waits for the pipe's end. It has
+a session of its own, so no Ctrl-C reaches it, and does not hold our outputs open, so their readers see EOF. There is
+one per process because starting Python for every launch would cost more than the launch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ncclt.errors import reason
 from ncclt.launch.process.process_tree import MARK_VARIABLE
 
 _ROOT = Path(__file__).parents[3]
-"""The folder that holds ncclt. It goes last: nothing in it may take the place of the standard library."""
+"""The folder that holds ncclt; last in sys.path, so that nothing in it shadows the standard library."""
 
 _START = "import sys; sys.path.append(sys.argv[1]); from ncclt.launch.process.guard_process import main; main()"
 
 
 class Guard:
-    """Tells the guardian which launches have begun and ended; for all threads of one process."""
+    """Reports to the guardian which launches have begun and ended; for all threads of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,66 +46,59 @@ class Guard:
         clean_up: Sequence[Sequence[str]] = (),
         folder: Path | None = None,
     ) -> None:
-        """Say that a launch is about to begin.
+        """Report that a launch is about to begin.
 
         Args:
             mark: of the launch.
             grace_s: between SIGTERM and SIGKILL, s.
             environment: for the commands of `clean_up`.
             clean_up: commands that end what the launch leaves on other machines.
-            folder: removed after all.
+            folder: removed last.
 
         Raises:
             OSError: the guardian cannot be started.
         """
-        said = {
-            "begun": mark,
-            "grace_s": grace_s,
-            "clean_up": clean_up,
-            "environment": {name: value for name, value in environment.items() if name != MARK_VARIABLE},
-            "folder": str(folder) if folder else None,
-        }
-        if not clean_up:
-            said["environment"] = {}
-        line = json.dumps(said).encode() + b"\n"
-        with self._lock:
-            self._open[mark] = line
-            self._tell(line)
+        kept = {name: value for name, value in environment.items() if clean_up and name != MARK_VARIABLE}
+        folder_path = str(folder) if folder else None
+        self._open_entry(mark, grace_s=grace_s, clean_up=clean_up, environment=kept, folder=folder_path)
 
     def keep(self, folder: Path) -> None:
-        """Say that a folder of results is there; the guardian removes it when all launches have ended.
+        """Report a folder of results, which the guardian removes when all launches have ended.
 
-        `end` with the folder's path says that it is gone.
+        `end` with the folder's path reports that it was removed.
 
         Raises:
             OSError: the guardian cannot be started.
         """
-        line = json.dumps({"begun": str(folder), "results": str(folder)}).encode() + b"\n"
+        self._open_entry(str(folder), results=str(folder))
+
+    def _open_entry(self, key: str, **entry: object) -> None:
+        line = json.dumps({"begun": key, **entry}).encode() + b"\n"
         with self._lock:
-            self._open[str(folder)] = line
-            self._tell(line)
+            self._open[key] = line
+            self._send(line)
 
     def end(self, mark: str) -> None:
-        """Say that nothing of a launch is left that the guardian could end."""
+        """Report that nothing of a launch is left that the guardian could end."""
         with self._lock:
             self._open.pop(mark, None)
-            # The result of this launch must not be lost; the next one will say that there can be no guardian.
+            # The result of this launch must not be lost; the next one reports that there can be no guardian.
             with contextlib.suppress(OSError):
-                self._tell(json.dumps({"ended": mark}).encode() + b"\n")
+                self._send(json.dumps({"ended": mark}).encode() + b"\n")
 
     def forget(self) -> None:
-        """Leave the launches to the process that was forked: this one has begun none of them."""
+        """In a forked child, leave the launches to the parent: the child has started none of them."""
         self._lock = threading.Lock()
         if self._pipe is not None:
             os.close(self._pipe)
         self._pipe = None
         self._open = {}
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         if self._pipe is not None:
             try:
                 _write(self._pipe, line)
-            except BrokenPipeError:  # somebody has killed the guardian
+            except BrokenPipeError:  # the guardian was killed
                 os.close(self._pipe)
                 self._pipe = None
             else:
@@ -121,10 +114,10 @@ def results_folder(prefix: str, *, parent: Path | None) -> Iterator[Path]:
 
     Args:
         prefix: of its name.
-        parent: where it is made; None = the system's place for temporary files.
+        parent: where it is made; None = the system's temporary folder.
 
     Raises:
-        OSError: it cannot be made, or not be guarded.
+        OSError: it cannot be made, or the guardian cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         guard().keep(Path(name).absolute())
@@ -143,11 +136,11 @@ def guard() -> Guard:
 
 
 def _start_guardian() -> int:
-    """Start it and return the end of the pipe that tells it things; nobody inherits that end."""
+    """Start it and return the writing end of its pipe, which no other process inherits."""
     reading, writing = os.pipe()
     inherited = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     try:
-        # It leaves a child of its own and ends at once: there is nobody to wait for afterwards.
+        # It forks and exits at once, so there is no child to reap later.
         subprocess.run(
             (sys.executable, "-I", "-S", "-c", _START, str(_ROOT)),
             env=inherited,

@@ -15,11 +15,11 @@ from typing import Any
 from ncclt.launch.process.clean_up import clean_up
 from ncclt.launch.process.process_tree import end_members
 
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What ends the process that is guarded must not end its guardian before."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What ends the guarded process must not end its guardian first."""
 
 _QUIET_S = 1.0
-"""Nothing of a launch may appear for so long: the last thing its owner did may have been to start something."""
+"""No process of a launch may appear for this long: the last thing its owner did may have been to start one."""
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    for number in _DEAF_TO:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
     left = open_launches(sys.stdin.buffer)
@@ -36,17 +36,17 @@ def main() -> None:
         ender.start()
     for ender in enders:
         ender.join()
-    # Last: launches write into them to their end.
+    # Last, because launches write into these until they end.
     for launch in left:
         shutil.rmtree(launch.get("results", ""), ignore_errors=True)
 
 
 def open_launches(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Read what `Guard` says until it says no more, and return the launches that have not ended."""
+    """Read the lines of `Guard` until they end, and return the launches that have not ended."""
     launches: dict[str, dict[str, Any]] = {}
     for line in lines:
         if not line.endswith(b"\n"):
-            break  # cut by the end of its writer, who begins a launch only after he has said so
+            break  # cut off by the death of its writer, which starts a launch only after it has written the line
         said = json.loads(line)
         if "ended" in said:
             launches.pop(said["ended"], None)

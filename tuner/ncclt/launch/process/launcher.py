@@ -18,13 +18,13 @@ from ncclt.launch.rank_check import is_deciding
 from ncclt.launch.slurm.job import job_loss
 
 KILL_GRACE_S = 1.0
-"""After `kill`, for programs that have ranks elsewhere to end: mpirun, torchrun, srun and ssh need some time for it."""
+"""After `kill`, for programs that have ranks elsewhere to end: mpirun, torchrun, srun and ssh need time for that."""
 
 _DEBUG = "NCCL_DEBUG"
 """Log lines of NCCL go to standard output and break the rows of nccl-tests (nccl.md 7.3); they also cost time."""
 
 FORWARDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
-"""Decide which NCCL and which Python a rank loads, so they are the same on every node."""
+"""They decide which NCCL and which Python a rank loads, so they are the same on every node."""
 
 _PORTS = range(20000, 30000)
 """Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768)."""
@@ -32,11 +32,11 @@ _PORTS = range(20000, 30000)
 _PORT_TRIES = 5
 
 _PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDRINUSE|[Aa]ddress already in use)")
-"""torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where somebody else has the port."""
+"""torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where another process has the port."""
 
 
 class ProcessOptions(TypedDict, total=False):
-    """What every launcher can be made with, as `ProcessLauncher` says."""
+    """Options of every launcher, as described at `ProcessLauncher`."""
 
     environment: Mapping[str, str] | None
     keep_env: bool
@@ -47,11 +47,11 @@ class ProcessOptions(TypedDict, total=False):
 
 
 class ProcessLauncher(ABC):
-    """Starts programs with the environment that was there when it was made; plans must not change later.
+    """Starts programs with the environment of the time when it was made, so that plans do not change later.
 
     Args:
         environment: what programs inherit; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command. Left out, every trial starts from NCCL's own
+        keep_env: let inherited NCCL_* variables reach the command. By default every trial starts from NCCL's own
             choice, whatever the shell has exported; NCCL_DEBUG is removed in any case.
         extra: further options of the program that starts the command, verbatim.
         grace_s: time between SIGTERM and SIGKILL.
@@ -80,7 +80,7 @@ class ProcessLauncher(ABC):
         self.grace_s = grace_s
         self._kill_grace_s = kill_grace_s
         self._keep_bytes = keep_bytes
-        self._lock = threading.RLock()  # kill may come by a signal while this very thread holds it
+        self._lock = threading.RLock()  # a signal handler may call kill while this very thread holds it
         self._running: list[ProcessSession] = []
 
     @abstractmethod
@@ -91,25 +91,22 @@ class ProcessLauncher(ABC):
 
     @property
     def inherited(self) -> tuple[str, ...]:
-        """Return the names of the variables for NCCL and our plugin that the environment brings.
-
-        Plans say which of them are removed.
-        """
+        """Return the names of the inherited variables for NCCL and our plugin; plans name those that are removed."""
         return tuple(sorted(name for name in self.environment if name.startswith("NCCL_") or is_deciding(name)))
 
     def removed(self, variables: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the names of inherited variables that must not reach a command with some variables of its own."""
+        """Return the names of inherited variables that must not reach a command, given its own variables."""
         return tuple(
             name for name in self.inherited if name not in variables and (not self._keep_env or name == _DEBUG)
         )
 
     def kept(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the inherited ones that must reach every process of a command."""
+        """Return the inherited variables that must reach every process of a command."""
         names = set(self.inherited) - {*variables, *self.removed(variables)}
         return {name: self.environment[name] for name in sorted(names)}
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start the plan's command and wait for its end; with another port where somebody else has the first one."""
+        """Start the plan's command and wait for its end; with another port where the first one is taken."""
         result = self._run(plan)
         for _ in range(_PORT_TRIES - 1):
             if result.exit_code == 0 or result.killed or not _PORT_TAKEN.search(result.stderr + result.stdout):
@@ -145,9 +142,9 @@ class ProcessLauncher(ABC):
 
 
 def thread_variables(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return OMP_NUM_THREADS where nobody has set it.
+    """Return OMP_NUM_THREADS where it is not set.
 
-    torchrun sets it to 1, with a warning and only where a node has several ranks; said here, it is the same under every
+    torchrun sets it to 1, with a warning and only where a node has several ranks; set here, it is the same under every
     launcher and for every number of ranks.
     """
     return {} if "OMP_NUM_THREADS" in environment or "OMP_NUM_THREADS" in variables else {"OMP_NUM_THREADS": "1"}
@@ -156,8 +153,8 @@ def thread_variables(environment: Mapping[str, str], variables: Mapping[str, str
 def _with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     """Put a port into a plan.
 
-    No port of another machine can be asked for, and one that is free now may be taken a moment later. So it is chosen
-    blindly, and another one where it was taken: launches that are alike, even at the same time, do not meet each other.
+    A free port of another machine cannot be looked up, and one that is free now may be taken a moment later. So it is
+    chosen at random, and again where it was taken: equal launches, even at the same time, do not collide.
     """
 
     def fill(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads the outputs of a process as they come, and keeps no more than their ends."""
+"""Reads the outputs of a process as they come, and keeps only their ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutputTail:
         self.dropped_bytes = 0
 
     def add(self, chunk: bytes) -> None:
-        """Append a chunk and forget the oldest bytes that are not needed any more."""
+        """Append a chunk and drop the oldest bytes beyond the limit."""
         self._kept += chunk
         excess = len(self._kept) - self._keep_bytes
         if excess > 0:
@@ -28,7 +28,7 @@ class OutputTail:
             self.dropped_bytes += excess
 
     def text(self) -> str:
-        """Decode what is kept; broken characters are replaced."""
+        """Decode what is kept; invalid bytes are replaced."""
         return self._kept.decode("utf-8", errors="replace")
 
 
@@ -44,11 +44,11 @@ class Capture:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether any pipe can still bring something."""
+        """Return whether any pipe is still open for reading."""
         return bool(self._selector.get_map())
 
     def read_for(self, seconds: float) -> None:
-        """Wait up to some seconds for output and store what there is."""
+        """Wait up to `seconds` for output and store it."""
         if not self.is_open:
             time.sleep(seconds)
             return

@@ -3,7 +3,7 @@
 Neither a process group nor a session is enough: shells and MPI launchers put their children into groups of their own,
 and torchrun opens a session for every rank (torch/distributed/elastic/multiprocessing/subprocess_handler, seen with
 2.13), so its ranks outlive a torchrun that was killed. All of them still carry in their environment what the launch
-was started with. Whoever cleans his environment and leaves the session is found as long as his parent is.
+was started with. A process that cleans its environment and leaves the session is found as long as its parent is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK_VARIABLE = "NCCLT_LAUNCH"
-"""Carries the mark of a launch; a launch within a launch adds its own behind the outer one."""
+"""Holds the mark of a launch; a launch within a launch appends its own."""
 
 KILL_WAIT_S = 5.0
 """How long SIGKILL may take; a process inside a hung driver call ignores even that."""
 
 _TICK_S = 0.05
-"""Between two looks at /proc; one look costs milliseconds on a busy node."""
+"""Between two scans of /proc; one scan costs milliseconds on a busy node."""
 
 _ENDED = ("Z", "X", "x")
-"""States of a process that runs no more (proc_pid_stat(5)); a zombie only waits for its parent."""
+"""States of a process that has ended (proc_pid_stat(5)); a zombie only waits for its parent."""
 
 
 _numbers = itertools.count(1)
@@ -41,7 +41,7 @@ def new_mark() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """One line of /proc; an id may be used again, an id together with its time of start is not."""
+    """One line of /proc; an id may be reused, an id together with its start time is unique."""
 
     id: int
     parent: int
@@ -53,17 +53,17 @@ def members(mark: str, *, session_id: int | None = None) -> tuple[int, ...]:
     """Return the ids of all running processes that belong to a launch.
 
     Args:
-        mark: stands in the environment of the launch's processes and of no others.
+        mark: in the environment of the launch's processes and of no others.
         session_id: the session that was opened for the launch.
     """
     return tuple(process.id for process in _members(os.fsencode(mark), session_id))
 
 
 def signal_members(mark: str, number: signal.Signals, *, session_id: int | None = None) -> tuple[int, ...]:
-    """Send a signal to every process of a launch and return whom it was sent to."""
+    """Send a signal to every process of a launch and return their ids."""
     found = _members(os.fsencode(mark), session_id)
     for process in found:
-        # Ended meanwhile, or it has become somebody else's: whoever cannot be ended is seen by who is left.
+        # Ended meanwhile, or now of another user: the caller sees what could not be ended by what is left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             _send(process, number)
     return tuple(process.id for process in found)
@@ -77,14 +77,14 @@ def end_members(
     hurried: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[int, ...]:
-    """End every process of a launch, first kindly.
+    """End every process of a launch, first by SIGTERM.
 
     Args:
-        mark: stands in the environment of the launch's processes and of no others.
-        session_id: the session that was opened for the launch.
+        mark: as for `members`.
+        session_id: as for `members`.
         grace_s: between SIGTERM and SIGKILL, s; 0 = SIGKILL at once.
-        hurried: ends the grace as soon as it is true.
-        pause: how to wait; somebody may have to read meanwhile what the processes write before they can end.
+        hurried: ends the grace period as soon as it is true.
+        pause: how to wait; the caller may have to read meanwhile what the processes write before they can end.
 
     Returns:
         the ids of those that could not be ended; almost always none.
@@ -97,13 +97,13 @@ def end_members(
 
     if grace_s > 0 and signal_members(mark, signal.SIGTERM, session_id=session_id):
         until(lambda: hurried() or not members(mark, session_id=session_id), grace_s)
-    # Members may start others while they are being killed, so this goes on until none is left.
+    # Members may start others while they are being killed, so this repeats until none is left.
     until(lambda: not signal_members(mark, signal.SIGKILL, session_id=session_id), KILL_WAIT_S)
     return members(mark, session_id=session_id)
 
 
 def _members(mark: bytes, session_id: int | None) -> list[_Process]:
-    """Return those of the session, those with the mark, and the descendants of both; never this process itself."""
+    """Return the processes of the session, those with the mark, and the descendants of both, but never this process."""
     running = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and (process := _read(int(folder.name))):
@@ -137,7 +137,7 @@ def _carries(process_id: int, mark: bytes) -> bool:
     try:
         return mark in Path(f"/proc/{process_id}/environ").read_bytes()
     except OSError:
-        return False  # ended meanwhile, or somebody else's
+        return False  # ended meanwhile, or of another user
 
 
 def _send(process: _Process, number: signal.Signals) -> None:
@@ -146,12 +146,12 @@ def _send(process: _Process, number: signal.Signals) -> None:
     except ProcessLookupError:
         return
     except OSError:
-        # Kernels before 5.3 (RHEL 8 among them): between looking and sending, microseconds are left to chance.
+        # Kernels before 5.3 (RHEL 8 among them): a race of microseconds between check and kill remains.
         if _read(process.id) == process:
             os.kill(process.id, number)
         return
     try:
-        # From here on the number cannot go to another process; that it has not already is asked once more.
+        # From here on the id cannot be reused; check once more that it was not reused before.
         now = _read(process.id)
         if now is not None and now.started == process.started:
             signal.pidfd_send_signal(descriptor, number)

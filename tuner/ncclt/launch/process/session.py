@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -24,16 +24,16 @@ from ncclt.launch.process.output_tail import Capture, OutputTail
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 
 KEEP_BYTES = 8 * 1024 * 1024
-"""Kept of each output: thousands of result rows, while a log gone wild costs no more memory than this."""
+"""Kept of each output: thousands of result rows, while a runaway log costs no more memory than this."""
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL: time for mpirun to end its ranks on other hosts."""
 
 _TICK_S = 0.02
-"""How often the end of the process and the wish to stop are looked at; far below any launch of NCCL."""
+"""How often the end of the process and a request to stop are checked; far below any launch of NCCL."""
 
 _DRAIN_S = 0.5
-"""For what the pipes still hold when all their writers have ended: 64 KiB each."""
+"""For what the pipes still hold when all their writers have ended: up to 64 KiB each."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -42,7 +42,7 @@ class ProcessSession:
     """One command, from its start until nothing of it is left.
 
     The command leads its own session, so Ctrl-C in the terminal does not reach it: the caller decides. The leader is
-    not reaped before all of the launch has ended: as long as its zombie is there, no other process can be given its id.
+    not reaped before all of the launch has ended: as long as its zombie exists, its id cannot be reused.
 
     Args:
         plan: what to run.
@@ -86,27 +86,24 @@ class ProcessSession:
         with ExitStack() as stack:
             stack.enter_context(_stop_signals_deferred(self.kill))
             try:
-                plan = stack.enter_context(filled(self._plan, self.mark))
-                self._begin(plan)
+                plan, folder = stack.enter_context(filled(self._plan, self.mark))
+                guard().begin(
+                    self.mark,
+                    grace_s=self._grace_s,
+                    environment=self._environment,
+                    clean_up=plan.clean_up,
+                    folder=folder,
+                )
             except OSError as error:
                 return LaunchResult(exit_code=None, failure=f"cannot prepare the launch: {reason(error)}")
             try:
                 return self._start_and_watch(plan)
             finally:
-                # Where an exception of a handler has broken off the end of the launch, its guardian keeps it in mind.
+                # If an exception in a handler interrupted the end of the launch, the guardian still has to end it.
                 if self._is_over:
                     guard().end(self.mark)
 
-    def _begin(self, plan: FilledPlan) -> None:
-        guard().begin(
-            self.mark,
-            grace_s=self._grace_s,
-            environment=self._environment,
-            clean_up=plan.clean_up,
-            folder=plan.folder,
-        )
-
-    def _start_and_watch(self, plan: FilledPlan) -> LaunchResult:
+    def _start_and_watch(self, plan: LaunchPlan) -> LaunchResult:
         started_s = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -120,18 +117,18 @@ class ProcessSession:
             )
         except OSError as error:
             self._is_over = True
-            # The reason may name the working folder instead of the program: both are said.
+            # The reason may be the working folder rather than the program, so the message names both.
             place = f" in {self._plan.cwd}" if self._plan.cwd else ""
             return LaunchResult(
                 exit_code=None, failure=f"cannot start {plan.argv[0]}{place}: {error.strerror or error}"
             )
         return self._watch(process, plan, started_s=started_s)
 
-    def _watch(self, process: subprocess.Popen[bytes], plan: FilledPlan, *, started_s: float) -> LaunchResult:
+    def _watch(self, process: subprocess.Popen[bytes], plan: LaunchPlan, *, started_s: float) -> LaunchResult:
         deadline_s = started_s + self._plan.timeout_s
         capture = Capture({_pipe(process.stdout): self._stdout, _pipe(process.stderr): self._stderr})
         timed_out = killed = False
-        grace_s = self._kill_grace_s  # an exception on the way out leaves no more time than a kill
+        grace_s = self._kill_grace_s  # an exception leaves no more time than a kill
         succeeded = False
         try:
             while not _has_ended(process):
@@ -179,18 +176,18 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Tell whether the leader has ended, without reaping it."""
+    """Return whether the leader has ended, without reaping it."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """Return how the leader has ended, without reaping it; None = by a signal."""
+    """Return the leader's exit code, without reaping it; None = it was ended by a signal."""
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     return ended.si_status if ended is not None and ended.si_code == os.CLD_EXITED else None
 
 
 def _drain(capture: Capture) -> None:
-    """Read what the pipes still hold. A process that could not be ended may keep them open: no waiting for that."""
+    """Read what the pipes still hold, for a limited time: a process that could not be ended may keep them open."""
     deadline_s = time.monotonic() + _DRAIN_S
     while capture.is_open and time.monotonic() < deadline_s:
         capture.read_for(_TICK_S)
@@ -200,7 +197,7 @@ def _drain(capture: Capture) -> None:
 def _stop_signals_deferred(stop: Callable[[], None]) -> Iterator[None]:
     """Let signals that would end this program end the command first; they take effect on leaving.
 
-    A handler that the caller has set himself stays: he wants to decide. Only the main thread may set handlers.
+    The caller's own handlers are left alone. Only the main thread may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -224,29 +221,17 @@ def _stop_signals_deferred(stop: Callable[[], None]) -> Iterator[None]:
             signal.raise_signal(received[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilledPlan:
-    """The commands of a plan as they are run.
-
-    Attributes:
-        argv: program and arguments.
-        clean_up: as in the plan.
-        folder: where the plan's files lie; None = it has none.
-    """
-
-    argv: tuple[str, ...]
-    clean_up: tuple[tuple[str, ...], ...]
-    folder: Path | None
-
-
 @contextmanager
-def filled(plan: LaunchPlan, mark: str) -> Iterator[FilledPlan]:
+def filled(plan: LaunchPlan, mark: str) -> Iterator[tuple[LaunchPlan, Path | None]]:
     """Write the files of a plan into a folder of their own, and remove it afterwards.
+
+    Returns:
+        the plan with `MARK` and `FILES` filled in its commands, and the folder; None = it has no files.
 
     Raises:
         OSError: they cannot be written.
     """
-    # mkdtemp gives 0700: scripts hold variables, and whoever could write there could run anything as this user.
+    # mkdtemp gives 0700: scripts hold variables, and a user who could write there could run anything as this user.
     folder = Path(tempfile.mkdtemp(prefix="ncclt-launch-")) if plan.files else None
 
     def fill(word: str) -> str:
@@ -257,11 +242,8 @@ def filled(plan: LaunchPlan, mark: str) -> Iterator[FilledPlan]:
         if folder:
             for name, text in plan.files:
                 (folder / name).write_text(text.replace(MARK, mark), encoding="utf-8")
-        yield FilledPlan(
-            argv=tuple(map(fill, plan.argv)),
-            clean_up=tuple(tuple(map(fill, argv)) for argv in plan.clean_up),
-            folder=folder,
-        )
+        clean_up_commands = tuple(tuple(map(fill, argv)) for argv in plan.clean_up)
+        yield replace(plan, argv=tuple(map(fill, plan.argv)), clean_up=clean_up_commands), folder
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)

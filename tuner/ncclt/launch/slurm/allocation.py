@@ -11,16 +11,16 @@ from ncclt.launch.slurm.job import ask
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _MAX_HOSTS = 1_000_000
-"""More than any cluster has; a mistyped range must not fill the memory."""
+"""More than any cluster has; a mistyped range must not exhaust memory."""
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """Expand Slurm's short form of node names, as in `gpu[01-03,07],login2`, in its order.
+    """Expand Slurm's short form of node names, as in `gpu[01-03,07],login2`, in order.
 
-    Several brackets in one name are combined, the last one counting fastest. Leading zeros are kept, as Slurm does.
+    Several brackets in one name are combined, the last one varying fastest. Leading zeros are kept, as Slurm does.
 
     Raises:
-        UsageError: the text is no such list.
+        UsageError: the text has another form.
     """
     hosts: list[str] = []
     for word in _split_outside_brackets(text):
@@ -72,10 +72,10 @@ class Allocation:
 
     Attributes:
         groups: one, or the components of a heterogeneous job in their order.
-        cpus_per_task: as the job asked for, to be asked for again by each step (srun forgets it since Slurm 22.05);
-            None = not said.
-        cpus: of each node, in their order; empty = not said.
-        addresses: (host, where Slurm itself reaches it), for those that are reached under another name than their own.
+        cpus_per_task: as requested by the job, to be requested again by each step (srun ignores it since Slurm
+            22.05); None = not given.
+        cpus: of each node, in order; empty = not given.
+        addresses: (host, its address in Slurm) of the hosts whose address differs from their name.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -90,15 +90,15 @@ class Allocation:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Return the ids of the job's components."""
+        """Return the ids of the job's components, one for a plain job."""
         return tuple(group.job_id for group in self.groups)
 
     def address(self, host: str) -> str:
-        """Return where the other nodes reach a node."""
+        """Return the address of a node for the other nodes."""
         return dict(self.addresses).get(host, host)
 
     def require_cpus(self, hosts: Sequence[str], *, tasks_per_node: int) -> None:
-        """Refuse an allocation that was made without a word on how many tasks will run: Slurm gives it one CPU a node.
+        """Refuse an allocation made without a number of tasks, which Slurm gives one CPU per node.
 
         Raises:
             UsageError: a node has fewer CPUs than its tasks need.
@@ -136,11 +136,11 @@ class Allocation:
 def allocation_of(
     environment: Mapping[str, str], *, addresses_of: Callable[[Mapping[str, str], str], dict[str, str]] | None = None
 ) -> Allocation | None:
-    """Return the allocation that an environment tells of; None = there is none, as on a login node.
+    """Return the allocation that an environment describes; None = there is none, as on a login node.
 
     Args:
         environment: of this program; salloc, sbatch and srun set SLURM_* in it.
-        addresses_of: asks Slurm where nodes are reached; None = they are reached by their names.
+        addresses_of: asks Slurm for the addresses of nodes; None = they are reached by their names.
 
     Raises:
         UsageError: the environment contradicts itself.
@@ -172,9 +172,9 @@ def _cpus(text: str) -> tuple[int, ...]:
 
 
 def addresses_by_scontrol(environment: Mapping[str, str], hosts: str) -> dict[str, str]:
-    """Ask Slurm under which address it reaches each node; a node without an answer is reached by its name.
+    """Ask Slurm for the address of each node; a node without an answer is reached by its name.
 
-    Names of nodes need not be names of the network: cloud nodes and test clusters are reached by `NodeAddr` alone.
+    Names of nodes need not resolve in the network: cloud nodes and test clusters are reached by `NodeAddr` alone.
     """
     try:
         said = ask(("scontrol", "show", "nodes", hosts, "--oneliner"), environment).stdout

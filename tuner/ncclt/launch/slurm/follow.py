@@ -14,13 +14,13 @@ from ncclt.errors import StudyStoppedError
 from ncclt.launch.slurm.job import ask
 
 POLL_S = 3.0
-"""Between two questions to the controller: it serves the whole cluster, and nothing here is in a hurry."""
+"""Between two queries of the controller: it serves the whole cluster, and nothing here is urgent."""
 
 _REGRET_S = 5.0
 """How long a second Ctrl-C counts."""
 
 _SILENT_QUESTIONS = 20
-"""Unanswered questions in a row after which following stops: a minute of a controller that restarts is normal."""
+"""Unanswered queries in a row after which following stops: a controller may take a minute to restart."""
 
 _EXIT_CODES = {"COMPLETED": 0, "TIMEOUT": 124, "DEADLINE": 124, "CANCELLED": 130}
 """What the end of a job means to a shell; every other end but FAILED is 1."""
@@ -50,19 +50,19 @@ def follow(
 ) -> int:
     """Show the logs of a job as they grow until it ends, and return its exit code.
 
-    The first Ctrl-C leaves the job alone and says how to cancel it (130); a second one right after cancels it. Whatever
-    else ends this program (SystemExit, as the handler of a signal raises it) leaves the job alone as well.
+    The first Ctrl-C leaves the job running and says how to cancel it (130); a second one right after cancels it. Any
+    other end of this program (SystemExit, as raised by a signal handler) leaves the job running as well.
 
     Args:
-        job_id: as `submit` gave it.
+        job_id: as `submit` returned it.
         logs: where it writes.
-        show: takes pieces of the job's standard output.
-        say: takes pieces of its standard error, and what is to be told about the job.
+        show: receives pieces of the job's standard output.
+        say: receives pieces of its standard error, and messages about the job.
         environment: for Slurm's commands; None = this program's own.
-        poll_s: seconds between two looks.
+        poll_s: seconds between two queries.
 
     Raises:
-        StudyStoppedError: Slurm does not answer any more; the job may well go on.
+        StudyStoppedError: Slurm does not answer any more; the job may well be running.
     """
     goes_on = f"ncclt: job {job_id} goes on; `scancel {job_id}` ends it"
     growing = (_Log(logs.stdout, show), _Log(logs.stderr, say))
@@ -77,7 +77,7 @@ def follow(
             say(f"ncclt: job {job_id} is cancelled\n")
         return 130
     except SystemExit:
-        # stderr may be gone with the terminal: that must not hide why this program ends.
+        # stderr may be closed together with the terminal: that must not hide why this program ends.
         with contextlib.suppress(OSError):
             say(f"\n{goes_on}; its output: {logs.stdout}\n")
         raise
@@ -91,7 +91,7 @@ def _follow(
     environment: Mapping[str, str] | None,
     poll_s: float,
 ) -> int:
-    told = ""
+    shown = ""
     silent = 0
     while True:
         state, reason, exit_code = _state(job_id, environment)
@@ -103,8 +103,8 @@ def _follow(
                 f"Slurm no longer knows job {job_id}",
                 hint=f"`squeue --job {job_id}` and {logs[1].path} may say more; run the same command to resume",
             )
-        if state in _UNDER_WAY and (now := f"{state.lower()}{f' ({reason})' if reason else ''}") != told:
-            told = now
+        if state in _UNDER_WAY and (now := f"{state.lower()}{f' ({reason})' if reason else ''}") != shown:
+            shown = now
             say(f"ncclt: job {job_id} is {now}\n")
         if state and state not in _UNDER_WAY:
             break
@@ -138,7 +138,7 @@ class _Log:
     def show_growth(self) -> None:
         """Show what was added since the last time."""
         try:
-            # Opened anew each time: network file systems promise fresh contents on opening alone.
+            # Opened again each time: network file systems guarantee fresh contents only after open.
             with Path(self.path).open("rb") as log:
                 log.seek(self._shown_bytes)
                 added = log.read()

@@ -1,4 +1,4 @@
-"""Whether the Slurm job that this program runs in still has its nodes, and why not."""
+"""Whether the Slurm job of this program still has its nodes, and why not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(
             text=True,
             timeout=_QUESTION_S,
             check=False,
-            # Ctrl-C is meant for ncclt, which is in the middle of a question perhaps.
+            # Ctrl-C is meant for ncclt, not for the query that it may be waiting for.
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
@@ -44,11 +44,11 @@ _ENDS = {
 }
 
 _NEARLY_S = 180.0
-"""A job is signalled a minute or two before its time limit (`--signal`, which may come a minute early by itself)."""
+"""A job is signalled a minute or two before its time limit (`--signal`, which itself may come a minute early)."""
 
 
 def job_loss(environment: Mapping[str, str]) -> str:
-    """Say why this program's job has no nodes any more; empty where it has, where there is no job, or nobody answers.
+    """Return why this program's job has lost its nodes; empty if it has them, there is no job, or Slurm is silent.
 
     Args:
         environment: of this program; salloc, sbatch and srun set SLURM_JOB_ID in it.
@@ -65,7 +65,7 @@ def job_loss(environment: Mapping[str, str]) -> str:
 
 
 def job_notice(environment: Mapping[str, str]) -> str:
-    """Say why Slurm has told this program to end, asked when it got SIGTERM; empty where Slurm has no reason to."""
+    """Return why Slurm sent this program SIGTERM; empty where Slurm has no reason to."""
     if loss := job_loss(environment):
         return loss
     job_id, jobs = _ask(environment)
@@ -76,7 +76,7 @@ def job_notice(environment: Mapping[str, str]) -> str:
 
 
 def _ask(environment: Mapping[str, str]) -> tuple[str, list[dict[str, str]]]:
-    """Return the job's id and what Slurm says of it, of each component of a heterogeneous one; {} = it is gone."""
+    """Return the job's id and the fields of each of its components; {} = Slurm does not know it any more."""
     job_id = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOB_ID_HET_GROUP_0") or ""
     if not job_id:
         return "", []

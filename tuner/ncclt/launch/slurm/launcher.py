@@ -1,6 +1,6 @@
 """Starts commands on the nodes of a Slurm allocation: each launch is one step, begun by srun.
 
-Not tried on a GPU; proven on a real Slurm of two nodes without any.
+Not tested on a GPU; tested on a real Slurm of two nodes without any.
 """
 
 from __future__ import annotations
@@ -40,21 +40,20 @@ done
 echo "Slurm step $left still runs" | tr '\\n' ' '
 exit 1
 """
-"""Ends the steps of a name and waits until Slurm knows of none; a job that is gone has none."""
+"""Ends the steps of a name and waits until Slurm knows of none; an ended job has none."""
 
 _CANCEL_TRIES = 40
-"""Each of them takes half a second or more, all of them less than the time that a clean-up gets."""
+"""Each takes half a second or more, all together less than the time limit of a clean-up."""
 
 
 class SlurmLauncher(ProcessLauncher):
     """Starts each command as one step of an allocation.
 
     Args:
-        shape: how many processes on how many nodes; named hosts are taken in the order in which Slurm numbers ranks.
-        allocation: where; None = there is none, so nothing can be planned.
+        shape: how many processes on how many nodes; named hosts are used in the order in which Slurm numbers ranks.
+        allocation: None = there is none, so nothing can be planned.
         container: an image in which the tasks run, by pyxis.
-        process: `extra` are further options for srun, for example `--mpi=pmix`; srun hands `environment` on to all
-            tasks.
+        process: `extra` are further options for srun, for example `--mpi=pmix`; srun passes `environment` to all tasks.
     """
 
     name = "slurm"
@@ -115,11 +114,11 @@ class SlurmLauncher(ProcessLauncher):
         """Start the step and wait for its end, and for the end of all its tasks on all nodes."""
         carried = file_variables(plan.files).items()
         result = super().run(replace(plan, set_env=(*plan.set_env, *carried), files=()))
-        return _told_by_slurm(result, self.environment)
+        return _with_slurm_reason(result, self.environment)
 
 
-def _told_by_slurm(result: LaunchResult, environment: Mapping[str, str]) -> LaunchResult:
-    """Put what Slurm says about a failure where people and outcomes look for it."""
+def _with_slurm_reason(result: LaunchResult, environment: Mapping[str, str]) -> LaunchResult:
+    """Move what Slurm prints about a failure into the fields of the result."""
     if result.failure or result.timed_out or result.killed or not result.exit_code:
         return result
     if UNFIT in result.stderr and (prolog := _task_prolog(environment)):
@@ -139,7 +138,7 @@ def _told_by_slurm(result: LaunchResult, environment: Mapping[str, str]) -> Laun
 
 
 def _task_prolog(environment: Mapping[str, str]) -> str:
-    """Return the script that Slurm runs before each task, whose lines of `export` set variables; empty = none."""
+    """Return the script that Slurm runs before each task and whose `export` lines set variables; empty = none."""
     said = re.search(r"(?m)^TaskProlog\s*=\s*(\S+)$", ask(("scontrol", "show", "config"), environment).stdout)
     return said[1] if said and said[1] != "(null)" else ""
 

@@ -1,7 +1,7 @@
 """Why a step of Slurm failed, read from what srun and slurmstepd printed.
 
 srun's own exit code is the highest of all tasks, and the tasks that it ended itself count too: a rank that exits with 7
-beside one that is then terminated gives 143. The first complaint about a task tells the truth.
+beside one that is then terminated gives 143. The first message about a task names the real failure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MAX_LINE = 300
 """Characters of a line that is quoted."""
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-"""A shell's words for it (POSIX sh, 2.8.2)."""
+"""As a shell exits (POSIX sh, 2.8.2)."""
 
 _NOT_STARTED = re.compile(
     r"(?m)^srun: (?:fatal|error: (?:Unable to (?:create step|allocate|confirm)|Only allocated|Invalid |Slurm job)).*"
@@ -25,8 +25,8 @@ _TASK = re.compile(r"(?m)^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+):
 _CANCELLED = re.compile(r"(?m)^slurmstepd.* error: \*\*\* (?:STEP|JOB) .* CANCELLED AT .*")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
-# Slurm's own lines alone: what the program prints may hold the same words. What names the cause itself goes before
-# what only reports that something ended. The lines of srun and slurmstepd come in any order.
+# Only lines of Slurm itself: what the program prints may hold the same words. Lines that name the cause come before
+# those that only report that something ended. The lines of srun and slurmstepd come in any order.
 _CAUSES: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
     (re.compile(rf"(?mi)^(?:srun|slurmstepd|salloc)\b.*(?:{words}).*"), meaning, lost)
     for words, meaning, lost in (
@@ -34,7 +34,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
         (r"node failure on ", "a node failed", True),
         (r"node failure|node_fail", "a node failed", True),
         (r"due to preemption", "Slurm took the nodes for another job", True),
-        # A step may have a limit of its own; that the job's is over is asked of Slurm.
+        # A step may have a time limit of its own; whether the job's is over is for `job_loss` to ask.
         (r"due to time limit", "the time of the Slurm job is over", False),
         (r"due to job requeue|job \S+ has expired|invalid job", "the Slurm allocation is gone", True),
         (r"unable to contact slurm|communication connection failure|socket timed out", "Slurm does not answer", False),
@@ -47,10 +47,10 @@ class StepFailure:
     """How a step of Slurm failed.
 
     Attributes:
-        reason: a sentence for people; empty where Slurm said nothing.
-        exit_code: of the task that failed first, negative = ended by that signal; None = not said.
+        reason: for the user; empty where Slurm printed none.
+        exit_code: of the task that failed first, negative = ended by that signal; None = not known.
         started: whether any task ran at all.
-        lost: whether the allocation, or a node of it, is gone.
+        lost: whether the allocation, or a node of it, was lost.
     """
 
     reason: str = ""
@@ -76,8 +76,8 @@ def step_failure(text: str) -> StepFailure:
         return StepFailure(reason=f"Slurm refused the step ({_short(refused[0])})", started=False)
     cancelled = _CANCELLED.search(text)
     if cancelled and (task is None or cancelled.start() < task.start()):
-        # srun complains about a task first where that task is why the others were cancelled.
-        return StepFailure(reason=f"somebody cancelled the step ({_short(cancelled[0])})", exit_code=exit_code)
+        # srun reports a task first if that task is why the others were cancelled.
+        return StepFailure(reason=f"the step was cancelled ({_short(cancelled[0])})", exit_code=exit_code)
     if task is None:
         return StepFailure()
     if exit_code in (_NOT_FOUND, _NOT_EXECUTABLE) and (missing := _SHELL_NO_PROGRAM.search(text)):
@@ -90,7 +90,7 @@ def _complaint(missing: re.Match[str]) -> str:
 
 
 def _ending(words: str) -> tuple[int | None, str]:
-    """Return what `Exited with exit code 7` or `Segmentation fault (core dumped)` means: an exit code, and words.
+    """Return exit code and text of `Exited with exit code 7` or `Segmentation fault (core dumped)`.
 
     The shell of a task turns an end by a signal into 128 + its number.
     """

@@ -15,13 +15,13 @@ from ncclt.launch.slurm.follow import POLL_S, Logs, follow
 from ncclt.launch.slurm.job import ask
 
 _NODE_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay"})
-"""Types of file systems that other machines do not see by themselves (/proc/mounts)."""
+"""Types of file systems that are local to a machine (/proc/mounts)."""
 
 SHARING = ("--exclusive", "--oversubscribe", "--share", "-s")
-"""Options of sbatch that say whether other jobs may run on the same nodes, where they would be measured too."""
+"""Options of sbatch that say whether other jobs, which disturb measurements, may run on the same nodes."""
 
 NOTICE_S = 60
-"""How long before its time is over a job is told so; Slurm is up to a minute early by itself (sbatch, --signal)."""
+"""How long before its time limit a job gets SIGTERM; Slurm is up to a minute early (sbatch, --signal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class BatchRequest:
     """What one batch job is to do.
 
     Attributes:
-        command: the command line of ncclt, which finds itself in an allocation when the job runs it.
+        command: the command line of ncclt, which then runs inside the job's allocation.
         shape: nodes, and processes on each.
-        gpus_per_node: to ask Slurm for; None = not at all, for sites that give whole nodes.
+        gpus_per_node: to request; None = none are requested, for sites that allocate whole nodes.
         time_limit: of the job, in Slurm's form (`30`, `2:00:00`); None = the partition's default.
         job_name: for squeue.
         folder: of the job's two logs; the compute nodes must see it.
-        extra: further options for sbatch, verbatim; they win. Without one of `SHARING` whole nodes are asked for.
-        notice_s: how long before the end of its time the job is told so, seconds.
+        extra: further options for sbatch, verbatim; they win. Without one of `SHARING` whole nodes are requested.
+        notice_s: how long before its time limit the job gets SIGTERM, seconds.
     """
 
     command: tuple[str, ...]
@@ -56,7 +56,7 @@ class BatchPlan:
     Attributes:
         argv: the sbatch command, which reads the script from its standard input.
         script: what the first node runs.
-        log_stem: the job's logs without `.out` and `.err`; `%j` stands for its id.
+        log_stem: path of the job's logs without `.out` and `.err`; `%j` is replaced by its id.
     """
 
     argv: tuple[str, ...]
@@ -72,8 +72,8 @@ class BatchPlan:
 def plan_batch(request: BatchRequest) -> BatchPlan:
     """Return the batch job of a request; pure.
 
-    The job is told of its end, and of preemption, by SIGTERM to ncclt itself, which has taken the place of the batch
-    shell: it finishes the running trial and saves. A job that Slurm begins anew goes on with the same study.
+    Before its time limit, and on preemption, ncclt itself gets SIGTERM, since it has replaced the batch shell (`exec`):
+    it finishes the running trial and saves. A job that Slurm requeues resumes the same study.
     """
     stem = str(request.folder / f"{request.job_name}-%j")
     lines = [
@@ -105,7 +105,7 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
 
 
 def _quoted(option: str) -> str:
-    """Quote an option for a line of #SBATCH, where blanks and # end it as in a shell."""
+    """Quote an option for an #SBATCH line, where blanks and # end it as in a shell."""
     name, equals, value = option.partition("=")
     return f"{name}={shlex.quote(value)}" if equals else option
 
@@ -114,7 +114,7 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
     """Submit a job and return its id.
 
     Raises:
-        UsageError: there is no sbatch here, or it refuses the job.
+        UsageError: sbatch was not found, or it refuses the job.
     """
     try:
         done = ask(plan.argv, environment, text=plan.script)
@@ -138,19 +138,12 @@ def submit_and_follow(
     environment: Mapping[str, str] | None = None,
     poll_s: float = POLL_S,
 ) -> int:
-    """Submit a study as one job; follow it, or return 0 at once.
+    """Submit a study as one job, and follow it until it ends if `wait`; return the exit code, or 0 without waiting.
 
-    Args:
-        request: what to submit.
-        wait: follow the job until it ends.
-        show: takes pieces of the job's standard output.
-        say: takes its standard error and what is to be told about the job.
-        environment: for Slurm's commands; None = this program's own, with `os.environ` as the job's.
-        poll_s: seconds between two looks.
+    The other arguments and StudyStoppedError are those of `follow`.
 
     Raises:
-        UsageError: sbatch is not here or refuses.
-        StudyStoppedError: Slurm does not answer any more.
+        UsageError: sbatch was not found, or it refuses the job.
     """
     plan = plan_batch(request)
     known = dict(os.environ if environment is None else environment)
@@ -162,9 +155,9 @@ def submit_and_follow(
 
 
 def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
-    """Say why compute nodes may not see a file, empty where they probably do.
+    """Return why compute nodes may not see a file; empty where they probably do.
 
-    A store that only the login node sees is the trap of submitting: the job would fill one of its own and lose it.
+    With a store that only the login node sees, the job would fill one of its own and lose it.
 
     Args:
         path: absolute.

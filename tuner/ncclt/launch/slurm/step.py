@@ -1,4 +1,4 @@
-"""The srun command of one step: which nodes, how many tasks, and how files get there."""
+"""The srun command of one step: its nodes, its tasks, and how files get there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ncclt.launch.launcher import MARK, JobShape
 from ncclt.launch.slurm.allocation import Allocation
 
 STEP_NAME = f"ncclt-{MARK}"
-"""Unique for every run of a plan, so that this very step can be found again."""
+"""Unique for every run of a plan, so that this step can be found again."""
 
 _FIRST_DESCRIPTOR = 3
 _LAST_DESCRIPTOR = 9  # a POSIX shell needs no more than one digit
 _MAX_FILE_BYTES = 90_000
-"""As base64 in one variable; Linux takes 128 KiB in each (execve(2), MAX_ARG_STRLEN)."""
+"""As base64 in one variable; Linux allows 128 KiB in each (execve(2), MAX_ARG_STRLEN)."""
 
 _TASK = (
     "linger=0.5 told=1 rank= signal= code=; "
@@ -30,14 +30,14 @@ _TASK = (
     'while [ "$told" ]; do told=; wait "$rank"; got=$?; [ "$got" = 127 ] && [ "$code" ] || code=$got; done; '
     '[ "$code" -eq 0 ] || sleep "$linger"; exit "$code"'
 )
-"""What the shell of a task does, so that nothing which was printed is lost when a task fails.
+"""The shell of a task, which makes sure that no output is lost when a task fails.
 
 As soon as one has failed, srun ends the others by SIGTERM, and when a task was ended by SIGTERM or SIGKILL, srun drops
-all output that is still under way (Slurm, src/api/step_launch.c, slurm_step_launch_wait_finish). So a shell turns every
-end by a signal into an exit code, 128 + its number. It hands signals on: with proctrack/cgroup all but SIGKILL reach
-the children of slurmstepd alone (proctrack_cgroup.c, proctrack_p_signal), and SIGKILL comes after KillWait, 30 s. And
-ranks fail together, while the first one still prints what went wrong: a shell that was not told to end lingers, to give
-it the time."""
+all output that is still in flight (Slurm, src/api/step_launch.c, slurm_step_launch_wait_finish). So a shell turns every
+end by a signal into an exit code, 128 + its number. It forwards signals: with proctrack/cgroup all but SIGKILL reach
+only the children of slurmstepd (proctrack_cgroup.c, proctrack_p_signal), and SIGKILL comes after KillWait, 30 s. And
+ranks fail together, while the first one still prints what went wrong: a shell that got no signal lingers to give it
+time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class StepRequest:
 
     Attributes:
         argv: the command, as `ShippedFiles.argv` gives it.
-        variables: names of the variables that must win over those of a container's image.
+        variables: names of the variables that must override those of a container's image.
         container: an image for pyxis; None = no container.
         extra: further options for srun, verbatim; they come last, so they win.
     """
@@ -60,8 +60,8 @@ class StepRequest:
 def srun_argv(request: StepRequest, *, allocation: Allocation, hosts: Sequence[str], shape: JobShape) -> list[str]:
     """Return the command that runs a request on some nodes of an allocation, as one step.
 
-    Where the nodes belong to several components of a heterogeneous job, the step has a part for each; Slurm numbers
-    the ranks through all of them.
+    If the nodes belong to several components of a heterogeneous job, the step has a part for each; Slurm numbers the
+    ranks across all of them.
     """
     argv = ["srun"]
     parts = [(number, [h for h in hosts if h in group.hosts]) for number, group in enumerate(allocation.groups)]
@@ -81,11 +81,11 @@ def _options(
         f"--ntasks={len(hosts) * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         f"--nodelist={','.join(hosts)}",
-        # Neighbouring ranks share a node: the groups of a workload are made so.
+        # Neighbouring ranks share a node, as the groups of a workload assume.
         "--distribution=block",
-        # ncclt may run in a step itself (an interactive one), which must not make this one wait for ever.
+        # ncclt may itself run in an (interactive) step, for whose end this one must not wait.
         "--overlap",
-        # Values with commas survive in srun's own environment alone, not in `--export=NAME=VALUE`.
+        # Values with commas survive only in srun's own environment, not in `--export=NAME=VALUE`.
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--input=none",
@@ -99,19 +99,19 @@ def _options(
 def _container(request: StepRequest) -> tuple[str, ...]:
     if request.container is None:
         return ()
-    # Without their names, values of the image win over ours (pyxis, README).
+    # Without --container-env the values of the image override ours (pyxis, README).
     return (f"--container-image={request.container}", f"--container-env={','.join(request.variables)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedFiles:
-    """The command of a task: a shell that writes the files which a command brings along, and runs it.
+    """The command of a task: a shell that writes the files of a command, and runs it.
 
-    Compute nodes need not share any folder with this machine. The files travel in variables. Each task writes a file,
-    opens it, removes its name and reads it as /dev/fd/N: whatever ends the task, nothing is left behind.
+    Compute nodes need not share any folder with this machine, so the files travel in variables. Each task writes a
+    file, opens it, unlinks it and reads it as /dev/fd/N: however the task ends, nothing is left behind.
 
     Attributes:
-        argv: the command, reading the files from where they will be.
+        argv: the command with the paths of the files on the node.
         texts: (name, text) of the files.
     """
 
@@ -120,7 +120,7 @@ class ShippedFiles:
 
 
 def ship(argv: Sequence[str], files: Sequence[Path]) -> ShippedFiles:
-    """Return the command of a task, which brings the files of a command along.
+    """Return the command of a task that brings files along.
 
     Raises:
         UsageError: too many files, or one that is too long.

@@ -20,17 +20,17 @@ NODES_FILE = "nodes.json"
 """For each node, in the order of ranks: the ssh command up to the host's name."""
 
 _NO_CONNECTION = 255
-"""ssh(1): "255 if an error occurred"; the script of a node ends with codes of torchrun, or of shells."""
+"""ssh(1): "255 if an error occurred"; the script of a node exits with codes of torchrun or of a shell."""
 
 _TICK_S = 0.05
 _OTHERS_S = 15.0
-"""For the nodes that are still at it when one has failed: SIGTERM, grace and SIGKILL of theirs."""
+"""For the nodes that still run when one has failed: their SIGTERM, grace period and SIGKILL."""
 
 
 def remote_command(rank: int, size_bytes: int) -> str:
-    """Return what a node's login shell, whichever it is, gets to do: take a script from its input and run it.
+    """Return the command for any login shell of a node: read a script from the input and run it.
 
-    The script is counted out, for what follows it on the input belongs to the script itself.
+    Exactly `size_bytes` are read, because the rest of the input belongs to the script.
     """
     script = (
         'd=$(mktemp -d "${TMPDIR:-/tmp}/ncclt-XXXXXXXX") && { '
@@ -46,7 +46,7 @@ def run(commands: Sequence[Sequence[str]], script: bytes) -> int:
         for rank, command in enumerate(commands)
     ]
     for node in nodes:
-        # Connecting takes its time, and a pipe takes 64 KiB: no node waits for another one.
+        # Connecting takes time and a pipe holds 64 KiB; with a thread each, no node waits for another.
         threading.Thread(target=_send, args=(node, script), daemon=True).start()
     running = dict(enumerate(nodes))
     deadline_s = float("inf")
@@ -73,14 +73,14 @@ def run(commands: Sequence[Sequence[str]], script: bytes) -> int:
 
 def _send(node: subprocess.Popen[bytes], script: bytes) -> None:
     assert node.stdin is not None, "Popen was asked for a pipe"
-    # Whoever closes the pipe meanwhile, the connection or `_let_go`, says why elsewhere.
+    # The connection or `_let_go` may close the pipe meanwhile; either is reported elsewhere.
     with contextlib.suppress(OSError, ValueError):
         node.stdin.write(script)
         node.stdin.flush()
 
 
 def _let_go(node: subprocess.Popen[bytes]) -> None:
-    """Close a node's input, on which it ends what it runs."""
+    """Close a node's input, which makes it end what it runs."""
     assert node.stdin is not None, "Popen was asked for a pipe"
     with contextlib.suppress(OSError):
         node.stdin.close()
@@ -92,7 +92,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say."""
+    """Run the script named in the arguments."""
     folder = Path(arguments[0])
     commands = json.loads((folder / NODES_FILE).read_text(encoding="utf-8"))
     return run(commands, (folder / arguments[1]).read_bytes())

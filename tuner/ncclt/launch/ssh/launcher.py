@@ -1,6 +1,6 @@
 """Starts a torchrun on each of several hosts by ssh, for clusters without a scheduler.
 
-Not tried on a GPU; proven with a private sshd on one machine.
+Not tested on a GPU; tested with a private sshd on one machine.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _DRIVER = (sys.executable, "-P", "-m", "ncclt.launch.ssh.driver", FILES)
 
 _OPTIONS = (
     "-T",
-    *("-o", "BatchMode=yes"),  # nobody is there to type a password
+    *("-o", "BatchMode=yes"),  # a password prompt could not be answered
     *("-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=15"),
     *("-o", "ServerAliveCountMax=4"),
-    *("-o", "ClearAllForwardings=yes"),  # a forwarded port of the user's configuration can be had only once
+    *("-o", "ClearAllForwardings=yes"),  # a forwarded port of the user's configuration can be bound only once
     *("-o", "ControlPath=none"),  # the end of a launch must not end a connection that others share
 )
-"""ssh takes the first value it is given, so the user's own options go before these. Host keys are left to ssh."""
+"""ssh uses the first value of an option, so the user's own options go before these. Host keys are left to ssh."""
 
 _LATE_S = 60
-"""How much longer than the launch a node waits before it ends things by itself."""
+"""How long after the launch's timeout a node ends its processes by itself."""
 
 
 class SshLauncher(ProcessLauncher):
@@ -50,11 +50,11 @@ class SshLauncher(ProcessLauncher):
         processes_per_node: ranks on each.
         options: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
         python: the Python that has torch, on every host.
-        address: where the other hosts reach the first one; empty = its name.
-        cwd: folder of the command on every host that has it; None = the present one.
-        process: `extra` are further options of torchrun, `environment` is what is forwarded of PATH and the like,
-            `grace_s` holds here and there. Variables NCCL_* that a host has of its own never reach the command: all
-            ranks see the same.
+        address: of the first host for the others; empty = its name.
+        cwd: folder of the command on every host that has it; None = the current one.
+        process: `extra` are further options of torchrun, PATH and the like are forwarded from `environment`,
+            `grace_s` applies here and on the hosts. A host's own NCCL_* variables never reach the command: all ranks
+            see the same.
     """
 
     name = "ssh"
@@ -81,10 +81,10 @@ class SshLauncher(ProcessLauncher):
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
     ) -> LaunchPlan:
-        """Decide how a command would be started; the script that every host gets is one of the plan's files.
+        """Decide how a command would be started; the script for the hosts is one of the plan's files.
 
         Raises:
-            InputError: a file that the hosts shall get cannot be read.
+            InputError: a file of the command cannot be read.
         """
         environment = self.environment
         for_ranks = {
@@ -142,7 +142,7 @@ class SshLauncher(ProcessLauncher):
 
 
 def _read(files: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """Return (path, name there, text) of files; those of equal name get a number."""
+    """Return (path, name there, text) of files; equal names are numbered."""
     names = Counter(path.name for path in files)
     try:
         return [
@@ -163,7 +163,7 @@ def create(
     python: str = sys.executable,
     **process: Unpack[ProcessOptions],
 ) -> SshLauncher:
-    """Return the launcher for the hosts of a shape, or else for the first ones of a host file.
+    """Return the launcher for the hosts of a shape, or else for the first hosts of a host file.
 
     Raises:
         UsageError: too few hosts, or too few slots on one of them.
@@ -193,7 +193,7 @@ def create(
 
 
 def _address(host: Host, options: Sequence[str], environment: Mapping[str, str] | None) -> str:
-    """Return the name behind which ssh finds a host: its own may be an alias that this machine's ssh alone knows."""
+    """Return the host name that ssh connects to: the given one may be an alias in this machine's ssh configuration."""
     try:
         said = subprocess.run(
             ("ssh", *options, "-G", host.name),

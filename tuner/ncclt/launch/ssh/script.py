@@ -1,6 +1,6 @@
-"""What runs on each node of a launch by ssh: a script for its shell, the same for all of them.
+"""What runs on each node of a launch by ssh: a script for its shell, the same for all nodes.
 
-It needs Linux and a POSIX shell there, and nothing of ncclt.
+It needs Linux and a POSIX shell there, but not ncclt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ncclt.launch.process.process_tree import MARK_VARIABLE
 from ncclt.launch.rank_check import DECIDING, UNFIT, UNFIT_CODE
 
 RANK = "{ncclt-rank}"
-"""Stands in a command for the rank of the node, the only thing in which nodes differ."""
+"""Placeholder in a command for the rank of the node, the only difference between nodes."""
 
 _MEMBERS = f"""\
 # Everything that the launch starts here carries this mark; the shell that reads this does not.
@@ -64,13 +64,13 @@ def node_script(
     """Return the script that runs a command on a node; its arguments are a private folder there and the node's rank.
 
     Args:
-        argv: the command; the node's rank takes the place of `RANK`.
+        argv: the command; the node's rank replaces `RANK`.
         python: an interpreter there.
-        meeting_host: where the ranks meet; a node that cannot resolve the name says so at once.
-        variables: for the command, which gets no other NCCL_* variables, and none of ours that decide anything.
-        files: (path, name, text): written to the folder as `name`, and put in place of `path` in the command.
+        meeting_host: where the ranks meet; a node that cannot resolve the name reports that at once.
+        variables: for the command, which gets no other NCCL_* variables, and none of NCCLT_* that it depends on.
+        files: (path, name, text): written to the folder as `name`, which replaces `path` in the command.
         cwd: folder to run it in, where the node has it.
-        limit_s: after this it is ended even if nobody says so: a connection may die without either side noticing.
+        limit_s: after this it is ended without a request: a connection may die without either side noticing.
         grace_s: between SIGTERM and SIGKILL.
     """
     named = {path: name for path, name, _text in files}
@@ -125,7 +125,7 @@ def node_script(
 
 
 def end_script(*, grace_s: float) -> str:
-    """Return the script that ends what a launch has left on a node, and fails where that cannot be done."""
+    """Return the script that ends what a launch has left on a node, and fails if it cannot."""
     tenths = round(grace_s * 10)
     return "\n".join(
         ["rank=$2", _MEMBERS, f"main() {{ end_marked {tenths}; sleep 0.3; end_marked 0; say_left; }}", "main", ""]
