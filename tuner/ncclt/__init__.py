@@ -133,7 +133,7 @@ def tune(
     from ncclt.cli.testbed import TestbedOptions, open_testbed
     from ncclt.cli.tune_view import TuneView
     from ncclt.errors import UsageError
-    from ncclt.health.doctor.service import quick_examination
+    from ncclt.health.doctor.service import examine_here
     from ncclt.search.loop import Budget
     from ncclt.store.store import utc_now
 
@@ -154,7 +154,7 @@ def tune(
         )  # fmt: skip
         testbed = open_testbed(options, choice, opened, request.workload, seed=seed)
         if testbed.is_launched and not force:
-            broken = quick_examination(os.environ, testbed.runner.cluster).blocking
+            broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking
             if broken:
                 raise UsageError(
                     "; ".join(f"{finding.id}: {finding.what}" for finding in broken),

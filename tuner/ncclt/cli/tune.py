@@ -245,9 +245,9 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
     Raises:
         UsageError: there is a finding of severity error.
     """
-    from ncclt.health.doctor.service import quick_examination
+    from ncclt.health.doctor.service import examine_here
 
-    diagnosis = quick_examination(os.environ, cluster)
+    diagnosis = examine_here(os.environ, cluster=cluster)
     for finding in diagnosis.blocking:
         say(f"ncclt: doctor: {finding.id}: {finding.what}")
     if diagnosis.blocking and not force:

@@ -22,7 +22,7 @@ def test_a_folder_is_read_whole(tmp_path):
     assert [report.source for report in facts.gpu_reports] == ["gpus.xml"]
     assert [file.source for file in facts.conf_files] == ["nccl.conf"]
     assert facts.log.sources == ("job.log",)
-    assert facts.missing == ("notes.txt was skipped: it is nothing that the doctor can read",)
+    assert facts.missing == ("notes.txt was skipped: it is not a file that the doctor can read",)
 
 
 def test_names_mean_nothing(tmp_path):
@@ -56,8 +56,8 @@ def test_binary_garbage_within_a_log_is_passed_over(tmp_path):
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"hello\n", "nothing that the doctor can read"),
-        (b"PATH=/usr/bin\n", "nothing that the doctor can read"),
+        (b"hello\n", "not a file that the doctor can read"),
+        (b"PATH=/usr/bin\n", "not a file that the doctor can read"),
         (b"\x1f\x8b\x08\x00broken", "damaged"),
         (b"<nvidia_smi_log><gpu>", "cut off"),
         (b"\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\n", "cut off"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.health.doctor.service import LOG_VARIABLES, examine_files, examine_here, quick_examination, start_log
+from ncclt.health.doctor.service import LOG_VARIABLES, examine_files, examine_here, start_log
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.store.shipped import profiles_folder, shipped_clusters
@@ -77,7 +77,7 @@ def test_a_login_node_is_examined_as_far_as_it_goes(tmp_path):
 def test_the_quick_examination_starts_nothing_but_nvidia_smi(smi, tmp_path):
     environ, find = smi(case="fallback_4xa100", report="exit 1")
     environ["NCCL_GDR_FLUSH_DISABLE"] = "1"
-    diagnosis = quick_examination(environ, LEONARDO, find=find, root=tmp_path)
+    diagnosis = examine_here(environ, cluster=LEONARDO, find=find, root=tmp_path)
 
     assert [finding.id for finding in diagnosis.blocking] == ["ENV002"]
     assert diagnosis.facts.matrices[0].nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")

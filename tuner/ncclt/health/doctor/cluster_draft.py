@@ -1,4 +1,4 @@
-"""A cluster made from facts: what was seen is taken, what cannot be known is asked for and never guessed."""
+"""A cluster made from facts: what was seen is used, what cannot be known is asked for and never guessed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LAYERS = {"infiniband": "infiniband", "ib": "infiniband", "ethernet": "roce", "
 
 
 def draft_cluster(name: str, facts: Facts, given: Mapping[str, str]) -> Cluster:
-    """Return the cluster that facts tell of.
+    """Return the cluster that facts describe.
 
     Args:
         name: of the cluster.
         facts: of one node or of a job.
-        given: fields that the user says, as text; they go before what was seen.
+        given: fields given by the user, as text; they override what was seen.
 
     Raises:
-        UsageError: something that a cluster needs can neither be seen nor was given; all of it is named.
+        UsageError: required fields were neither seen nor given; all of them are named.
         InputError: a given value makes no sense.
     """
     seen: dict[str, Any] = {k: v for k, v in _seen(facts, given).items() if v not in (None, "")}
@@ -71,7 +71,7 @@ def _value(kind: str, text: str) -> Any:
 
 def _seen(facts: Facts, given: Mapping[str, str]) -> dict[str, Any]:
     matrix = facts.matrices[0] if facts.matrices else None
-    # A matrix names no model, but lanes of a known model tell a switch from direct links.
+    # A matrix names no model, but the lanes of a known model distinguish a switch from direct links.
     model_name = given.get("gpu") or _one_model(facts)
     model = gpu_model(model_name) if model_name else None
     report_gpus = len(facts.gpu_reports[0].gpus) if facts.gpu_reports else None
@@ -97,7 +97,7 @@ def _one_model(facts: Facts) -> str:
 
 
 def _links(facts: Facts, model: GpuModel | None) -> tuple[str | None, float | None]:
-    """Return link class and bandwidth out of one GPU; None where they cannot be told."""
+    """Return link class and bandwidth out of one GPU; None where they are not known."""
     if not facts.matrices:
         return None, None
     links = [link for _, _, link in facts.matrices[0].gpu_pairs()]
@@ -106,9 +106,9 @@ def _links(facts: Facts, model: GpuModel | None) -> tuple[str | None, float | No
         if model is None or not model.nvlinks:
             return None, None
         lanes = sum(link.lanes for a, b, link in facts.matrices[0].gpu_pairs() if first in (a, b))
-        if lanes > model.nvlinks:  # more than a GPU has: the same lanes lead everywhere, over a switch
+        if lanes > model.nvlinks:  # more than a GPU has: the same lanes reach all others, through a switch
             return "nvswitch", model.nvlinks * model.nvlink_gbps
-        # All lanes of two GPUs may be a bridge or a part of a larger NVSwitch node: nobody can tell.
+        # All lanes of two GPUs may be a bridge or part of a larger NVSwitch node; that cannot be decided.
         direct = len(facts.matrices[0].gpus) > 2 or lanes < model.nvlinks
         return ("nvlink" if direct else None), lanes * model.nvlink_gbps
     kinds = facts.log.transports()

@@ -1,7 +1,7 @@
 """NCCL's configuration files, read exactly as NCCL reads them (setEnvFile in src/misc/param.cc of 2.30.7).
 
-NCCL takes a line for a name up to the first `=` and a value behind it, both with every blank and quote; `#` counts in
-the first column alone, and values end at 1023 bytes. What looks right to people is therefore often not read as meant.
+NCCL reads a line as a name up to the first `=` and a value after it, both with every blank and quote; `#` begins a
+comment only in the first column, and values end at 1023 bytes. What looks right is therefore often not read as meant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One variable as NCCL takes it from a file.
+    """One variable as NCCL reads it from a file.
 
     Attributes:
         name, value: literally.
@@ -92,12 +92,12 @@ def _flaws(name: str, equals: str, value: str) -> list[str]:
     elif value != value.strip():
         found.append("the blank or carriage return at the value becomes part of it")
     if re.search(r"\s#", value):
-        found.append("the remark behind the value becomes part of it")
+        found.append("the comment after the value becomes part of it")
     if len(_bytes(value)) > MOST_VALUE_BYTES:
         found.append(f"NCCL cuts values at {MOST_VALUE_BYTES} bytes, this one has {len(_bytes(value))}")
     return found
 
 
 def _bytes(value: str) -> bytes:
-    """Return what NCCL counts; text that is no Unicode, as a reader of broken files makes it, has a length too."""
+    """Return what NCCL counts; text with surrogates, as read from broken files, has a length too."""
     return value.encode(errors="surrogatepass")

@@ -14,7 +14,7 @@ class Evidence:
     Attributes:
         source: file name, or the command that printed it.
         line: counted from 1; 0 = the source has no lines.
-        text: what stands there, shortened where it is long.
+        text: of the line, shortened where it is long.
     """
 
     source: str
@@ -28,6 +28,6 @@ class Evidence:
 
 
 def shortened(text: str) -> str:
-    """Return a line without its end, cut where it is too long to be shown, without what a terminal would obey."""
+    """Return a line without its end and control characters, cut where it is too long to be shown."""
     clean = "".join(c if c.isprintable() else " " for c in text.rstrip())
     return clean if len(clean) <= _MOST_CHARACTERS else f"{clean[: _MOST_CHARACTERS - 3]}..."

@@ -26,12 +26,12 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A network device of RDMA as Linux tells of it.
+    """An RDMA network device as listed by Linux.
 
     Attributes:
         name: `mlx5_0`.
-        link_layer: `InfiniBand`, `Ethernet`, or what the driver says.
-        gbps: of the first port, 1e9 bytes/s; 0 = not said.
+        link_layer: `InfiniBand`, `Ethernet`, or another word of the driver.
+        gbps: of the first port, 1e9 bytes/s; 0 = not known.
         active: the port is up.
     """
 
@@ -46,19 +46,19 @@ class Facts:
     """What was found out about one set-up.
 
     Attributes:
-        matrices: of the nodes that gave one; nodes without one are taken to be built alike.
+        matrices: of the nodes that have one; nodes without one are assumed to be alike.
         gpu_reports: likewise.
         log: of the start of one job.
         environment: inherited NCCL_* variables of this program.
         conf_files: those that NCCL would read, in its order: what comes first counts.
-        conf_problems: files that NCCL would look for in vain.
+        conf_problems: files that NCCL would not find or not be able to read.
         adapters: RDMA devices of this machine.
-        cpu: `intel`, `amd` or `arm` of this machine; empty = not looked at.
-        driver: NVIDIA's on this machine; empty = not looked at, or none.
-        cluster: what the user says he measures on.
-        version: of NCCL, said by the user.
+        cpu: `intel`, `amd` or `arm` of this machine; empty = not examined.
+        driver: NVIDIA's on this machine; empty = not examined, or none.
+        cluster: that the user names.
+        version: of NCCL, given by the user.
         recommended: what a published recommendation sets here.
-        missing: sources that could not be had, each with what to do about it.
+        missing: sources that are not available, each with what to do about it.
     """
 
     matrices: tuple[TopologyMatrix, ...] = ()
@@ -77,7 +77,7 @@ class Facts:
 
     @property
     def nccl(self) -> NcclVersion | None:
-        """Return NCCL's version: as logged, else as said, else the cluster's; None = not known."""
+        """Return NCCL's version: as logged, else as given, else the cluster's; None = not known."""
         for process in self.log.processes:
             if process.version is not None:
                 return NcclVersion.parse(process.version.value)
@@ -87,12 +87,17 @@ class Facts:
 
     @property
     def nvidia_driver(self) -> str:
-        """Return NVIDIA's driver where all that tell of one agree; empty = not known, or nodes differ."""
-        told = {driver for driver in (self.driver, *(report.driver for report in self.gpu_reports)) if driver}
-        return told.pop() if len(told) == 1 else ""
+        """Return NVIDIA's driver if all sources agree; empty = not known, or nodes differ."""
+        found = {driver for driver in (self.driver, *(report.driver for report in self.gpu_reports)) if driver}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
+    def gpu_models(self) -> list[str]:
+        """Return the names of the GPU models of the log and of the reports."""
+        return [*self.log.gpu_models, *(gpu.model for report in self.gpu_reports for gpu in report.gpus)]
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return what takes effect, each (name, value) once: environment before files, and what the log tells of."""
+        """Return what takes effect, each (name, value) once: environment before files, then what the log shows."""
         found: dict[str, Variable] = {}
         for variable in (*self.environment, *self._conf_variables()):
             found.setdefault(variable.name, variable)

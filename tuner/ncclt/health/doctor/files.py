@@ -1,4 +1,4 @@
-"""Reads files that somebody saved on the cluster: matrices, reports of GPUs, logs and configuration files."""
+"""Reads files that were saved on the cluster: matrices, reports of GPUs, logs and configuration files."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ncclt.health.doctor.printed_costs import read_printed_costs
 from ncclt.profile.inputs import Meter, open_regular, regular_files, unpacked
 
 HEAD_BYTES = 256 * 1024
-"""Looked at to tell what a file is."""
+"""Read to recognise what a file is."""
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?[\"']?NCCL_\w+\s*=")
 
 _MOST_LINE_CHARACTERS = 64 * 1024
-"""Longer lines are read in pieces: a file without line ends must not fill the memory."""
+"""Longer lines are read in pieces: a file without line ends must not exhaust memory."""
 
 _HINT = "give the output of `nvidia-smi topo -m`, of `nvidia-smi -q -x`, NCCL's log (NCCL_DEBUG=INFO) or an nccl.conf"
 
 
 def facts_of_files(paths: Sequence[Path]) -> Facts:
-    """Read files, and the files of folders, as one job on nodes that are built alike.
+    """Read files, and the files of folders, as one job on equal nodes.
 
-    What a file is is told by its content. All logs are taken together, for NCCL writes one per process.
+    Kinds are recognised by content. All logs are read together, because NCCL writes one per process.
 
     Raises:
-        InputError: a file is missing, damaged, or nothing that is known here.
+        InputError: a file is missing, damaged, or of an unknown kind.
     """
     with regular_files(paths) as files:
         return _facts(files)
@@ -56,8 +56,8 @@ def _facts(paths: Sequence[Path]) -> Facts:
         kinds = _kinds(path)
         if not kinds:
             if required:
-                raise InputError(f"{path} is nothing that the doctor can read", hint=_HINT)
-            skipped.append(f"{path.name} was skipped: it is nothing that the doctor can read")
+                raise InputError(f"{path} is not a file that the doctor can read", hint=_HINT)
+            skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
         if Kind.GPU_REPORT in kinds:
             with _opened(path) as stream:
                 reports.append(parse_gpu_report(stream, path.name))
@@ -86,14 +86,14 @@ def printed_costs_of_file(path: Path) -> PrintedCosts:
     """Read the tables of latencies and bandwidths that NCCL printed into a log.
 
     Raises:
-        InputError: the file is missing or damaged, or holds no table that can be used.
+        InputError: the file is missing or damaged, or has no usable table.
     """
     with regular_files([path]) as (file,), _lines(file) as lines:
         return read_printed_costs(lines, file.name)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield every file, and whether it was named itself."""
+    """Yield every file, and whether it was named itself rather than by its folder."""
     seen: set[Path] = set()
     for path in paths:
         inside = sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
@@ -113,7 +113,7 @@ def _kinds(path: Path) -> frozenset[Kind]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked where it is gzipped; say what is wrong with it as InputError."""
+    """Open a file, unpacked if it is gzipped; turn failures into InputError."""
     try:
         with open_regular(path) as raw:
             yield unpacked(raw, Meter(raw), path.name)
@@ -132,7 +132,7 @@ def _lines(path: Path) -> Iterator[Iterator[str]]:
         try:
             yield iter(lambda: text.readline(_MOST_LINE_CHARACTERS), "")
         finally:
-            text.detach()  # the stream is closed by whoever opened it
+            text.detach()  # the stream is closed by the caller
 
 
 class Kind(StrEnum):
@@ -145,7 +145,7 @@ class Kind(StrEnum):
 
 
 def recognise(head: bytes) -> frozenset[Kind]:
-    """Return what the beginning of a file shows it to be; empty = nothing that is known here."""
+    """Return the kinds that the beginning of a file shows; empty = none that is known."""
     if b"<nvidia_smi_log" in head:
         return frozenset({Kind.GPU_REPORT})
     lines = head.decode(errors="replace").splitlines()

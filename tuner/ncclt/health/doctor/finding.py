@@ -18,8 +18,8 @@ class Severity(StrEnum):
     """How bad it is.
 
     Attributes:
-        ERROR: data may be corrupted, or the set-up is broken: nothing measured on it is worth anything.
-        WARNING: it costs speed, or will surprise somebody.
+        ERROR: data may be corrupted, or the set-up is broken: measurements on it are worthless.
+        WARNING: it costs speed, or has surprising effects.
         INFO: worth knowing.
     """
 
@@ -40,7 +40,7 @@ class Observation:
     Attributes:
         what: one sentence without its end.
         evidence: lines that show it.
-        fix: what to do here, where the rule's own advice is too general.
+        fix: what to do here, if more specific than the rule's own advice.
     """
 
     what: str
@@ -56,7 +56,7 @@ class DoctorRule:
     """One thing that can be wrong.
 
     Attributes:
-        id: stable, for people and scripts.
+        id: stable, for users and scripts.
         severity: of its findings.
         title: what is wrong, in a few words.
         check: yields each time that it is.
@@ -74,7 +74,7 @@ class DoctorRule:
     source: str
 
     def findings(self, facts: Facts) -> list[Finding]:
-        """Return what this rule finds, each with what to know about it."""
+        """Return what this rule finds, each with the rule's explanation."""
         return [
             Finding(
                 id=self.id, severity=self.severity, what=seen.what, evidence=seen.evidence[:_SHOWN], why=self.why,

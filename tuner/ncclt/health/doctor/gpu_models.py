@@ -19,7 +19,7 @@ class GpuModel:
         compute_capability: 80 for A100, 90 for H100, ...
         nvlinks: of one GPU at best.
         nvlink_gbps: of one link.
-        arm: it sits beside an Arm CPU.
+        arm: it comes with an Arm CPU.
     """
 
     pattern: str

@@ -16,15 +16,15 @@ from ncclt.errors import InputError
 MOST_BYTES = 16 * 1024 * 1024
 """A GPU takes about 60 KB, most of it its supported clocks: this is more than 250 of them."""
 
-# What follows bounds the memory that a file can take, whatever it nests or repeats. A GPU of driver 580 has 7 levels
-# and some 2,000 elements, and nothing in it is longer than a line.
+# These bound the memory that a file can take, whatever it nests or repeats. A GPU of driver 580 has 7 levels and some
+# 2,000 elements, none longer than a line.
 _DEEPEST = 32
 _MOST_ELEMENTS = 50_000  # in one child of the root
 _MOST_GPUS = 1024
 _CHUNK_BYTES = 256 * 1024
 _MOST_CHUNKS_WITHOUT_TAG = 4
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-"""What makes a GPU slower than it is asked to be; reaching its power limit is part of normal work."""
+"""What makes a GPU slower than requested; reaching its power limit is normal."""
 _UNCORRECTED = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable",
                 "double_bit/total")  # fmt: skip
 
@@ -34,19 +34,19 @@ class GpuState:
     """One GPU.
 
     Attributes:
-        index: position in the report, which is how nvidia-smi counts.
+        index: position in the report, as nvidia-smi counts.
         bus_id: PCI address.
         model: for example `NVIDIA A100-SXM4-80GB`.
-        idle: it does nothing now, so that its clocks and links may rest.
+        idle: it does nothing now, so its clocks and links may be lowered.
         link_gen, max_link_gen: PCIe generation now and at best.
         link_width, max_link_width: PCIe lanes now and at best.
         slowdowns: active reasons for a lower clock, without `power limit reached`.
         uncorrected_errors: memory errors since the driver was loaded that ECC could not correct.
         remap_failed, remap_pending: rows of memory that could not be, or at the next reset will be, replaced.
-        recovery: what the driver recommends, empty where nothing.
-        mig: MIG splits it.
-        persistence: its driver stays loaded; None = not said.
-        fabric_state: registration with NVSwitch, `Completed` when done; empty where there is none.
+        recovery: what the driver recommends; empty = nothing.
+        mig: it is split by MIG.
+        persistence: its driver stays loaded; None = not reported.
+        fabric_state: registration with NVSwitch, `Completed` when done; empty = not reported.
     """
 
     index: int
@@ -68,7 +68,7 @@ class GpuState:
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return its usual name, `GPU3`."""
         return f"GPU{self.index}"
 
 
@@ -102,12 +102,12 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
 
     Args:
         stream: of the file.
-        source: its name, for people.
+        source: its name, for messages.
 
     Raises:
-        InputError: it is no such file, is cut off, too long, or tries to expand entities.
+        InputError: it is another file, is cut off, too long, or defines entities.
     """
-    parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not tell what its events hold
+    parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not type its events
     open_elements: list[ET.Element] = []
     gpus: list[GpuState] = []
     driver = cuda = ""
@@ -157,9 +157,9 @@ def _no_report(source: str) -> InputError:
 
 
 def _chunks(stream: IO[bytes], source: str) -> Iterator[bytes]:
-    """Yield the file, refusing what nvidia-smi never writes: entities, which can blow a small file up to any size.
+    """Yield the file, refusing what nvidia-smi never writes: entities, which can expand a small file to any size.
 
-    They are looked for in bytes, so encodings of two bytes a character, which would hide them, are refused.
+    They are searched for in bytes, so encodings with two bytes per character, which would hide them, are refused.
     """
     size, tail = 0, b""
     while chunk := stream.read(_CHUNK_BYTES):
@@ -186,7 +186,7 @@ def _gpu(element: ET.Element, index: int) -> GpuState:
         index=index,
         bus_id=_text(element, "pci/pci_bus_id") or element.get("id", ""),
         model=_text(element, "product_name"),
-        # P0 and P1 are for work; what rests lowers its link on many boards.
+        # P0 and P1 are for work; many boards lower their link when idle.
         idle="gpu_idle" in active or state not in ("P0", "P1", ""),
         link_gen=_number(element, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
         max_link_gen=_number(element, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),

@@ -10,7 +10,7 @@ _NVLINK = re.compile(r"NV(\d{1,3})")
 
 
 class Path(IntEnum):
-    """What lies between two devices; a smaller number is nearer (legend of `nvidia-smi topo -m`).
+    """What is between two devices; a smaller number is nearer (legend of `nvidia-smi topo -m`).
 
     Attributes:
         SELF: the same device.
@@ -20,7 +20,7 @@ class Path(IntEnum):
         PHB: the CPU's PCIe host bridge.
         NODE: several host bridges of one NUMA node.
         SYS: the link between CPU sockets.
-        UNKNOWN: a word that ncclt does not know.
+        UNKNOWN: a word unknown to ncclt.
     """
 
     SELF = 0
@@ -34,15 +34,15 @@ class Path(IntEnum):
 
 
 NEAR_NIC = Path.PXB
-"""Up to here NCCL lets a NIC read GPU memory by itself: NCCL_NET_GDR_LEVEL is PXB by default (graph/paths.cc)."""
+"""Up to here NCCL lets a NIC read GPU memory directly: NCCL_NET_GDR_LEVEL is PXB by default (graph/paths.cc)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way between two devices.
+    """The path between two devices.
 
     Attributes:
-        path: what lies between.
+        path: what is between them.
         lanes: bonded NVLinks; 0 for every other path.
         word: as nvidia-smi writes it.
     """

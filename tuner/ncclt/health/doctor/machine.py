@@ -1,4 +1,4 @@
-"""What this machine tells without starting anything: variables, configuration files, RDMA devices, CPU, driver."""
+"""Facts of this machine that need no program: variables, configuration files, RDMA devices, CPU, driver."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 
 
 def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: Path | None = None) -> Facts:
-    """Return what this machine tells.
+    """Return the facts of this machine.
 
     Args:
         environ: of this program.
         root: of the file system, another one in tests.
-        home: where ~/.nccl.conf is looked for; None = that of the user's account, as NCCL does, whatever HOME says.
+        home: where ~/.nccl.conf is looked for; None = that of the user's account, as NCCL does, regardless of HOME.
     """
     files, problems = _conf_files(environ, root=root, home=home or _account_home())
     return Facts(
@@ -55,7 +55,7 @@ def _account_home() -> Path | None:
 def _conf_files(
     environ: Mapping[str, str], *, root: Path, home: Path | None
 ) -> tuple[tuple[ConfFile, ...], tuple[Evidence, ...]]:
-    """Return the files that NCCL reads, in its order, and what is wrong with where it is told to look."""
+    """Return the files that NCCL reads, in its order, and what is wrong with its configured paths."""
     named = environ.get(CONF_VARIABLE, "")
     problems = []
     paths = [Path(named)] if named else [home / USER_CONF] if home else []
@@ -75,7 +75,7 @@ def _conf_files(
 
 
 def _adapters(folder: Path) -> tuple[Adapter, ...]:
-    """Return the RDMA devices that Linux knows; a container shows only those that were passed to it."""
+    """Return the RDMA devices of this machine; a container has only those that were passed to it."""
     found = []
     for device in sorted(folder.iterdir()) if folder.is_dir() else []:
         port = device / "ports" / "1"

@@ -1,4 +1,4 @@
-"""The matrix of `nvidia-smi topo -m`: which path leads from each GPU to every other GPU and NIC of its node."""
+"""The matrix of `nvidia-smi topo -m`: the path from each GPU to every other GPU and NIC of its node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANSI = re.compile(r"\x1b?\[[0-9;]*m")  # nvidia-smi underlines its header, even
 _GPU = re.compile(r"GPU(\d+)")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
 _MOST_DEVICES = 1024
-"""Virtual functions make dozens of NICs per node; more than this is no matrix."""
+"""Virtual functions make dozens of NICs per node; a header with more than this is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class TopologyMatrix:
         gpus: indices, as nvidia-smi counts.
         nics: names of the network devices; those of the legend where there is one.
         links: (GPU, other device) -> link; devices are called `GPU3` or by the NIC's name.
-        cpu_affinity, numa_affinity: of each GPU as printed, empty where nothing stands.
+        cpu_affinity, numa_affinity: of each GPU as printed; empty = not printed.
     """
 
     source: str
@@ -39,7 +39,7 @@ class TopologyMatrix:
     numa_affinity: tuple[str, ...]
 
     def link(self, gpu: int, other: int | str) -> Link | None:
-        """Return the way from a GPU to another GPU or to a NIC; None = the matrix does not tell."""
+        """Return the path from a GPU to another GPU or to a NIC; None = not in the matrix."""
         name = f"GPU{other}" if isinstance(other, int) else other
         return next((link for key, link in self.links if key == (gpu, name)), None)
 
@@ -58,14 +58,14 @@ class TopologyMatrix:
 
     @property
     def has_nvlink(self) -> bool:
-        """Tell whether any two GPUs are joined by NVLink."""
+        """Return whether any two GPUs are joined by NVLink."""
         return any(link.path is Path.NVLINK for _, _, link in self.gpu_pairs())
 
     def topology_hash(self) -> str:
-        """Return a hash of the paths: nodes that are built alike have the same one.
+        """Return a hash of the paths, the same for equal nodes.
 
-        NIC names and CPU lists are left out, for they differ between images and containers of equal nodes; NICs count
-        by their columns, in whatever order they stand.
+        NIC names and CPU lists are not included, because they differ between images and containers of equal nodes; NICs
+        count by their columns, in any order.
         """
         by_pair = dict(self.links)
         between = [[by_pair[a, f"GPU{b}"].word for b in self.gpus] for a in self.gpus]
@@ -89,17 +89,17 @@ class TopologyMatrix:
 
 
 def is_matrix_header(line: str) -> bool:
-    """Tell whether a line is the header of a matrix."""
+    """Return whether a line is the header of a matrix."""
     words = _ANSI.sub("", line).split()
     return words[:1] == ["GPU0"] and (words[1:2] == ["GPU1"] or {"CPU", "Affinity"} <= set(words))
 
 
 def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
-    """Read the first matrix of a text; what stands before it and behind it does not matter.
+    """Read the first matrix of a text; what is before and after it does not matter.
 
     Args:
         lines: of the text.
-        source: its name, for people.
+        source: its name, for messages.
 
     Raises:
         InputError: there is no matrix, or it is cut off.
@@ -120,7 +120,7 @@ def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
         elif legend := _LEGEND.fullmatch(line):
             names[legend[1]] = legend[2]
         elif is_matrix_header(line):
-            break  # a second node's matrix in the same file is another file's business
+            break  # a second node's matrix in the same file is ignored
     return _matrix(source, devices, cells, names)
 
 

@@ -17,9 +17,9 @@ class KnownTrouble:
 
     Attributes:
         since: first release that has it.
-        until: first release that has not.
+        until: first release that does not.
         what: happens, a sentence without its end.
-        where: tells whether this set-up is affected.
+        where: returns whether this set-up is affected.
         fix: what to do.
         source: where it is known from.
     """
@@ -32,7 +32,7 @@ class KnownTrouble:
     source: str
 
     def applies(self, facts: Facts) -> bool:
-        """Tell whether a set-up has it."""
+        """Return whether a set-up is affected."""
         version = facts.nccl
         if version is None or not NcclVersion.parse(self.since) <= version < NcclVersion.parse(self.until):
             return False
@@ -40,9 +40,7 @@ class KnownTrouble:
 
 
 def _models(facts: Facts) -> list[GpuModel]:
-    names = [*facts.log.gpu_models, *(gpu.model for report in facts.gpu_reports for gpu in report.gpus)]
-    if facts.cluster:
-        names.append(facts.cluster.gpu)
+    names = [*facts.gpu_models, *([facts.cluster.gpu] if facts.cluster else [])]
     return [model for name in names if (model := gpu_model(name))]
 
 
@@ -61,7 +59,7 @@ def _nvlink_sharp(facts: Facts) -> bool:
 
 
 def _direct_nvlink(facts: Facts) -> bool:
-    """Tell whether GPUs are joined by NVLink without a switch, as on nodes of four A100."""
+    """Return whether GPUs are joined by NVLink without a switch, as on nodes of four A100."""
     if facts.cluster and not facts.matrices:
         return facts.cluster.link_class == "nvlink" and facts.cluster.nics_per_node > 1
     best = max((model.nvlinks for model in _models(facts)), default=0)
@@ -87,8 +85,7 @@ KNOWN_TROUBLES = (
     KnownTrouble(
         since="2.25", until="2.29", where=lambda facts: _direct_nvlink(facts) and _several_nodes(facts),
         what="the search finds no balanced tree on nodes with direct NVLink and several NICs: all_reduce on two nodes "
-        "fell "
-        "from 50 to 7 GB/s",
+        "fell from 50 to 7 GB/s",
         fix="use NCCL 2.22 or 2.29 and newer, and compare",
         source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352 (maintainers: introduced in 2.25.1, fixed in the release "
         "after 2.28)",
@@ -154,4 +151,4 @@ KNOWN_TROUBLES = (
         source="NVIDIA/nccl#596",
     ),
 )  # fmt: skip
-"""From release notes and maintainers' own words; rumours and retracted reports are left out."""
+"""From release notes and statements of maintainers; rumours and retracted reports are not included."""

@@ -1,4 +1,4 @@
-"""All rules, and the judgement that they make of a set-up."""
+"""All rules, and the diagnosis that they make."""
 
 from __future__ import annotations
 

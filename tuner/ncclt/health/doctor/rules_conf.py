@@ -16,7 +16,7 @@ def _not_as_meant(facts: Facts) -> Iterator[Observation]:
 
 
 def _contradicts(facts: Facts) -> Iterator[Observation]:
-    """Yield what a line sets otherwise than the environment or an earlier line."""
+    """Yield what a line sets differently from the environment or an earlier line."""
     taken = {variable.name: (variable.value, variable.evidence) for variable in facts.environment}
     for file in facts.conf_files:
         for row in file.assignments:
@@ -58,49 +58,35 @@ def _in_effect(facts: Facts) -> Iterator[Observation]:
 
 CONF_RULES = (
     DoctorRule(
-        id="CNF001",
-        severity=Severity.WARNING,
-        title="a line is not read as meant",
-        check=_not_as_meant,
-        why="NCCL takes names and values literally, with blanks, quotes and remarks, and never says so.",
-        fix="write NAME=value without blanks, quotes or `export`, and remarks on lines that begin with #",
+        id="CNF001", severity=Severity.WARNING, title="a line is not read as meant", check=_not_as_meant,
+        why="NCCL takes names and values literally, with blanks, quotes and comments, and never says so.",
+        fix="write NAME=value without blanks, quotes or `export`, and comments on lines that begin with #",
         source="misc/param.cc (setEnvFile)",
     ),
     DoctorRule(
-        id="CNF002",
-        severity=Severity.WARNING,
-        title="a file contradicts the environment",
-        check=_contradicts,
+        id="CNF002", severity=Severity.WARNING, title="a file contradicts the environment", check=_contradicts,
         why="The environment wins, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf; the loser is dead text.",
         fix="decide on one place and remove the other",
         source="misc/param.cc (setenv without overwriting)",
     ),
     DoctorRule(
-        id="CNF003",
-        severity=Severity.WARNING,
-        title="a file contradicts the recommendation",
+        id="CNF003", severity=Severity.WARNING, title="a file contradicts the recommendation",
         check=_against_recommendation,
         why="Jobs that are not given the recommended variables run with the file's; variables overrule tuner tables.",
         fix="remove the line, or replace it by `ncclt env --format nccl-conf`",
         source="NCCL user guide, NCCL_CONF_FILE and NCCL_TUNER_PLUGIN; misc/param.cc",
     ),
     DoctorRule(
-        id="CNF004",
-        severity=Severity.WARNING,
-        title="a file is not found",
-        check=_not_found,
-        why="NCCL goes on without it and without a word, and does not look at ~/.nccl.conf either.",
+        id="CNF004", severity=Severity.WARNING, title="a file is not found", check=_not_found,
+        why="NCCL continues without it silently, and does not look at ~/.nccl.conf either.",
         fix="give NCCL_CONF_FILE an absolute path that exists on every node, without ~",
         source="NCCL user guide, NCCL_CONF_FILE",
     ),
     DoctorRule(
-        id="CNF005",
-        severity=Severity.INFO,
-        title="a file sets variables",
-        check=_in_effect,
+        id="CNF005", severity=Severity.INFO, title="a file sets variables", check=_in_effect,
         why="It acts on every job of this user or machine, and on the default arm of a study as well.",
         fix="keep in it what the site needs, and no tuning",
         source="NCCL user guide, environment variables",
     ),
-)
+)  # fmt: skip
 """About configuration files."""

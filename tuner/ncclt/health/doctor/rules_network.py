@@ -40,7 +40,7 @@ def _sockets_beside_fast_network(facts: Facts) -> Iterator[Observation]:
 
 
 def _socket_lines(facts: Facts) -> list[Evidence]:
-    """Return lines that show data going over sockets; being merely loaded, as on one node, does no harm."""
+    """Return lines that show data going over sockets; that they are merely loaded, as on one node, is harmless."""
     found = [c.evidence for s in facts.log.starts for c in s.connections if c.kind == "NET/Socket"]
     several = any((start.nodes or 1) > 1 for start in facts.log.starts)
     if not found and several:
@@ -60,7 +60,7 @@ def _switched_to_sockets(facts: Facts) -> list[Evidence]:
 
 
 def _served_by_plugin(facts: Facts) -> bool:
-    """Tell whether the network has a plugin of its own, which NCCL_IB_DISABLE does not touch."""
+    """Return whether the network has its own plugin, which NCCL_IB_DISABLE does not affect."""
     named = [adapter.name for adapter in facts.adapters]
     return bool(
         (facts.cluster and facts.cluster.fabric in ("efa", "slingshot"))
@@ -69,10 +69,11 @@ def _served_by_plugin(facts: Facts) -> bool:
 
 
 def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
-    if any(model in name for name in _models(facts) for model in _NO_GPUDIRECT_HARDWARE):
+    if any(model in name for name in facts.gpu_models for model in _NO_GPUDIRECT_HARDWARE):
         return
     refused = [line for enabled, line in facts.log.gpudirect if not enabled and " for HCA" in line.text]
-    staged = [c for s in facts.log.starts for c in s.connections if c.kind.startswith("NET/") and _is_rdma(c.kind)]
+    connections = [c for s in facts.log.starts for c in s.connections if c.kind.startswith("NET/")]
+    staged = [c for c in connections if "Socket" not in c.kind]
     without = [c.evidence for c in staged if not c.kind.endswith("/GDRDMA")]
     near = _near_nics(facts)
     if refused and not (staged and not without):
@@ -85,10 +86,6 @@ def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
             what=f"{len(without)} of {len(staged)} network connections go without GPUDirect although a NIC is near",
             evidence=(without[0], near),
         )
-
-
-def _is_rdma(kind: str) -> bool:
-    return "Socket" not in kind
 
 
 def _near_nics(facts: Facts) -> Evidence | None:
@@ -105,10 +102,6 @@ def _near_nics(facts: Facts) -> Evidence | None:
     return None
 
 
-def _models(facts: Facts) -> list[str]:
-    return [*facts.log.gpu_models, *(gpu.model for report in facts.gpu_reports for gpu in report.gpus)]
-
-
 def _down_adapters(facts: Facts) -> Iterator[Observation]:
     down = [adapter for adapter in facts.adapters if not adapter.active]
     if down and len(down) < len(facts.adapters):
@@ -121,35 +114,26 @@ def _down_adapters(facts: Facts) -> Iterator[Observation]:
 
 NETWORK_RULES = (
     DoctorRule(
-        id="NET001",
-        severity=Severity.ERROR,
-        title="TCP sockets although there is InfiniBand, RoCE or EFA",
+        id="NET001", severity=Severity.ERROR, title="TCP sockets although there is InfiniBand, RoCE or EFA",
         check=_sockets_beside_fast_network,
         why="Sockets move a tenth of what RDMA does and burn CPU; a study would tune the wrong network.",
         fix="look for `NET/IB : No device found` or a plugin that failed to load; in a container pass /dev/infiniband "
-        "and "
-        "libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
+        "and libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
         source="NCCL user guide, NCCL_IB_DISABLE and NCCL_NET; NVIDIA/nccl#952",
     ),
     DoctorRule(
-        id="NET002",
-        severity=Severity.WARNING,
-        title="GPUDirect RDMA is off although a NIC is near",
+        id="NET002", severity=Severity.WARNING, title="GPUDirect RDMA is off although a NIC is near",
         check=_gpudirect_off,
         why="Every byte is copied through host memory, which about halves bandwidth and adds latency.",
         fix="load nvidia-peermem (`modprobe nvidia-peermem`) or use a kernel and driver with DMA-BUF; switch PCIe ACS "
-        "off; "
-        "check NCCL_NET_GDR_LEVEL",
+        "off; check NCCL_NET_GDR_LEVEL",
         source="NCCL user guide, troubleshooting, GPU Direct; graph/paths.cc (ncclTopoCheckGdr)",
     ),
     DoctorRule(
-        id="NET003",
-        severity=Severity.WARNING,
-        title="some network ports are down",
-        check=_down_adapters,
+        id="NET003", severity=Severity.WARNING, title="some network ports are down", check=_down_adapters,
         why="NCCL leaves out ports that are down, so nodes differ in bandwidth and the slowest sets the pace.",
         fix="see `ibstat`; bring the ports up, or name those to use in NCCL_IB_HCA on every node",
         source="transport/net_ib.cc (ports that are not ACTIVE are skipped)",
     ),
-)
+)  # fmt: skip
 """About the network between nodes."""

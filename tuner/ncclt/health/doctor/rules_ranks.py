@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ncclt.health.doctor.evidence import Evidence
@@ -12,7 +13,7 @@ from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
 
 
 def _jobs(log: LogFacts) -> Iterator[tuple[Process, ...]]:
-    """Yield the processes of each job; where no start is logged, all of them are taken for one."""
+    """Yield the processes of each job; if no start is logged, all of them are taken as one job."""
     if not log.jobs and not any(start.rank is not None for start in log.starts):
         yield log.processes
         return
@@ -21,32 +22,34 @@ def _jobs(log: LogFacts) -> Iterator[tuple[Process, ...]]:
         yield tuple(by_key[key] for key in members if key in by_key)
 
 
-def _differing(
-    facts: Facts, value: Callable[[Process], tuple[str, Evidence] | None], noun: str
-) -> Iterator[Observation]:
-    """Yield an observation for each job whose processes say more than one value."""
+_Value = Callable[[Process], tuple[str, Evidence] | None]
+"""Returns a value of a process and the line that shows it; None = the process has none."""
+
+
+def _differing(job: tuple[Process, ...], value: _Value, what: str) -> Iterator[Observation]:
+    """Yield an observation if the processes of a job have more than one value."""
+    found: dict[str, Evidence] = {}
+    counts: Counter[str] = Counter()
+    for process in job:
+        if said := value(process):
+            found.setdefault(*said)
+            counts[said[0]] += 1
+    if len(found) > 1:
+        shares = ", ".join(f"{text} on {counts[text]}" for text in found)
+        yield Observation(what=f"{what}: {shares}", evidence=tuple(found.values()))
+
+
+def _in_each_job(facts: Facts, value: _Value, noun: str) -> Iterator[Observation]:
     for job in _jobs(facts.log):
-        found: dict[str, Evidence] = {}
-        counts: dict[str, int] = {}
-        for process in job:
-            if said := value(process):
-                found.setdefault(*said)
-                counts[said[0]] = counts.get(said[0], 0) + 1
-        if len(found) > 1:
-            shares = ", ".join(f"{text} on {counts[text]}" for text in found)
-            yield Observation(
-                what=f"processes of one job have different {noun}: {shares}", evidence=tuple(found.values())
-            )
+        yield from _differing(job, value, f"processes of one job have different {noun}")
 
 
 def _versions(facts: Facts) -> Iterator[Observation]:
-    yield from _differing(
-        facts, lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"
-    )
+    return _in_each_job(facts, lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions")
 
 
 def _networks(facts: Facts) -> Iterator[Observation]:
-    yield from _differing(facts, lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")
+    return _in_each_job(facts, lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")
 
 
 def _drivers(facts: Facts) -> Iterator[Observation]:
@@ -54,7 +57,7 @@ def _drivers(facts: Facts) -> Iterator[Observation]:
         text = f"CUDA driver {process.driver}"
         return (process.driver, Evidence(source=process.name, text=text)) if process.driver else None
 
-    yield from _differing(facts, driver, "CUDA drivers")
+    return _in_each_job(facts, driver, "CUDA drivers")
 
 
 def _adapters(facts: Facts) -> Iterator[Observation]:
@@ -63,7 +66,7 @@ def _adapters(facts: Facts) -> Iterator[Observation]:
         number = f"{len(process.adapters)} adapters"
         return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
 
-    yield from _differing(facts, adapters, "numbers of network adapters")
+    return _in_each_job(facts, adapters, "numbers of network adapters")
 
 
 def _variables(facts: Facts) -> Iterator[Observation]:
@@ -71,74 +74,52 @@ def _variables(facts: Facts) -> Iterator[Observation]:
     for job in _jobs(facts.log):
         names = sorted({name for process in job for name, _ in process.variables} - PER_RANK)
         for name in names:
-            yield from _one_variable(name, job, complete)
+            yield from _differing(job, _variable(name, complete), f"{name} differs between processes of one job")
 
 
-def _one_variable(name: str, job: tuple[Process, ...], complete: set[tuple[str, int]]) -> Iterator[Observation]:
-    found: dict[str, Evidence] = {}
-    counts: dict[str, int] = {}
-    for process in job:
-        said = dict(process.variables).get(name)
-        if said is not None:
-            found.setdefault(said.value, said.evidence)
-            counts[said.value] = counts.get(said.value, 0) + 1
-        elif name in READ_BY_EVERY_RANK and (process.host, process.pid) in complete:
-            found.setdefault("not set", Evidence(source=process.name, text=f"started without {name}"))
-            counts["not set"] = counts.get("not set", 0) + 1
-    if len(found) > 1:
-        shares = ", ".join(f"{value} on {counts[value]}" for value in found)
-        yield Observation(what=f"{name} differs between processes of one job: {shares}", evidence=tuple(found.values()))
+def _variable(name: str, complete: set[tuple[str, int]]) -> _Value:
+    def value(process: Process) -> tuple[str, Evidence] | None:
+        if (said := dict(process.variables).get(name)) is not None:
+            return said.value, said.evidence
+        if name in READ_BY_EVERY_RANK and (process.host, process.pid) in complete:
+            return "not set", Evidence(source=process.name, text=f"started without {name}")
+        return None
+
+    return value
 
 
 RANK_RULES = (
     DoctorRule(
-        id="RNK001",
-        severity=Severity.ERROR,
-        title="ranks load different NCCL versions",
-        check=_versions,
+        id="RNK001", severity=Severity.ERROR, title="ranks load different NCCL versions", check=_versions,
         why="Versions differ in protocol and choice: the job hangs, crashes or is measured as a mixture.",
         fix="give all ranks the same image; look at LD_LIBRARY_PATH, LD_PRELOAD and the NCCL inside the PyTorch wheel",
         source="NVIDIA/nccl#1136, #1328",
     ),
     DoctorRule(
-        id="RNK002",
-        severity=Severity.ERROR,
-        title="ranks have different NCCL variables",
-        check=_variables,
+        id="RNK002", severity=Severity.ERROR, title="ranks have different NCCL variables", check=_variables,
         why="NCCL does not compare them: ranks that choose differently wait for each other for ever, or corrupt data.",
         fix="set variables through the launcher for all ranks alike (srun --export=ALL, mpirun -x), and compare "
-        "/etc/nccl.conf "
-        "and ~/.nccl.conf of the nodes",
+        "/etc/nccl.conf and ~/.nccl.conf of the nodes",
         source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
     ),
     DoctorRule(
-        id="RNK003",
-        severity=Severity.ERROR,
-        title="ranks use different networks",
-        check=_networks,
+        id="RNK003", severity=Severity.ERROR, title="ranks use different networks", check=_networks,
         why="Ranks on different networks cannot reach each other; on one node it hides a broken adapter.",
         fix="look at the lines `NET/IB` and `NET/Plugin` of the ranks that differ; set NCCL_NET so that a missing "
-        "network "
-        "is an error",
+        "network is an error",
         source="NCCL user guide, NCCL_NET",
     ),
     DoctorRule(
-        id="RNK004",
-        severity=Severity.WARNING,
-        title="ranks see different numbers of adapters",
-        check=_adapters,
+        id="RNK004", severity=Severity.WARNING, title="ranks see different numbers of adapters", check=_adapters,
         why="The node with fewest adapters sets the pace of all.",
         fix="compare `ibstat` of the nodes; set the same NCCL_IB_HCA everywhere, or NCCL_IGNORE_NET_MISMATCH=0 (2.30)",
         source="NCCL user guide, NCCL_IGNORE_NET_MISMATCH",
     ),
     DoctorRule(
-        id="RNK005",
-        severity=Severity.WARNING,
-        title="nodes have different CUDA drivers",
-        check=_drivers,
+        id="RNK005", severity=Severity.WARNING, title="nodes have different CUDA drivers", check=_drivers,
         why="Features such as cuMem, NVLS and DMA-BUF depend on the driver: NCCL uses what all ranks have, or fails.",
         fix="bring all nodes to one driver",
         source="NCCL user guide, NCCL_CUMEM_ENABLE, NCCL_DMABUF_ENABLE",
     ),
-)
+)  # fmt: skip
 """About ranks that differ."""

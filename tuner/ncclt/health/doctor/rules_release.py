@@ -1,4 +1,4 @@
-"""Rules about the release of NCCL, the log itself, and the cluster that is meant."""
+"""Rules about the release of NCCL, the log itself, and the cluster that was named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.releases import KNOWN_TROUBLES
 
 _FIRST_UNKNOWN = NcclVersion(2, 31)
-"""From here on we have not read whether P2C still counts as safe for LL128."""
+"""From here on NCCL's sources were not checked for whether P2C still counts as safe for LL128."""
 
 
 def _version_line(facts: Facts) -> tuple[Evidence, ...]:
@@ -126,7 +126,7 @@ RELEASE_RULES = (
     ),
     DoctorRule(
         id="LOG002", severity=Severity.INFO, title="the log is of no start", check=_no_starts,
-        why="Versions, transports and channels are told when communicators start; here they are not.",
+        why="Versions, transports and channels are logged when communicators start; here they are not.",
         fix="run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING and give all of the output",
         source="NCCL user guide, NCCL_DEBUG_SUBSYS",
     ),

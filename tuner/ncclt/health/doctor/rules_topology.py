@@ -1,4 +1,4 @@
-"""Rules about the ways between the GPUs of a node, and what NCCL made of them."""
+"""Rules about the paths between the GPUs of a node, and how NCCL uses them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _unequal_channels(facts: Facts) -> Iterator[Observation]:
     found: dict[tuple[str, int | None], dict[int, Evidence]] = {}
     for start in facts.log.starts:
         for graph in start.graphs:
-            # Of the patterns the ring alone is searched once, and used by every collective.
+            # Of the patterns only the ring is searched exactly once, and every collective uses it.
             if graph.pattern == _RING and graph.channels and (start.nodes or 1) > 1:
                 found.setdefault((start.comm_id, start.ranks), {}).setdefault(graph.channels, graph.evidence)
     for counts in found.values():
@@ -180,10 +180,8 @@ def _no_multicast(facts: Facts) -> Iterator[Observation]:
     off = facts.value("NCCL_NVLS_ENABLE")
     if not lines or (off and off.value.strip() == "0"):
         return
-    names = [*facts.log.gpu_models, *(gpu.model for report in facts.gpu_reports for gpu in report.gpus)]
-    capable = [
-        n for n in names if (m := gpu_model(n)) and m.compute_capability >= _NVLS_COMPUTE_CAPABILITY and m.nvlinks
-    ]
+    known = [(name, model) for name in facts.gpu_models if (model := gpu_model(name))]
+    capable = [name for name, m in known if m.compute_capability >= _NVLS_COMPUTE_CAPABILITY and m.nvlinks]
     switched = any(_is_switched(matrix, capable) for matrix in facts.matrices)
     if capable and switched:
         what = f"NVLink SHARP is not available on {capable[0]} with NVSwitch"
@@ -191,7 +189,7 @@ def _no_multicast(facts: Facts) -> Iterator[Observation]:
 
 
 def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
-    """Tell whether all lanes of each GPU lead to every other one, which only a switch can do."""
+    """Return whether all lanes of each GPU reach every other GPU, which takes a switch."""
     model = gpu_model(names[0]) if names else None
     links = [link for _, _, link in matrix.gpu_pairs()]
     return bool(model and len(matrix.gpus) > 2 and links and all(link.lanes == model.nvlinks for link in links))
@@ -203,8 +201,7 @@ TOPOLOGY_RULES = (
         why="Plain order ignores NVLink and NICs: on Leonardo all_reduce fell from 50 to 7 GB/s, and forced trees "
         "crash.",
         fix="compare with another NCCL release (2.25 to 2.28 do this on nodes with direct NVLink); in a container "
-        "mount /sys; "
-        "write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
+        "mount /sys; write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
         source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352; graph/search.cc",
     ),
     DoctorRule(
@@ -218,16 +215,14 @@ TOPOLOGY_RULES = (
         check=_shared_memory_beside_nvlink,
         why="Host memory moves a tenth of what NVLink does.",
         fix="unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in containers give all GPUs to every process and share the "
-        "IPC and PID "
-        "namespaces; see `nvidia-smi topo -p2p r`",
+        "IPC and PID namespaces; see `nvidia-smi topo -p2p r`",
         source=f"NCCL user guide, troubleshooting: {_DOCS}",
     ),
     DoctorRule(
         id="TOP004", severity=Severity.WARNING, title="no direct access between GPUs", check=_no_peer_to_peer,
-        why="Data takes the way through host memory; with ACS on it may also hang or return zeros.",
+        why="Data is copied through host memory; with ACS on it may also hang or return zeros.",
         fix="switch PCIe ACS off (`lspci -vvv | grep ACSCtl` shows SrcValid+), boot with iommu=pt; GeForce boards "
-        "have no "
-        "peer-to-peer at all",
+        "have no peer-to-peer at all",
         source=f"NCCL user guide, troubleshooting, PCI Access Control Services: {_DOCS}; NVIDIA/nccl#631, #2079",
     ),
     DoctorRule(
@@ -261,9 +256,8 @@ TOPOLOGY_RULES = (
         id="TOP009", severity=Severity.WARNING, title="NVLink SHARP is missing on NVSwitch", check=_no_multicast,
         why="NVLS is the fastest all_reduce within such a node.",
         fix="start the fabric manager of exactly the driver's version (`systemctl status nvidia-fabricmanager`); in a "
-        "virtual "
-        "machine ask for a whole NVSwitch partition",
+        "virtual machine ask for a whole NVSwitch partition",
         source="transport/nvls.cc; NCCL user guide, NCCL_NVLS_ENABLE",
     ),
 )  # fmt: skip
-"""About the ways between GPUs."""
+"""About the paths between GPUs."""

@@ -55,14 +55,14 @@ _DANGEROUS: dict[tuple[str, int], str] = {
 
 
 _OLDEST = NcclVersion(2, 18)
-"""Stands for a release that is not known: what may still act is not called useless."""
+"""Assumed where the release is not known: what may still act is not called useless."""
 
 _NAME = re.compile(r"NCCL_[A-Za-z0-9_]+")
 
 
 def _named(facts: Facts) -> Iterator[Variable]:
     for variable in facts.variables():
-        # Names that are none come from damaged lines of files, which have a rule of their own.
+        # Invalid names come from damaged lines of files, which have their own rule.
         if _NAME.fullmatch(variable.name):
             yield variable
 
@@ -98,7 +98,7 @@ def _misread(facts: Facts) -> Iterator[Observation]:
 
 
 def _plain(text: str) -> str:
-    """Return what somebody meant who wrote `8M`, `"4"` or `true`."""
+    """Return the number that is meant by `8M`, `"4"` or `true`."""
     word = text.strip().strip("\"'").lower().removesuffix("ib").removesuffix("b")
     factors = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     if word[:-1].isdigit() and word[-1:] in factors:
@@ -175,7 +175,7 @@ def _unknown(facts: Facts) -> Iterator[Observation]:
 
 
 def _inherited(facts: Facts) -> Iterator[Observation]:
-    """Yield one observation of all tuning that is inherited and that no other rule names."""
+    """Yield one observation of all inherited tuning that no other rule names."""
     named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | SITE | {"NCCL_ALGO", "NCCL_PROTO"}
     found = [v for v in _named(facts) if v.name in PARAMETERS and v.name not in named]
     if found:
@@ -234,15 +234,14 @@ VARIABLE_RULES = (
     ),
     DoctorRule(
         id="ENV008", severity=Severity.WARNING, title="a variable does nothing", check=_ignored,
-        why="Somebody relies on something that does not happen.",
+        why="A setting that is relied on has no effect.",
         fix="unset it",
         source="NCCL user guide, environment variables",
     ),
     DoctorRule(
         id="ENV009", severity=Severity.WARNING, title="tuning is inherited", check=_inherited,
         why="Settings found for another NCCL or cluster are a frequent cause of slow jobs; the default that a study "
-        "compares "
-        "with is without them.",
+        "compares with is without them.",
         fix="unset them, or tune and compare",
         source="NVIDIA-NeMo/Megatron-Bridge#1638; NCCL user guide, debugging variables",
     ),
@@ -269,9 +268,9 @@ VARIABLE_RULES = (
 
 
 def forces_ll128(text: str) -> bool:
-    """Tell whether a value of NCCL_PROTO switches LL128 on, bypassing NCCL's check that it is safe.
+    """Return whether a value of NCCL_PROTO switches LL128 on, bypassing NCCL's check that it is safe.
 
-    Naming it does; so does every list of exclusions that leaves it in, for those switch all others on (parseList in
+    Naming it does; so does every list of exclusions without it, because that switches all others on (parseList in
     graph/tuning.cc of 2.24 to 2.30).
     """
     for entry in text.lower().replace(" ", "").split(";"):

@@ -1,6 +1,6 @@
 """Examine a set-up before anything is measured on it: on this machine, through a launcher, or from saved files.
 
-Not tried on a GPU: what NVIDIA's tools and NCCL print is known from public outputs.
+Not tested on a GPU: what NVIDIA's tools and NCCL print is known from public outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ncclt.measure.redact import without_secrets
 NVIDIA_SMI = "nvidia-smi"
 
 _SMI_TIMEOUT_S = 60.0
-"""A driver that has to load for many GPUs takes ten seconds; one that hangs takes for ever."""
+"""A driver that has to load for many GPUs takes ten seconds; a hanging one never returns."""
 
 _START_TIMEOUT_S = 300.0
 """Connecting thousands of ranks takes a minute or two."""
@@ -46,10 +46,10 @@ LOG_VARIABLES = {
     "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
     # Empty = standard output, whatever file the shell has named (debug.cc).
     "NCCL_DEBUG_FILE": "",
-    # Connect everything at the start, so that every transport is told (2.22 connects when first needed).
+    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
     "NCCL_RUNTIME_CONNECT": "0",
 }
-"""What makes NCCL tell how it starts."""
+"""What makes NCCL log how it starts."""
 
 _Parsed = TypeVar("_Parsed")
 
@@ -64,16 +64,16 @@ def examine_files(
     version: NcclVersion | None = None,
     recommended: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Judge what was saved on a cluster; this machine itself is not looked at.
+    """Judge what was saved on a cluster; this machine itself is not examined.
 
     Args:
         paths: outputs of `nvidia-smi topo -m` and `nvidia-smi -q -x`, NCCL's logs, nccl.conf files; or folders of them.
-        cluster: that they should be of.
-        version: of NCCL, where no log tells it.
+        cluster: that they should come from.
+        version: of NCCL, where no log shows it.
         recommended: variables of a published recommendation.
 
     Raises:
-        InputError: a file is missing, damaged, or nothing that is known here.
+        InputError: a file is missing, damaged, or of an unknown kind.
     """
     return diagnose(_with(facts_of_files(paths), cluster=cluster, version=version, recommended=recommended))
 
@@ -92,12 +92,14 @@ def examine_here(
 ) -> Diagnosis:
     """Judge this machine: variables, configuration files, RDMA devices, and the GPUs where nvidia-smi shows them.
 
+    Without a log it takes seconds and starts nothing but nvidia-smi.
+
     Args:
         environ: of this program.
         cluster: that this should be.
-        version: of NCCL, where no log tells it.
+        version: of NCCL, where no log shows it.
         recommended: variables of a published recommendation.
-        log: what `start_log` gave.
+        log: as returned by `start_log`.
         missing: why there is no such log.
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for, None = the account's.
@@ -113,26 +115,12 @@ def examine_here(
     return diagnose(_with(facts, cluster=cluster, version=version, recommended=recommended))
 
 
-def quick_examination(
-    environ: Mapping[str, str], cluster: Cluster | None, *, find: Find = shutil.which, root: Path = Path("/")
-) -> Diagnosis:
-    """Judge in seconds what a study is about to be run on; starts nothing but nvidia-smi.
-
-    Args:
-        environ: of this program.
-        cluster: that the study names.
-        find: finds programs.
-        root: of the file system, another one in tests.
-    """
-    return examine_here(environ, cluster=cluster, find=find, root=root)
-
-
 def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tuple[LogFacts, tuple[str, ...]]:
-    """Start one small all_reduce on all ranks and return what NCCL tells, and what went wrong.
+    """Start one small all_reduce on all ranks and return what NCCL logged, and what went wrong.
 
     Args:
-        launcher: told to keep NCCL_* variables, for the set-up is examined as jobs find it.
-        benchmark: that runs.
+        launcher: configured to keep NCCL_* variables, because the set-up is examined as jobs find it.
+        benchmark: what to run.
         cluster: sized to the job.
     """
     message = Message(
@@ -169,7 +157,7 @@ def _launch_problems(launcher: Launcher, result: LaunchResult) -> list[str]:
 
 
 def _with_gpus(facts: Facts, launcher: Launcher) -> Facts:
-    """Add what nvidia-smi tells; what it cannot tell is named as missing."""
+    """Add what nvidia-smi prints; what it does not print is listed as missing."""
     missing: list[str] = []
     source = f"{NVIDIA_SMI} topo -m"
     matrix = _smi(launcher, ("topo", "-m"), lambda text: parse_matrix(text.splitlines(), source), missing)

@@ -1,7 +1,7 @@
 """Names of variables that begin with NCCL_: who reads them, and what became of old ones.
 
 Sources: the libraries of NCCL 2.16 to 2.32 (docs/reference/nccl-versions.json, which a test compares with this), and
-NVIDIA's user guide. What ncclt can tune or must leave alone stands in `ncclt.nccl.parameters`; here is the rest.
+NVIDIA's user guide. What ncclt can tune or must leave alone is in `ncclt.nccl.parameters`; here is the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ncclt.nccl.parameters import CATALOGUE, Parameter
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 
 _ALSO_WORDS = frozenset({"NCCL_CTA_POLICY"})
-"""Take words besides numbers (user guide)."""
+"""Also accept words (user guide)."""
 
 _FURTHER = frozenset(
     f"NCCL_{name}"
@@ -23,7 +23,7 @@ _FURTHER = frozenset(
         "MULTI_RANK_GPU_ENABLE", "OOB_NET_ENABLE", "COLLNET_NODE_THRESHOLD", "LL128_C2C",
     )
 )  # fmt: skip
-"""Numbers that ncclt.core has no row for."""
+"""Numeric variables that have no row in `ncclt.nccl.parameters`."""
 
 LIMITS: dict[str, tuple[int, int]] = {
     "NCCL_MIN_CTAS": (1, 64), "NCCL_MAX_CTAS": (1, 64), "NCCL_MIN_NCHANNELS": (1, 64), "NCCL_MAX_NCHANNELS": (1, 64),
@@ -33,7 +33,7 @@ LIMITS: dict[str, tuple[int, int]] = {
 """Variable -> smallest and largest value; NCCL clamps or ignores others (nccl.md 4.5 and 5)."""
 
 PARAMETERS: dict[str, Parameter] = {row.variable: row for row in CATALOGUE}
-"""What ncclt.core knows, by the variable's full name."""
+"""The rows of `ncclt.nccl.parameters`, by the variable's full name."""
 
 _OTHERS = """
 ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS CE_CHUNK_SIZE CE_COLL_AG_MULTICAST_THRESHOLD CE_INTRA_GPU_MEMCPY_ENABLE
@@ -74,7 +74,7 @@ UNPACK_DOUBLE_NCHANNELS WARN_ENABLE_DEBUG_INFO WIN_STRIDE WORK_ARGS_BYTES
 """
 
 OTHERS = frozenset(f"NCCL_{name}" for name in _OTHERS.split())
-"""Read by the newest NCCL and none of ncclt's business as parameters."""
+"""Read by the newest NCCL but neither tuned nor reported by ncclt."""
 
 PLUGIN_PREFIXES = (
     "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_TUNER_", "NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_",
@@ -85,7 +85,7 @@ PLUGIN_PREFIXES = (
 OLD_PYTORCH = frozenset(
     {"NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING", "NCCL_TIMEOUT"}
 )  # fmt: skip
-"""Read by PyTorch up to 2.1 and by nobody since."""
+"""Read by PyTorch up to 2.1 only."""
 
 BUILDS = frozenset(
     {"NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR", "NCCL_LIBRARY", "NCCL_VERSION",
@@ -99,7 +99,7 @@ REMOVED: dict[str, tuple[str, str]] = {
     "NCCL_IB_GDR_LEVEL": ("2.4", "use NCCL_NET_GDR_LEVEL"),
     "NCCL_LL_THRESHOLD": ("2.5", "NCCL chooses by a model since"),
     "NCCL_TREE_THRESHOLD": ("2.5", "NCCL chooses by a model since, and this forces neither ring nor tree"),
-    # These were gone by 2.16; in which release is not known.
+    # These were removed before 2.16; in which release is not known.
     "NCCL_CHECKS_DISABLE": ("2.16", "use NCCL_CHECK_MODE"),
     "NCCL_NRINGS": ("2.16", "use NCCL_MIN_CTAS and NCCL_MAX_CTAS"),
     "NCCL_RINGS": ("2.16", "use NCCL_GRAPH_FILE"),
@@ -147,7 +147,7 @@ READ_BY_EVERY_RANK = frozenset(
         "P2P_DISABLE", "P2P_LEVEL", "SHM_DISABLE", "NVLS_ENABLE", "COLLNET_ENABLE",
     )
 )  # fmt: skip
-"""What each rank reads while it starts: a rank that does not tell of it does not have it (graph/tuning.cc, init.cc)."""
+"""What each rank reads while it starts: it is not set for a rank that does not log it (graph/tuning.cc, init.cc)."""
 
 SITE = frozenset(
     f"NCCL_{name}"
@@ -161,11 +161,11 @@ SITE = frozenset(
         "SET_THREAD_NAME", "IGNORE_CPU_AFFINITY", "COLLNET_NODE_THRESHOLD", "COMM_BLOCKING", "NO_CACHE", "NET",
     )
 )  # fmt: skip
-"""What a site rightly sets for good (user guide, "System configuration")."""
+"""What a site rightly sets permanently (user guide, "System configuration")."""
 
 
 def is_known(name: str) -> bool:
-    """Tell whether somebody reads a variable of this name."""
+    """Return whether NCCL, a plugin, PyTorch or a build reads a variable of this name."""
     tables = (PARAMETERS, OTHERS, OLD_PYTORCH, BUILDS, REMOVED, REPLACED)
     return any(name in table for table in tables) or name.startswith(PLUGIN_PREFIXES)
 
@@ -176,7 +176,7 @@ def known_names() -> list[str]:
 
 
 def is_number(name: str) -> bool:
-    """Tell whether NCCL reads a variable as a number."""
+    """Return whether NCCL reads a variable as a number."""
     row = PARAMETERS.get(name)
     if name in _FURTHER or row is None:
         return name in _FURTHER
@@ -198,6 +198,6 @@ def as_nccl_reads(text: str) -> tuple[int, bool]:
     octal = len(digits) > 1 and digits[0] == "0" and digits[1] != "x"
     value = int(digits, 8) if octal else int(digits, 0)
     rest = text[match.end() :]
-    # A remark behind a number is dropped by NCCL, as it was meant to be.
+    # NCCL drops a comment after a number, as was intended.
     whole = re.fullmatch(r"\s*|\s+#.*", rest) is not None
     return (-value if match[1] == "-" else value), whole and not octal

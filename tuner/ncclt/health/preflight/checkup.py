@@ -6,20 +6,20 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.health.preflight.checkup_gpus import GpuCheckup, finding_of
 from ncclt.health.preflight.elimination import pair_rounds, rounds
-from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
+from ncclt.health.preflight.expectation import latency_note, peer_tolerance
 from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, NamedPart
 from ncclt.health.preflight.probes import Probes, TimeIsOverError
+from ncclt.health.preflight.request import PreflightRequest
 
 _PASSES = 4
-"""Times that what is left is measured again without what was found: more faults than that are no longer single ones."""
+"""Times that the remaining nodes are measured without those found: more faults than this are not single faults."""
 
 _SAMPLE = 3
-"""Pairs that are tried where all nodes together fail, before the halves are: does anything run here at all?"""
+"""Pairs that are tried before the halves where all nodes together fail: does anything run here at all?"""
 
 _USUAL = "; if this is its usual speed, say so with --expect"
 
@@ -28,49 +28,28 @@ class Checkup:
     """One preflight; `run` it once.
 
     Args:
-        cluster: sized to the job.
-        hosts: its nodes, in the order of the ranks.
-        expectation: what is expected of them.
+        request: what to examine, and how thoroughly.
         probes: makes the launches.
-        sizes: bytes to measure on all nodes.
-        tolerance: share by which parts may fall short of their peers, twice over.
-        plan: which pairs of nodes (`ncclt.health.preflight.elimination.pair_rounds`).
-        quick, full: only all nodes together; pairs and single nodes in any case.
 
     Attributes:
-        findings: what was found, in the order in which it was.
+        findings: in the order in which they were made.
         notes: what the reader must know.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        hosts: tuple[str, ...],
-        expectation: Expectation,
-        probes: Probes,
-        *,
-        sizes: Sequence[int],
-        tolerance: float,
-        plan: str,
-        quick: bool,
-        full: bool,
-    ) -> None:
-        self._cluster = cluster
-        self._hosts = hosts
-        self._expectation = expectation
+    def __init__(self, request: PreflightRequest, probes: Probes) -> None:
+        self._request = request
+        self._cluster = request.cluster
+        self._hosts = request.hosts
+        self._expectation = request.expectation
         self._probes = probes
-        self._sizes = sizes
-        self._plan = plan
-        self._quick = quick
-        self._full = full
-        self._least = 1 - expectation.tolerance
-        self._cut = peer_tolerance(tolerance)
-        self._gpus = GpuCheckup(cluster, expectation, probes, cut=self._cut)
+        self._least = 1 - request.expectation.tolerance
+        self._cut = peer_tolerance(request.tolerance)
+        self._gpus = GpuCheckup(request.cluster, request.expectation, probes, cut=self._cut)
         self.findings: list[FabricFinding] = []
         self.notes: list[str] = []
 
     def run(self) -> State:
-        """Measure, narrow down, and say what the state is."""
+        """Measure, narrow down, and return the state."""
         try:
             if not self._examine():
                 return State.UNMEASURED
@@ -85,22 +64,22 @@ class Checkup:
         return State.DEGRADED if self.findings else State.HEALTHY
 
     def _examine(self) -> bool:
-        """Go as far as is needed; tell whether anything could be measured."""
+        """Measure as far as is needed; return whether anything could be measured."""
         everything = Section(hosts=self._hosts)
-        first = self._probes.measure([everything], self._sizes)[0]
+        first = self._probes.measure([everything], self._request.sizes)[0]
         if first.outcome is Outcome.INVALID:
             self.notes.append(first.detail or "the launch could not be started")
             return False
         if note := latency_note(first, self._expectation):
             self.notes.append(note)
         share = self._settled_share(everything)
-        if self._quick:
+        if self._request.quick:
             if share < self._least:
                 self._blame_group(self._hosts, "look closer without --quick")
         elif share == 0 and not self._anything_runs():
             self.notes.append(first.detail or f"every launch ended so: {first.outcome}")
             return False
-        elif share < self._least or self._full:
+        elif share < self._least or self._request.full:
             if len(self._hosts) > 1:
                 self._examine_nodes(share)
             else:
@@ -108,20 +87,20 @@ class Checkup:
         return True
 
     def _settled_share(self, section: Section) -> float:
-        """Return the median share of a section, launched up to three times where the first was too slow."""
+        """Return the median share of a section, launched up to three times if the first launch was too slow."""
         readings = self._probes.of(section)
         while not readings or (len(readings) < LAUNCHES and not _decided(readings, self._least)):
             self._probes.measure([section])
             readings = self._probes.of(section)
         if any(reading.outcome is Outcome.WRONG_RESULT for reading in readings):
             return 0.0
-        share = _middle([reading.share for reading in readings])
+        share = statistics.median_low(reading.share for reading in readings)
         if share >= self._least and len(readings) > 1:
             self.notes.append(f"{section.label}: one launch of {len(readings)} was slow, and not again")
         return share
 
     def _anything_runs(self) -> bool:
-        """Tell whether anything runs at all: pairs from all over the job are tried; one with wrong data does run."""
+        """Return whether anything runs at all: pairs from all over the job are tried; one with wrong data does run."""
         if any(reading.outcome in (Outcome.OK, Outcome.WRONG_RESULT) for reading in self._probes.readings):
             return True
         hosts = self._hosts
@@ -138,7 +117,7 @@ class Checkup:
     # --- nodes ---
 
     def _examine_nodes(self, share: float) -> None:
-        """Find slow nodes and links, look into the nodes, and measure what is left, until that is fine."""
+        """Find slow nodes and links, look into the nodes, and measure the remaining nodes, until those are fine."""
         rest = self._hosts
         for number in range(_PASSES):
             found = self._localised(rest, share, first=number == 0)
@@ -160,7 +139,7 @@ class Checkup:
                 self.notes.append(f"without {without} the other {len(rest)} nodes reach {share * 100:.0f} % together")
                 break
         self._forgive_links()
-        if self._full:
+        if self._request.full:
             blamed = {host for finding in self.findings for host in finding.hosts if finding.part is not Part.FABRIC}
             self.findings += self._gpus.examine_alone([host for host in self._hosts if host not in blamed])
 
@@ -185,11 +164,11 @@ class Checkup:
             if (shares := [r.share for r in self._probes.of(Section(hosts=pair))])
         }
         localiser = Localiser(hosts, share, measure, cut=self._cut, known=known)
-        played = pair_rounds(self._plan, hosts) if first else None
+        played = pair_rounds(self._request.plan, hosts) if first else None
         return localiser.run() if played is None else localiser.run_rounds(played)
 
     def _add(self, named: NamedPart, found: Localised) -> None:
-        """Keep a slow node or link; a node is looked into, for it may be slow because of a GPU."""
+        """Keep a slow node or link; a node is looked into, because one of its GPUs may be the cause."""
         order = self._hosts.index
         partners = named.parts[1:] if len(named.parts) == 2 else named.partners
         sections = [
@@ -212,7 +191,7 @@ class Checkup:
         ]  # fmt: skip
 
     def _explain(self, hosts: tuple[str, ...], share: float, found: Localised) -> None:
-        """Say what is wrong where nothing stands out: all of it alike, or only all together."""
+        """Report what is wrong where nothing stands out: all parts alike, or only all of them together."""
         if share >= self._least:
             return
         if found.level >= self._least:
@@ -241,13 +220,13 @@ class Checkup:
     def _blame_group(self, hosts: tuple[str, ...], remark: str, *, part: Part = Part.GROUP) -> None:
         readings = self._probes.of(Section(hosts=hosts))
         worst = min((reading.outcome for reading in readings), key=SEVERITY.index)
-        failed = _middle([reading.share for reading in readings]) == 0 or worst is Outcome.WRONG_RESULT
+        failed = statistics.median_low(one.share for one in readings) == 0 or worst is Outcome.WRONG_RESULT
         self.findings.append(
             FabricFinding(
                 part=part,
                 hosts=hosts,
                 outcome=worst if failed else Outcome.OK,
-                busbw_gbps=_middle([reading.gbps for reading in readings]),
+                busbw_gbps=statistics.median_low(reading.gbps for reading in readings),
                 reference_gbps=readings[0].expected_gbps,
                 launches=len(readings),
                 remark=remark,
@@ -255,7 +234,7 @@ class Checkup:
         )
 
     def _blame_smallest(self) -> None:
-        """Name the smallest group that was slow, where the time was over before its culprit was found."""
+        """Name the smallest slow group if the time was over before the cause was found."""
         blamed = {host for finding in self.findings for host in finding.hosts}
         slow = [
             reading.section
@@ -267,7 +246,7 @@ class Checkup:
             self._blame_group(smallest.hosts, "the time was over before it was narrowed down further")
 
     def _add_wrong_data(self) -> None:
-        """Add launches with wrong data that no finding covers: once is once too often."""
+        """Add launches with wrong data that no finding covers: one is too many."""
         wrong = Outcome.WRONG_RESULT
         blamed = {host for finding in self.findings if finding.outcome is wrong for host in finding.hosts}
         spoilt = [reading for reading in self._probes.readings if reading.outcome is wrong]
@@ -288,11 +267,7 @@ class Checkup:
                 )
 
 
-def _middle(values: Sequence[float]) -> float:
-    return statistics.median_low(values)
-
-
 def _decided(readings: Sequence[ProbeReading], least: float) -> bool:
-    """Tell whether more launches cannot change on which side of the limit the median of three lies."""
+    """Return whether more launches cannot change on which side of the limit the median of three is."""
     fine = sum(reading.share >= least for reading in readings)
     return fine == 1 if len(readings) == 1 else max(fine, len(readings) - fine) >= 2

@@ -40,10 +40,10 @@ class GpuCheckup:
 
         Args:
             host: the slow one.
-            peer: a good one; empty = there is none, and what is expected takes its place.
+            peer: a good one; empty = there is none, and the expectation is used instead.
 
         Returns:
-            The findings, and what is known of the node if there are none.
+            The findings, and what is known about the node if there are none.
         """
         if self._cluster.gpus_per_node < 2:
             return [], "look at its network and its GPU"
@@ -57,7 +57,7 @@ class GpuCheckup:
         return found, f"alone it reaches {share * 100:.0f} % of the others as well, and no GPU stands out"
 
     def examine_alone(self, hosts: Sequence[str]) -> list[FabricFinding]:
-        """Measure nodes each by itself and look into those that are slower than the others."""
+        """Measure each node by itself and look into those that are slower than the others."""
         if self._cluster.gpus_per_node < 2 or not hosts:
             return []
         readings = self._probes.measure([Section(hosts=(host,)) for host in hosts])
@@ -80,7 +80,7 @@ class GpuCheckup:
         return findings
 
     def remark_of_two(self, hosts: Sequence[str]) -> str:
-        """Say what single launches of the only two nodes tell about which of them it is."""
+        """Return what single launches of the only two nodes show about which of them is slow."""
         if self._cluster.gpus_per_node < 2:
             return "with two nodes nothing tells which end it is"
         readings = self._probes.measure([Section(hosts=(host,)) for host in hosts])
@@ -91,12 +91,12 @@ class GpuCheckup:
         return "alone both are alike: look at the network between them; two nodes do not tell which end it is"
 
     def slow_gpus(self, host: str, share: float, *, peer: str) -> list[FabricFinding]:
-        """Narrow a slow node down to its GPUs; each group of them is compared with the same one of a peer.
+        """Narrow a slow node down to its GPUs; each group of them is compared with the same group of a peer.
 
         Args:
             host: the slow node.
             share: what all its GPUs together reach of what is usual.
-            peer: a good node; empty = there is none, and what is expected takes its place.
+            peer: as for `examine`.
         """
         found = self._localised(host, share, peer)
         findings = []
@@ -107,7 +107,7 @@ class GpuCheckup:
             readings = [reading for section in sections for reading in self._probes.of(section)]
             usual = self._usual_gbps(peer, sections[0])
             if len(gpus) == 2 and not peer and self._cluster.link_class in ("pcie", "shm"):
-                # The way between two GPUs then depends on their slots; only a peer node could tell what is usual.
+                # The path between two GPUs then depends on their slots; only a peer node shows what is usual.
                 self.notes.append(f"{sections[0].label}: slower than other pairs of this node")
                 continue
             part, remark = Part.GPU_LINK, ""
@@ -140,7 +140,7 @@ class GpuCheckup:
     def _usual_gbps(self, peer: str, section: Section) -> float:
         """Return what the same GPUs of a peer reach, measured once; without a peer what is expected of them.
 
-        Behind NVSwitch all pairs are alike, so they are each other's yardstick.
+        With NVSwitch all pairs are alike, so they serve as each other's reference.
         """
         if not peer or self._cluster.link_class == "nvswitch":
             return self._expectation.gbps(section)
@@ -164,12 +164,12 @@ def finding_of(
     remark: str = "",
     usual: float = 0.0,
 ) -> FabricFinding:
-    """Return what was narrowed down as a finding.
+    """Return a slow part as a finding.
 
     Args:
         named: the slow part and its share.
         level: share that its peers reach.
-        readings: that it rests on.
+        readings: that it is based on.
         part, hosts, gpus, remark: of the finding.
         usual: bus bandwidth that the shares refer to, 1e9 bytes/s; 0 = what was expected of the readings.
     """

@@ -1,4 +1,4 @@
-"""Who is slow, by elimination: rounds of pairs, and the fewest parts and links that explain the slow ones.
+"""Which part is slow, by elimination: rounds of pairs, and the fewest parts and links that explain the slow ones.
 
 A pair runs as fast as the weakest of three: one part, the other, the link between them. So a part that is slow with
 every partner is at fault itself, and a pair that is slow although both of its parts are fast with others is a link.
@@ -36,11 +36,11 @@ class Suspects:
 def rounds(parts: Sequence[str], *, most: int | None = None) -> list[list[Pair]]:
     """Return the rounds of a tournament: in each, every part meets one partner, and over all rounds every other one.
 
-    The circle method: the first stays, the others move on by one seat. Rounds of disjoint pairs can run at once.
+    The circle method: the first stays, the others rotate. Pairs of a round are disjoint, so they can run at once.
 
     Args:
         parts: at least two.
-        most: rounds wanted; None = all. A few are spread over all of them, so that partners are near and far.
+        most: rounds; None = all. A few are spread over all of them, so that partners are near and far.
     """
     order = {part: index for index, part in enumerate(parts)}
     seats: list[str | None] = [*parts, *([None] if len(parts) % 2 else [])]
@@ -56,7 +56,7 @@ def rounds(parts: Sequence[str], *, most: int | None = None) -> list[list[Pair]]
 
 
 def neighbours(parts: Sequence[str]) -> list[list[Pair]]:
-    """Return the pairs of a ring in rounds of disjoint ones: every part meets the one before and the one behind."""
+    """Return the pairs of a ring in rounds of disjoint ones: every part meets its predecessor and its successor."""
     order = {part: index for index, part in enumerate(parts)}
     ring = [_ordered(a, b, order) for a, b in zip(parts, [*parts[1:], parts[0]], strict=True)]
     if len(parts) <= 2:
@@ -66,7 +66,7 @@ def neighbours(parts: Sequence[str]) -> list[list[Pair]]:
 
 
 def pair_rounds(plan: str, parts: Sequence[str]) -> list[list[Pair]] | None:
-    """Return the rounds of pairs that a plan names; None = adaptive, decided as it goes, as it is with one pair.
+    """Return the rounds of pairs of a plan; None = adaptive, decided by the results, as it is with one pair.
 
     Args:
         plan: `adaptive`, `ring`, `all`, or `rotate:K` with K rounds of a tournament.
@@ -122,14 +122,14 @@ def eliminate(
 ) -> Suspects:
     """Find the fewest parts that explain most slow pairs; the links are what is left.
 
-    A part that was measured with one partner only, slowly, is suspected as well as its partner: who of them it is, or
-    their link, needs other partners. So is a part with two slow links.
+    A part that was measured with one partner only, slowly, is suspected, and so is its partner: which of them it is,
+    or whether it is their link, needs other partners. So is a part with two slow links.
 
     Args:
         shares: of each pair that was measured.
         level: what a pair without a fault reaches.
         cut: share by which it may fall short.
-        blamed: parts that are known to be slow; what they explain is left out.
+        blamed: parts that are known to be slow; the pairs that they explain are ignored.
         innocent: parts that are known to be fine.
         trusted: parts that are probably fine, so that a single slow pair speaks against the other one.
     """

@@ -1,4 +1,4 @@
-"""What bus bandwidth a healthy fabric reaches: from its links, from the fleet's own past, or as the user says."""
+"""What bus bandwidth a healthy fabric reaches: from its links, from the fleet's own history, or given by the user."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BASELINE_RUNS = 3
 """Healthy runs that a baseline needs: the median of fewer is one of them."""
 
 _NEWEST = 20
-"""Runs that a baseline looks back on."""
+"""Runs that a baseline covers."""
 
 _MEASURED_SHARE = 0.5
-"""Of the tolerance, where the yardstick was measured: equal hardware differs less than a figure of links errs."""
+"""Of the tolerance, where the reference was measured: equal hardware differs by less than link figures are wrong."""
 
 _REACHED_IN_NODE = {"nvswitch": 0.96, "nvlink": 0.96, "pcie": 0.83, "shm": 1.0}
-"""Share of NCCL's own model that is reached in a node at 1 GiB: A100 231 of 240 GB/s, two A100 on one host bridge 19.9
+"""Share of NCCL's own model that is reached within a node at 1 GiB: A100 231 of 240 GB/s, two A100 on one bridge 19.9
 of 24, 4 x L40S 15.7 of 15 (public nccl-tests tables, as in ncclt.measure.simulated.physics)."""
 
 _SHM_GPUS = 4
@@ -39,7 +39,7 @@ class Expectation:
 
     Attributes:
         cluster: sized to the job.
-        source: where the figures come from, for people.
+        source: where the figures come from, as shown to users.
         sizes: (size in bytes, bus bandwidth in 1e9 bytes/s) of all nodes together, where something is expected.
         largest_bytes: the size at which launches are judged.
         tolerance: share by which all nodes together may fall short.
@@ -94,20 +94,20 @@ def expectation(
     benchmark: str = "",
     simulated: bool = False,
 ) -> Expectation:
-    """Decide what to expect: what the user says, else the fleet's own baseline, else the links.
+    """Decide what to expect: the user's figure, else the fleet's own baseline, else the links.
 
     Args:
         cluster: sized to the job.
         sizes: bytes that are measured, ascending.
         tolerance: share by which a figure may be missed; half of it where the figure was measured.
-        given_gbps: bus bandwidth of all nodes at the largest size; None = not said.
+        given_gbps: bus bandwidth of all nodes at the largest size; None = not given.
         earlier: preflights of the cluster, newest first; only healthy ones of the same fingerprint, benchmark and
             kind of times count.
         benchmark: what will run.
         simulated: the times will be invented by a model.
 
     Raises:
-        UsageError: the tolerance is no share, or the given figure not above 0.
+        UsageError: the tolerance is not between 0 and 1, or the given figure not above 0.
     """
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance must be above 0 and below 1, not {tolerance:g}")
@@ -121,7 +121,7 @@ def expectation(
     elif len(runs := _alike(cluster, earlier, benchmark=benchmark, simulated=simulated)) >= BASELINE_RUNS:
         known, source, share = _baseline(runs, sizes), f"median of {len(runs)} healthy runs", _MEASURED_SHARE
     if largest not in dict(known):
-        # No link figure tells latency or how soon bandwidth saturates: only the largest size is judged.
+        # Link figures give neither latency nor the size where bandwidth saturates: only the largest size is judged.
         promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
         known, source, share = ((largest, promised),), "by its links", 1.0
     return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance * share)
@@ -133,7 +133,7 @@ def peer_tolerance(tolerance: float) -> float:
 
 
 def _alike(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str, simulated: bool) -> list[Preflight]:
-    """Return the newest runs that may serve as a yardstick; simulated ones never for real ones."""
+    """Return the newest runs that may serve as a reference; simulated ones never for real ones."""
     fingerprint = cluster.fingerprint().digest()
     alike = [
         run
@@ -153,7 +153,7 @@ def _baseline(runs: Sequence[Preflight], sizes: Sequence[int]) -> tuple[tuple[in
 
 
 def latency_note(first: ProbeReading, expected: Expectation) -> str:
-    """Say that small messages take much longer than they used to, empty where they do not or nothing tells it."""
+    """Return a note that small messages take much longer than in earlier runs; empty if they do not or none exist."""
     known = dict(expected.sizes)
     if first.outcome is not Outcome.OK:
         return ""
@@ -166,4 +166,4 @@ def latency_note(first: ProbeReading, expected: Expectation) -> str:
 
 
 _LATENCY_FACTOR = 1.5
-"""Small messages scatter widely from run to run; what takes half as long again is worth a word, not a verdict."""
+"""Small messages vary widely from run to run; half as long again deserves a note, not a finding."""

@@ -9,7 +9,7 @@ from ncclt.core.preflight import Preflight
 from ncclt.health.preflight.elimination import Pair, usual_level
 
 MOST = 16
-"""Rows of a map for people; the worst are kept."""
+"""Rows of a printed map; the worst are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Runners of parts of a real job: the same launcher and benchmark, on some of its nodes or GPUs.
 
-Not tried on a GPU: proven with a stand-in for nccl-tests.
+Not tested on a GPU; tested with a stand-in for nccl-tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def hosts_here(cluster: Cluster, place: Place, *, environ: Mapping[str, str]) ->
     """Return the names of the nodes to examine: as named, those granted to this job, or this machine.
 
     Raises:
-        UsageError: the launcher cannot choose nodes, or nobody names enough of them.
+        UsageError: the launcher cannot choose nodes, or too few are named.
     """
     if place.launcher == "kubernetes":
         raise UsageError(
@@ -47,7 +47,7 @@ def hosts_here(cluster: Cluster, place: Place, *, environ: Mapping[str, str]) ->
 
 
 class _CappedTimeouts(Timeouts):
-    """Time limits of launches that together have an end: a hang is then told in that time, and not after it."""
+    """Time limits of launches that share a total limit, so that a hang is reported within it, not after it."""
 
     def __init__(self, most_s: float | None) -> None:
         super().__init__()
@@ -62,16 +62,16 @@ class _CappedTimeouts(Timeouts):
 def launched_runners(
     cluster: Cluster, place: Place, *, environ: Mapping[str, str], time_s: float | None = None
 ) -> tuple[RunnerFor, tuple[str, ...]]:
-    """Return what gives the runner of some nodes or GPUs, and what is to be said of all of them.
+    """Return a function that makes the runner of some nodes or GPUs, and the notes about all of them.
 
-    The programs are asked once what they can do, on all nodes. What one launch took limits the later ones of as many
-    ranks, so that a hang costs a minute and not the generous time of the first launch.
+    The programs' features are detected once, on all nodes. The duration of one launch limits the later ones of as many
+    ranks, so that a hang costs a minute and not the generous timeout of the first launch.
 
     Args:
         cluster: sized to the job.
         place: how commands are launched; its hosts are the whole job's.
         environ: the process environment.
-        time_s: that the whole preflight has; no launch gets more. None = no limit.
+        time_s: of the whole preflight; no launch gets more. None = no limit.
 
     Raises:
         UsageError: launcher, benchmark and cluster do not fit together.
@@ -106,7 +106,7 @@ def launched_runners(
 
 
 def _visible(gpus: tuple[int, ...], place: Place, environ: Mapping[str, str]) -> str:
-    """Return CUDA's list of the GPUs to use; on this machine they count among those that are visible here."""
+    """Return CUDA's list of the GPUs to use; on this machine they are indices into those that are visible here."""
     here = [name for name in environ.get(_VISIBLE, "").split(",") if name]
     if place.launcher in SHARES_FILES and here:
         return ",".join(here[gpu] for gpu in gpus)

@@ -15,11 +15,11 @@ from ncclt.health.preflight.elimination import Pair, Suspects, eliminate, neighb
 Group = tuple[str, ...]
 
 Measure = Callable[[Sequence[Group]], Sequence[float]]
-"""Launches groups of parts, disjoint ones perhaps at once; gives each one's share of what is expected of it, 0 where
+"""Launches groups of parts, disjoint ones perhaps at once; returns each one's share of what is expected of it, 0 where
 the launch failed. It may raise to end the whole."""
 
 LAUNCHES = 3
-"""Of a suspect before it is named: the median of three forgives one bad launch, and one good one."""
+"""Of a suspect before it is named: the median of three tolerates one bad launch, and one good one."""
 
 _FEW = 4
 """Parts of a group that halving leaves to pairs."""
@@ -28,7 +28,7 @@ _TOURNAMENT = 8
 """Parts that are paired at once: halving them would save little and mistakes two faults for one between the halves."""
 
 _ROUNDS = 3
-"""Rounds that few parts play: three partners tell a slow part from a slow link."""
+"""Rounds of pairs for few parts: three partners distinguish a slow part from a slow link."""
 
 _SAMPLE = 16
 """Pairs that are sampled where everything looks alike."""
@@ -41,7 +41,7 @@ class NamedPart:
     Attributes:
         parts: one part, or the two ends of a link.
         share: median of its launches, as a share of what is expected.
-        partners: with whom it was measured; the ends of a link themselves.
+        partners: that it was measured with; for a link its two ends.
         launches: how many there were.
     """
 
@@ -116,13 +116,13 @@ class Localiser:
         return self.run_rounds(rounds(self._parts, most=1)) if self._hides_more(found) else found
 
     def _hides_more(self, found: Localised) -> bool:
-        """Tell whether nothing stood out although some pairs are better than the whole: then many parts are slow."""
+        """Return whether nothing stood out although some pairs are better than the whole: then many parts are slow."""
         return found.even and max(self._medians().values()) * (1 - self._cut) > self._share
 
     def run_rounds(self, played: Sequence[Sequence[Pair]], *, most: int | None = None) -> Localised:
-        """Measure the pairs of some rounds, `most` of each, and name what they show."""
+        """Measure the pairs of some rounds, `most` of each, and name the slow parts and links."""
         for pairs in played:
-            # Taken from everywhere: neighbours share switches.
+            # Spread over all pairs, because neighbours share switches.
             step = 1 if most is None else -(-len(pairs) // most)
             self._add([pair for pair in pairs[::step] if pair not in self._pairs])
         suspects = self._suspects()
@@ -157,15 +157,15 @@ class Localiser:
     ) -> list[tuple[Group, float]]:
         """Return which halves of a slow group are slow themselves.
 
-        Only groups of the same level are compared: what is expected of smaller ones errs by other amounts. Where both
-        are alike, either both hold a fault or it lies between them, at the seams of the ring over both.
+        Only groups of the same level are compared: the expectation errs by other amounts for smaller groups. Where both
+        are alike, either both hold a fault or it is between them, at the seams of the ring over both.
         """
         slow = [(half, share) for half, share in (first, second) if share < (1 - self._cut) * best]
         if slow:
             return slow
         left, right = first[0], second[0]
         seams = [self._pair(left[-1], right[0]), self._pair(right[-1], left[0])]
-        # Each end of a seam also with its neighbour inside: a slow end is no slow seam.
+        # Each end of a seam is also paired with its neighbour inside: a slow end is not a slow seam.
         inside = [self._pair(*ends) for half in (left, right) for ends in (half[:2], half[-2:])]
         for pair in dict.fromkeys((*inside, *seams)):
             if pair not in self._pairs:
@@ -180,12 +180,12 @@ class Localiser:
     def _pair_with_good(self, groups: Sequence[Group]) -> None:
         """Pair every part of the slow groups with a good one; where none is slow, the links inside may be."""
         good = list(self._good)
-        # Pairs of good parts in the same round: the yardstick.
-        yardstick = [self._pair(a, b) for a, b in zip(good[:4:2], good[1:4:2], strict=False)]
+        # Pairs of good parts in the same round serve as the reference.
+        reference = [self._pair(a, b) for a, b in zip(good[:4:2], good[1:4:2], strict=False)]
         spare = good[4:] or good
         parts = [part for group in groups for part in group]
         tests = [self._pair(part, spare[index % len(spare)]) for index, part in enumerate(parts)]
-        self._add([pair for pair in (*yardstick, *tests) if pair not in self._pairs])
+        self._add([pair for pair in (*reference, *tests) if pair not in self._pairs])
         slow = slow_pairs(self._medians(), level=self._level(), cut=self._cut)
         suspected = {part for part, pair in zip(parts, tests, strict=True) if pair in slow}
         for group in groups:
@@ -195,7 +195,7 @@ class Localiser:
         self._praise(part for part in parts if part not in suspected)
 
     def _confirmed(self) -> Localised:
-        """Launch what is suspected again, with other partners where there are any, and name what stays slow."""
+        """Launch suspects again, with other partners if there are any, and name those that stay slow."""
         named: dict[Group, NamedPart] = {}
         acquitted: list[Group] = []
         while fresh := [part for part in self._suspects(named, acquitted).parts if (part,) not in named]:
@@ -243,7 +243,7 @@ class Localiser:
             or others
         )
         known = [one for one in partners if self._pair(part, one) in self._pairs]
-        # Those not met yet first, in an order that begins elsewhere for every part, so that no one meets all of them.
+        # Partners not met yet first, in an order that starts elsewhere for every part, so that no partner meets all.
         turn = self._order[part] % len(partners)
         fresh = [one for one in (*partners[turn:], *partners[:turn]) if one not in known]
         for number in range(max(0, LAUNCHES - len(known))):
@@ -262,7 +262,7 @@ class Localiser:
             return None
         return NamedPart(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
 
-    # --- the book ---
+    # --- pairs and their shares ---
 
     def _pair(self, first: str, second: str) -> Pair:
         return (first, second) if self._order[first] < self._order[second] else (second, first)

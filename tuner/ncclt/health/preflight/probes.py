@@ -1,4 +1,4 @@
-"""The launches of a preflight: where the launcher allows several at once, on nodes of their own, and within a time."""
+"""The launches of a preflight: several at once on disjoint nodes where the launcher allows it, within a time limit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ncclt.errors import HostLostError
 from ncclt.health.preflight.expectation import Expectation
 
 RunnerFor = Callable[[tuple[str, ...], tuple[int, ...]], Runner]
-"""Gives the runner of some nodes, or of some GPUs of one node; no GPUs = all of them."""
+"""Returns the runner of some nodes, or of some GPUs of one node; no GPUs = all of them."""
 
 DTYPE = "float32"
-"""What nccl-tests sends unless told otherwise, so that figures can be compared with anybody's."""
+"""The default of nccl-tests, so that figures can be compared with published ones."""
 
 
 class TimeIsOverError(Exception):
-    """The time that was given for a preflight does not suffice for the next launch; ends the examination only."""
+    """The time limit of a preflight leaves no time for the next launch; ends only the examination."""
 
 
 @runtime_checkable
@@ -35,16 +35,16 @@ class Killable(Port):
 
 
 class Probes:
-    """Makes launches of all_reduce under NCCL's own choice and keeps what they gave.
+    """Makes launches of all_reduce under NCCL's own choice and keeps their readings.
 
     Args:
-        runner_for: gives the runner of a section.
+        runner_for: makes the runner of a section.
         expectation: what to expect of it.
         simulated: the runners invent their times.
         at_once: launches that may run at the same time, each on nodes of its own.
         time_s: time for all launches; None = no limit. A launch is begun only if one of usual length still fits.
         clock: seconds.
-        watch: told of every reading.
+        watch: receives every reading.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Probes:
         """Launch once in each section; no sizes = the one that is judged.
 
         Raises:
-            TimeIsOverError: the time does not suffice; what was read so far is kept.
+            TimeIsOverError: too little time is left; the readings so far are kept.
         """
         wanted = tuple(sizes) or (self._expectation.largest_bytes,)
         found: dict[int, ProbeReading] = {}
@@ -96,10 +96,8 @@ class Probes:
         busy: list[set[str]] = []
         for index, section in enumerate(sections):
             hosts = set(section.hosts)
-            fitting = (
-                n for n, wave in enumerate(waves) if len(wave) < self._at_once and not busy[n] & hosts
-            )  # fmt: skip
-            number = next(fitting, None)
+            fits = (len(wave) < self._at_once and not taken & hosts for wave, taken in zip(waves, busy, strict=True))
+            number = next((number for number, fit in enumerate(fits) if fit), None)
             if number is None:
                 waves.append([index])
                 busy.append(hosts)
@@ -149,7 +147,7 @@ class Probes:
         try:
             result = runner.measure(DEFAULT, messages, repeat=repeat)
         except HostLostError as error:
-            # Which one it is, smaller parts will show.
+            # Smaller parts will show which one it is.
             result = TrialResult(outcome=Outcome.CRASHED, detail=error.message)
         return ProbeReading(
             section=section,

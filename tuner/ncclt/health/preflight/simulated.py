@@ -42,7 +42,7 @@ class Weakness:
     outcome: Outcome = Outcome.OK
 
     def strikes(self, hosts: Sequence[str], gpus: Sequence[int]) -> bool:
-        """Tell whether a launch passes over it.
+        """Return whether a launch is affected by it.
 
         Args:
             hosts: of the launch, in order.
@@ -58,19 +58,19 @@ class Weakness:
 
 
 def _adjacent(ends: Sequence[object], ring: Sequence[object]) -> bool:
-    """Tell whether two ends are neighbours in a ring."""
-    behind = [*ring[1:], *ring[:1]]
-    return any({a, b} == set(ends) for a, b in zip(ring, behind, strict=True))
+    """Return whether two ends are neighbours in a ring."""
+    successors = [*ring[1:], *ring[:1]]
+    return any({a, b} == set(ends) for a, b in zip(ring, successors, strict=True))
 
 
 def parse_weakness(text: str) -> Weakness:
     """Read `n03=0.6` (node), `n03+n07=0.5` (link), `n03:2=0.7` (GPU), `n03:2+5=0.7` (link of GPUs), or `=hang`.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it has another form.
     """
-    place, _, value = text.partition("=")
-    host, _, gpus = place.partition(":")
+    target, _, value = text.partition("=")
+    host, _, gpus = target.partition(":")
     try:
         outcome = _WORDS.get(value.strip(), Outcome.OK)
         share = float(value) if outcome is Outcome.OK else 1.0
@@ -99,11 +99,11 @@ class SimulatedFabric:
         cluster: sized to the job.
         hosts: names of its nodes.
         weaknesses: what is wrong with it.
-        seed: of everything random; each place has noise of its own.
+        seed: of everything random; each section has noise of its own.
         sigma: of the noise, None = what is usual there.
 
     Raises:
-        UsageError: a weakness names a node or GPU that there is not.
+        UsageError: a weakness names a node or GPU that does not exist.
     """
 
     def __init__(
@@ -140,52 +140,37 @@ class SimulatedFabric:
             wrong=float(Outcome.WRONG_RESULT in failing),
         )
         key = f"{self._seed}|{','.join(hosts)}|{gpus}".encode()
-        runner = SimulatedRunner(
+        return FabricRunner(
             self._cluster.sized(nodes=len(hosts)),
             seed=int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big"),
             sigma=self._sigma,
             faults=faults,
+            share=min((weakness.share for weakness in struck), default=1.0),
         )
-        return FabricRunner(runner, share=min((weakness.share for weakness in struck), default=1.0))
 
 
-class FabricRunner:
-    """A simulated runner some of whose bandwidth is missing (see ncclt.core.trial.Runner).
+class FabricRunner(SimulatedRunner):
+    """A simulated runner some of whose bandwidth is missing.
 
     Args:
-        runner: of the same place in good health.
+        cluster, seed, sigma, faults: as for SimulatedRunner.
         share: of the bandwidth that is left.
     """
 
-    def __init__(self, runner: SimulatedRunner, *, share: float) -> None:
-        self._runner = runner
+    def __init__(self, cluster: Cluster, *, seed: int, sigma: float | None, faults: Faults, share: float) -> None:
+        super().__init__(cluster, seed=seed, sigma=sigma, faults=faults)
         self._share = share
 
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return self._runner.name
-
-    @property
-    def simulated(self) -> bool:
-        """Tell that the times are invented by a model."""
-        return True
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the part of the cluster that takes part."""
-        return self._runner.cluster
-
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Launch once, in no time; latency is untouched by a weakness."""
-        result = self._runner.measure(setting, messages, repeat=repeat)
+        """Launch once, in no time; a weakness does not change the latency."""
+        result = super().measure(setting, messages, repeat=repeat)
         if self._share == 1:
             return result
         return replace(result, measurements=tuple(self._weakened(one, setting) for one in result.measurements))
 
     def _weakened(self, measured: Measurement, setting: Setting) -> Measurement:
         message = measured.message
-        whole = self._runner.expected_us(setting, message)
-        latency = min(whole, self._runner.expected_us(setting, replace(message, size_bytes=8)))
+        whole = self.expected_us(setting, message)
+        latency = min(whole, self.expected_us(setting, replace(message, size_bytes=8)))
         factor = (latency + (whole - latency) / self._share) / whole
         return replace(measured, samples_us=tuple(sample * factor for sample in measured.samples_us))
