@@ -35,7 +35,7 @@ __all__ = [
     "published",
 ]
 
-# Loaded when first asked for: all but the last need SQLAlchemy, and `ncclt env` would start later with it, too.
+# Imported on first use: all but the last need SQLAlchemy, and the last would slow down the start of `ncclt env`, too.
 _LATER = {
     "CatalogueEntry": "ncclt.store.catalogue",
     "Migration": "ncclt.store.migrate",
@@ -51,16 +51,15 @@ _DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")
 def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Store:
     """Open a store for a command that only reads: nothing is made or migrated.
 
-    Where the user's own store is not there yet, it is as if it were: without anything but what was shipped.
+    A user's own store that does not exist yet is read as an empty one, with only what is shipped.
 
     Args:
         url: as for `open_store`.
-        would_be_made: the command only shows what it would do, and would make the store that was named.
+        would_be_made: the command only shows what it would do, and would create the named store.
 
     Raises:
-        UsageError: the text is no URL of a database that ncclt can use.
-        StoreError: the store that was named is not there, or as for `open_store`.
-        MissingDependencyError: ncclt was installed without its store.
+        UsageError, MissingDependencyError: as for `open_store`.
+        StoreError: the named store does not exist, or as for `open_store`.
     """
     location = locate(url)
     if location.path is None or location.path.exists():
@@ -85,14 +84,14 @@ def open_store(
 
     Args:
         url: `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`.
-        migrate: create or update our tables. Without it a missing SQLite file is an error, tables that are behind
-            are not: `Store.migration` tells.
-        clock: gives the present time, ISO in UTC; left out = the machine's clock.
-        profiles: folder of shipped workloads and clusters; left out = the one that came with ncclt.
-        is_patient: once it is open, wait some seconds for a PostgreSQL that went away and comes back.
+        migrate: create or update our tables. Without it a missing SQLite file is an error, outdated tables are not:
+            see `Store.migration`.
+        clock: returns the current time, ISO in UTC; None = the machine's clock.
+        profiles: folder of shipped workloads and clusters; None = the one that came with ncclt.
+        is_patient: once it is open, wait some seconds for a PostgreSQL that restarts.
 
     Raises:
-        UsageError: the text is no URL of a database that ncclt can use.
+        UsageError: the text is not the URL of a database that ncclt can use.
         StoreError: it cannot be reached, is newer than this ncclt, or belongs to another program.
         MissingDependencyError: ncclt was installed without its store.
     """
@@ -124,12 +123,12 @@ def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recomm
 
     Raises:
         NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
-        NotFoundError: nothing was ever published for the two names, and one of them is not known.
+        NotFoundError: nothing was ever published for the two names, and one of them is unknown.
         UsageError, StoreError: as `published`.
     """
     found = published(url, cluster=request.cluster, model=request.model)
     if not found:
-        # Asked last: on a compute node the cluster may be served whose definition is kept elsewhere.
+        # Checked last: recommendations may exist here for a cluster that is defined in another store.
         known_names(url).require(cluster=request.cluster, model=request.model)
     return select(found, request, partly=partly)
 
@@ -138,8 +137,8 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
     """Return what was published for a model on a cluster, newest first; empty where the user has no store yet.
 
     Raises:
-        UsageError: the text is no URL of a database that ncclt can use.
-        StoreError: the store that was named is not there or cannot be read, or its schema is not ours.
+        UsageError: the text is not the URL of a database that ncclt can use.
+        StoreError: the named store does not exist or cannot be read, or has another program's schema.
     """
     location = locate(url)
     if location.path is not None:
@@ -166,7 +165,7 @@ def known_names(url: str | None) -> KnownNames:
                 *(("workload", entry.item.name) for entry in store.workloads()),
                 *(pair for r in store.recommendations() for pair in (("cluster", r.cluster), ("workload", r.model))),
             ]
-    # What is shipped has a file of its name.
+    # Shipped files are called by their names.
     return KnownNames(
         clusters=frozenset(path.stem for path in (folder / "clusters").glob("*.toml"))
         | {name for kind, name in names if kind == "cluster"},

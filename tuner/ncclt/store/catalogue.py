@@ -14,16 +14,12 @@ from ncclt.core.workload import Workload, workload_from_document
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
+from ncclt.store.shipped import Named
 from ncclt.store.tables import clusters, workloads
 
 
-class Documented(Protocol):
+class Documented(Named, Protocol):
     """Anything with a name that can be written as a document."""
-
-    @property
-    def name(self) -> str:
-        """Return the name."""
-        ...
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -52,8 +48,8 @@ class Catalogue(Generic[Entry]):
     """One kind of thing that can be named.
 
     Attributes:
-        kind: the word for people.
-        command: lists all of them.
+        kind: its word in messages.
+        command: lists all entries.
         table: where added ones are kept.
         parse: reads one from its document.
     """
@@ -64,7 +60,7 @@ class Catalogue(Generic[Entry]):
     parse: Callable[[Mapping[str, Any]], Entry]
 
     def entries(self, connection: Connection, shipped: Mapping[str, Entry]) -> tuple[CatalogueEntry[Entry], ...]:
-        """Return every entry by name; a shipped one hides an added one of the same name (ncclt was updated)."""
+        """Return every entry by name; a shipped one hides an added one of the same name (after an update of ncclt)."""
         found = {name: CatalogueEntry(item=item, shipped=True) for name, item in shipped.items()}
         for name, text in connection.execute(select(self.table.c.name, self.table.c.document)):
             if name not in found:
@@ -75,7 +71,7 @@ class Catalogue(Generic[Entry]):
         """Return one entry.
 
         Raises:
-            NotFoundError: there is none of this name; the hint gives close ones.
+            NotFoundError: no entry has this name; the hint gives close ones.
         """
         if name in shipped:
             return shipped[name]

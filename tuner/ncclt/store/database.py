@@ -1,4 +1,4 @@
-"""Connections and transactions, alike on SQLite and PostgreSQL."""
+"""Connections and transactions, the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncclt.store.revisions import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
 from ncclt.store.tables import workloads
 
 CONNECT_TIMEOUT_S = 5
-"""libpq waits for ever unless told otherwise; a URL with its own connect_timeout keeps it."""
+"""libpq waits for ever by default; a URL with its own connect_timeout keeps it."""
 
 _LOCK_KEY = 0x6E63636C74
 """PostgreSQL's advisory locks are numbers shared by the whole database; this one spells `ncclt` in ASCII."""
@@ -26,11 +26,11 @@ _ALONE = "ncclt_alone"
 
 
 class Database:
-    """An engine whose failures are ours; close it after use.
+    """An engine whose failures are StoreErrors; close it after use.
 
     Attributes:
-        shown: the URL for people, without password.
-        schema: where our tables live, None on SQLite.
+        shown: the URL for messages, without password.
+        schema: of our tables, None on SQLite.
     """
 
     def __init__(self, location: Location, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
@@ -46,19 +46,19 @@ class Database:
             self.shown = self._url.difference_update_query(("password", "options")).render_as_string()
             self.schema = POSTGRESQL_SCHEMA
             self._engine = create_engine(_in_schema(self._url, POSTGRESQL_SCHEMA), pool_pre_ping=True)
-            # Its own default shows a later query what an earlier one missed: a trial without its measurements.
+            # With its default a later query sees what an earlier one did not: a trial without its measurements.
             self._readers = self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def optuna_url(self) -> str:
-        """Return the URL for Optuna: a file beside ours, or a schema beside ours; may hold the password."""
+        """Return the URL for Optuna: a file or a schema beside ours; may hold the password."""
         if self.location.optuna_path is not None:
             return f"sqlite:///{self.location.optuna_path}"
         return _in_schema(self._url, OPTUNA_SCHEMA).render_as_string(hide_password=False)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction that only reads; all its queries see one state, whoever writes meanwhile."""
+        """Open a transaction that only reads; all its queries see one state, despite concurrent writers."""
         with translated(self.shown), self._readers.begin() as connection:
             yield connection
 
@@ -67,7 +67,7 @@ class Database:
         """Open a transaction that is committed at the end of the block, or not at all.
 
         Args:
-            conflict: what it means if a row clashes with one that is there.
+            conflict: the message for a row that violates a constraint.
         """
         with translated(self.shown, conflict=conflict), self._engine.connect() as connection:
             connection = connection.execution_options(**{_ALONE: True})
@@ -84,9 +84,9 @@ class Database:
             yield connection
 
     def require_sound(self) -> None:
-        """Raise StoreError where the pages of an SQLite file do not make a database; PostgreSQL looks after its own.
+        """Raise StoreError if the pages of an SQLite file are damaged; PostgreSQL checks its own.
 
-        Before anything is written, and not before each reading: it reads the whole file, about 1 ms per MB.
+        Called before writing, not before each reading: it reads the whole file, about 1 ms per MB.
         """
         if self.schema is not None:
             return
@@ -99,10 +99,10 @@ class Database:
             )
 
     def try_writing(self) -> None:
-        """Write a row and take it back.
+        """Write a row and roll it back.
 
-        An empty transaction would prove nothing: only with its first row does SQLite need its folder, and does
-        PostgreSQL ask what this user may do.
+        An empty transaction would prove nothing: only the first row makes SQLite use its folder and PostgreSQL check
+        this user's rights.
         """
         with self.writing() as connection, connection.begin_nested() as attempt:
             connection.execute(insert(workloads).values(name="", document=""))
@@ -116,13 +116,13 @@ class Database:
 def _parse(url: str) -> URL:
     try:
         return make_url(url)
-    # ValueError: a port that is no number.
+    # ValueError: a port that is not a number.
     except (ArgumentError, ValueError) as error:
         raise UsageError("the storage URL cannot be read", hint=URL_HINT) from error
 
 
 def _in_schema(url: URL, schema: str) -> URL:
-    """Return the URL with `schema` as the only one searched (libpq's `options`), beside options of its own."""
+    """Return the URL with `schema` as the only one searched (libpq's `options`), in addition to its own options."""
     own = url.query.get("options", ())
     options = " ".join([own] if isinstance(own, str) else own)
     merged = f"{options} -csearch_path={schema}".strip()
@@ -136,9 +136,9 @@ def _sqlite_engine(location: Location, *, busy_timeout_s: float) -> Engine:
 
     # The journal stays SQLite's rollback journal with synchronous=FULL. WAL would be faster, but it keeps its index
     # in memory shared between processes: it does not work over a network file system (sqlite.org/wal.html), and the
-    # home of an HPC user, where this file lies by default, is one; nor can it be read where its folder cannot be
-    # written. FULL makes a commit survive the loss of power as well as kill -9. Both cost a few ms per trial, and a
-    # trial takes seconds.
+    # home of an HPC user, where this file is by default, is one; nor can it be read where its folder is not writable.
+    # FULL makes a commit survive the loss of power as well as kill -9. Both cost a few ms per trial, and a trial takes
+    # seconds.
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _entry: ConnectionPoolEntry) -> None:
         connection.isolation_level = None  # Python's sqlite3 begins too late to protect a read before a write

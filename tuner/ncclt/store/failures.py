@@ -1,4 +1,4 @@
-"""The one place where a database's exceptions become ours, and where what may be done twice is done again."""
+"""Turns a database's exceptions into ours, and repeats what may be repeated."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from ncclt.errors import StoreError
 
-# Words in SQLite's and PostgreSQL's messages, and what a person can do about it; the first that fits is taken.
+# Words in SQLite's and PostgreSQL's messages, and what a user can do about it; the first match counts.
 _HINTS: tuple[tuple[str, str], ...] = (
     ("database is locked", "another process has been writing for too long; see what it is doing and try again"),
-    # Before SQLite's word: the class of PostgreSQL's exception is ReadOnlySqlTransaction.
+    # Before SQLite's `readonly`: the class of PostgreSQL's exception is ReadOnlySqlTransaction.
     ("read-only", "no writes are taken here; connect to the primary, as a user who may write"),
     ("readonly", "give this user the right to write the file and its folder, or name another store with --storage"),
     ("disk is full", "make room on the disk, or name another store with --storage"),
@@ -38,10 +38,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before each repetition; a PostgreSQL that is started again takes some seconds."""
+"""Before each repetition; a restart of PostgreSQL takes some seconds."""
 
-_PASSING_STATES = ("08", "40", "53", "57P")
-"""How the SQLSTATE of what passes begins: connection, rollback (deadlock, serialization), resources, shutdown.
+_TRANSIENT_STATES = ("08", "40", "53", "57P")
+"""SQLSTATE classes of transient failures: connection, rollback (deadlock, serialization), resources, shutdown.
 
 Source: postgresql.org/docs/current/errcodes-appendix.html.
 """
@@ -53,14 +53,14 @@ _NO_HINT = "check the storage URL, or name another store with --storage"
 
 
 class LostTransactionError(StoreError):
-    """PostgreSQL ended the transaction for a reason that passes; whether it was committed may not be known."""
+    """PostgreSQL ended the transaction for a transient reason; whether it was committed may not be known."""
 
 
 class Patient(Protocol):
-    """Whose methods may be done twice.
+    """Anything with repeatable methods.
 
     Attributes:
-        is_patient: it waits for a PostgreSQL that is away for a moment.
+        is_patient: repeat them while PostgreSQL is away for a moment.
     """
 
     is_patient: bool
@@ -70,9 +70,9 @@ Self = TypeVar("Self", bound=Patient)
 
 
 def repeatable(method: Callable[Concatenate[Self, Given], Answer]) -> Callable[Concatenate[Self, Given], Answer]:
-    """Mark a method that may be done twice: it is done again, after growing pauses, when its transaction was lost.
+    """Repeat a method, after growing pauses, when its transaction was lost.
 
-    A reading may be; a writing must find out that it was committed although the answer was lost.
+    Reading methods can be repeated; a writing one must find out that it was committed although the answer was lost.
     """
 
     @wraps(method)
@@ -92,27 +92,27 @@ def translated(shown: str, *, conflict: str = "") -> Iterator[None]:
     """Turn every failure of the database inside the block into a StoreError.
 
     Args:
-        shown: the store, for people; without password.
-        conflict: what it means if a row clashes with one that is there.
+        shown: the store for messages, without password.
+        conflict: the message for a row that violates a constraint.
     """
     try:
         yield
     except IntegrityError as error:
         message = conflict or f"the store {shown} refused a row: {_one_line(error)}"
         raise StoreError(message, hint="two processes may be working on the same study; stop one") from error
-    # UnicodeEncodeError: a name that is no text (broken UTF-8 in an argument) fails before it reaches the database.
+    # UnicodeEncodeError: a name with broken UTF-8 (from an argument) fails before it reaches the database.
     except (SQLAlchemyError, UnicodeEncodeError) as error:
-        kind = LostTransactionError if _passes(error) else StoreError
+        kind = LostTransactionError if _is_transient(error) else StoreError
         raise kind(f"the store {shown} cannot be used: {_one_line(error)}", hint=_hint(error)) from error
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     cause = error.orig if isinstance(error, DBAPIError) else None
     if not type(cause).__module__.startswith("psycopg"):
-        return False  # SQLite waits by itself for as long as makes sense
+        return False  # SQLite itself waits for as long as makes sense
     state: str | None = getattr(cause, "sqlstate", None)
-    # A connection that breaks or is refused has no state.
-    return state.startswith(_PASSING_STATES) if state else type(cause).__name__ == "OperationalError"
+    # A broken or refused connection has no state.
+    return state.startswith(_TRANSIENT_STATES) if state else type(cause).__name__ == "OperationalError"
 
 
 def _one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The trials of one study as its workers see them: in memory for reading, each one in the store before it counts."""
+"""The trials of one study for its workers: in memory for reading, each stored before it counts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ncclt.store.leases import RENEW_S, this_worker
 from ncclt.store.store import Store
 
 _END = "end"
-"""What only one worker does: confirm, prove and publish."""
+"""What only one worker may do: confirm, prove and publish."""
 
 
 class StudyTrialLog:
     """The trial log of `ncclt.measure.trial`, shared by the threads of this process and by other processes.
 
-    Use it in a `with` block: in it this process is known as a worker of the study, afterwards it holds nothing.
+    Use it in a `with` block: inside, this process is registered as a worker of the study.
 
     Args:
         store: where everything is kept.
         study: as it is stored.
         now: ISO time.
-        renew_s: how often the worker says that it is alive.
+        renew_s: interval at which the worker renews its leases.
     """
 
     def __init__(self, store: Store, study: Study, now: Callable[[], str], *, renew_s: float = RENEW_S) -> None:
@@ -51,24 +51,24 @@ class StudyTrialLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Leave them; what this worker had claimed is free for others."""
+        """Leave the workers; what this one had claimed is free for others."""
         self._left.set()
         self._heart.join()
         try:
             self._store.leave(self._study.id, self._worker)
         except StoreError:
-            # The store is what failed, and says so itself; others see that this process is gone.
+            # The error already reports that the store failed; others see that this process has ended.
             if error is None:
                 raise
 
     def trials(self) -> Sequence[Trial]:
-        """Return all trials of the study that are known, in the order in which they became known."""
+        """Return all known trials of the study, in the order in which they became known."""
         return self._trials
 
     def refresh(self) -> Sequence[Claim]:
-        """Look for trials that other workers added, and return what all workers are launching now."""
+        """Read the trials that other workers added, and return what all workers are launching now."""
         with self._lock:
-            # Running ones first: what ends in between is seen twice rather than not at all.
+            # Running ones first: a trial that ends in between is seen twice rather than not at all.
             self._running = tuple(claim for _, claim in self._store.running(self._study.id))
             for trial in self._store.new_trials(self._study.id, self._known):
                 self._remember(trial)
@@ -76,7 +76,7 @@ class StudyTrialLog:
             return self._running
 
     def claim(self, setting: Setting, *, phase: Phase, most: int | None = None) -> Claim | None:
-        """Reserve a number for a launch, or return None when others were faster: with this setting, or to the budget.
+        """Reserve a number for a launch; None if others were faster to launch this setting or to use up the budget.
 
         Args:
             setting: what will be forced.
@@ -90,18 +90,18 @@ class StudyTrialLog:
             )
 
     def add(self, trial: Trial) -> Trial:
-        """Store one trial that was claimed, with the time of day, and return it as it was kept."""
+        """Store a claimed trial with the current time, and return it as stored."""
         with self._lock:
             kept = self._store.add_trial(self._study.id, replace(trial, started=self._now()), worker=self._worker)
             self._remember(kept)
             return kept
 
     def is_alone(self) -> bool:
-        """Tell whether no other process works on the study."""
+        """Return whether no other process works on the study."""
         return self._store.workers(self._study.id) == (self._worker,)
 
     def may_end(self) -> bool:
-        """Take the end of the study, its confirmation and proof; tell whether it is ours."""
+        """Claim the end of the study, its confirmation and proof; return whether it is ours."""
         return self._store.acquire(self._study.id, _END, self._worker)
 
     def _remember(self, trial: Trial) -> None:
@@ -113,5 +113,5 @@ class StudyTrialLog:
             try:
                 self._store.renew(self._study.id, self._worker)
             except StoreError:
-                # A store that is away for a moment comes back; if not, the next trial cannot be kept and says so.
+                # The store may come back; if not, storing the next trial fails with the reason.
                 continue

@@ -1,7 +1,7 @@
 """Leases: what workers of a study are doing now, so that several of them share one study.
 
-A worker is a process. Those of this machine are seen to be dead at once; of others it is believed when they have not
-renewed their leases for `SILENT_S`.
+A worker is a process. A dead one is noticed at once on this machine; on another machine it is assumed dead when it has
+not renewed its leases for `SILENT_S`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ RENEW_S = 15.0
 """How often a worker renews what it holds."""
 
 SILENT_S = 90.0
-"""After this without a renewal a worker on another machine is taken to be dead: six renewals were missed."""
+"""Without a renewal for this long a worker on another machine is assumed dead: six renewals were missed."""
 
 _TRIAL = "trial "
 _WORKER = "worker "
 
 
 def this_worker() -> str:
-    """Return the name of this process: machine, process namespace, process id, and when it started.
+    """Return the name of this process: machine, process namespace, process id, and start time.
 
-    The start time (proc_pid_stat(5), field 22) tells a process from a later one with the same id; two containers on
-    one machine may have the same host name and ids of their own.
+    The start time (proc_pid_stat(5), field 22) distinguishes a process from a later one with the same id; the
+    namespace, because two containers on one machine may have the same host name and ids.
     """
     return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
 
@@ -76,18 +76,9 @@ def claim_trial(
     now_s: float,
     token: str,
 ) -> Claim | None:
-    """Reserve the next number for a launch, unless the setting was launched or claimed meanwhile, or too many were.
+    """Reserve the next number for a launch as `Store.claim` does; run it alone.
 
-    Args:
-        connection: alone in its transaction.
-        study_id: of the study.
-        setting: what will be forced.
-        phase: why.
-        repeat: how often the caller knows it to have been launched.
-        most: launches of the phase in the whole study, this one included; None = any number.
-        worker: who will launch it.
-        now_s: seconds since the epoch.
-        token: of this call; a claim that was made with it is returned once more, its answer was lost.
+    A claim made with the same token is returned again: its answer was lost. `now_s` is in seconds since the epoch.
     """
     bury(connection, study_id, now_s=now_s)
     for row in connection.execute(_trials_of(study_id)):
@@ -106,7 +97,7 @@ def claim_trial(
 
 
 def _counted(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:
-    """Count the launches of a phase that ended or go on; a default that failed does not count, it is made again."""
+    """Count the launches of a phase that ended or are running; a failed default does not count, it is repeated."""
     failed = and_(trials.c.setting == DEFAULT.digest(), trials.c.outcome != Outcome.OK.value)
     ended = select(func.count()).where(trials.c.study == study_id, trials.c.phase == phase.value, not_(failed))
     return int(connection.execute(ended).scalar_one()) + sum(claim.phase is phase for _, claim in running)
@@ -115,7 +106,7 @@ def _counted(connection: Connection, study_id: str, phase: Phase, running: tuple
 def close_claim(connection: Connection, study_id: str, number: int, *, worker: str) -> int:
     """Give up the lease of a trial that has ended and return the number to store it under.
 
-    That is another one when the worker had been taken for dead and its number was given away: the result still counts.
+    It is a new number if the worker was assumed dead and its number was reused: the result still counts.
     """
     mine = (leases.c.study == study_id, leases.c.what == f"{_TRIAL}{number}", leases.c.worker == worker)
     held = connection.execute(delete(leases).where(*mine)).rowcount
@@ -123,7 +114,7 @@ def close_claim(connection: Connection, study_id: str, number: int, *, worker: s
 
 
 def acquire(connection: Connection, study_id: str, what: str, *, worker: str, now_s: float) -> bool:
-    """Take something that only one worker may do; tell whether it is ours."""
+    """Claim something that only one worker may do; return whether it is ours."""
     bury(connection, study_id, now_s=now_s)
     holder = connection.execute(_of(study_id).where(leases.c.what == what)).first()
     if holder is None:
@@ -132,7 +123,7 @@ def acquire(connection: Connection, study_id: str, what: str, *, worker: str, no
 
 
 def enter(connection: Connection, study_id: str, *, worker: str, now_s: float) -> None:
-    """Say that a worker has begun to work on a study."""
+    """Register a worker of a study."""
     acquire(connection, study_id, f"{_WORKER}{worker}", worker=worker, now_s=now_s)
 
 
@@ -142,20 +133,20 @@ def leave(connection: Connection, study_id: str, *, worker: str) -> None:
 
 
 def renew(connection: Connection, study_id: str, *, worker: str, now_s: float) -> None:
-    """Say that a worker is alive."""
+    """Renew all leases of a worker."""
     mine = (leases.c.study == study_id, leases.c.worker == worker)
     connection.execute(update(leases).where(*mine).values(renewed_s=now_s))
 
 
 def running_trials(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], ...]:
-    """Return the claims of all workers by number: (worker, claim)."""
+    """Return (worker, claim) of all workers, by number."""
     rows = connection.execute(_trials_of(study_id))
     found = [(row.worker, _claim(row)) for row in rows]
     return tuple(sorted(found, key=lambda pair: pair[1].number))
 
 
 def workers(connection: Connection, study_id: str) -> tuple[str, ...]:
-    """Return who works on a study."""
+    """Return the workers of a study."""
     rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_WORKER}%")))
     return tuple(sorted(row.worker for row in rows))
 

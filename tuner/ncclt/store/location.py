@@ -12,7 +12,7 @@ from ncclt.user_dirs import user_folder
 URL_HINT = "write sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://user@host/database"
 
 BUSY_TIMEOUT_S = 10.0
-"""How long to wait for another process that is just writing."""
+"""How long to wait for another process that is writing."""
 
 _SMALLEST_DATABASE = 512
 """Bytes of the smallest page, which every SQLite file has at least one of (sqlite.org/fileformat2.html)."""
@@ -27,7 +27,7 @@ class Location:
     Attributes:
         url: in SQLAlchemy's spelling; PostgreSQL always with the driver psycopg 3. May hold a password.
         path: the file of an SQLite store, None for PostgreSQL.
-        is_default: nobody named it: it is the user's own, and need not be there yet.
+        is_default: it is the user's own, not a named one, and need not exist yet.
     """
 
     url: str
@@ -35,7 +35,7 @@ class Location:
     is_default: bool = False
 
     def __repr__(self) -> str:
-        """Leave out the URL: it may hold a password."""
+        """Omit the URL, which may hold a password."""
         return f"Location(path={self.path!r})"
 
     def sqlite_uri(self, mode: str) -> str:
@@ -47,10 +47,10 @@ class Location:
         return f"file:{quote(str(self.path))}?mode={mode}"
 
     def require_database_file(self) -> None:
-        """Refuse a file that is too short for a database and not empty: SQLite would take it for an empty one.
+        """Refuse a file that is not empty but too short for a database: SQLite would treat it as an empty one.
 
         Raises:
-            StoreError: it is such a file, or it cannot be looked at.
+            StoreError: it is such a file, or its size cannot be read.
         """
         assert self.path is not None
         try:
@@ -80,7 +80,7 @@ def locate(url: str | None) -> Location:
     """Read a database URL; None = the user's own store.
 
     Raises:
-        UsageError: it is no URL, of another database, or of one that would keep nothing.
+        UsageError: it is not a URL, or of a database that is not supported or would keep nothing.
     """
     text = default_url() if url is None else url.strip()
     scheme, separator, rest = text.partition("://")
@@ -94,7 +94,7 @@ def locate(url: str | None) -> Location:
 
 
 def no_store(location: Location) -> StoreError:
-    """Return what is said where a store that was named is not there: it is not made by who wants to read it."""
+    """Return the error for a named store that does not exist: reading does not create it."""
     where = location.path or "this PostgreSQL database"
     return StoreError(
         f"there is no store at {where}", hint="check --storage; `ncclt tune` and `ncclt store migrate` make one"
@@ -111,7 +111,7 @@ def _sqlite(text: str, rest: str) -> Location:
 
 
 def prepare_file(location: Location, *, create: bool) -> None:
-    """Make the folder of an SQLite file, or see that the file is there; it may be a database or empty."""
+    """Make the folder of an SQLite file, or check that the file exists; it may be empty."""
     if location.path is None:
         return
     location.require_database_file()

@@ -1,4 +1,4 @@
-"""Bring the tables to the revision that this ncclt works with."""
+"""Migrate the tables to the revision of this ncclt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ncclt.store.revisions import HEAD, OPTUNA_SCHEMA, POSTGRESQL_SCHEMA, VERSIO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """How far the tables are.
+    """The state of the tables.
 
     Attributes:
-        current: revision of the tables, empty where there are none yet.
-        head: revision that this ncclt works with.
+        current: revision of the tables; empty = there are none yet.
+        head: revision of this ncclt.
     """
 
     current: str
@@ -26,15 +26,15 @@ class Migration:
 
     @property
     def is_current(self) -> bool:
-        """Tell whether the tables are what this ncclt works with."""
+        """Return whether the tables have the revision of this ncclt."""
         return self.current == self.head
 
 
 def migration(database: Database) -> Migration:
-    """Return how far the tables are.
+    """Return the state of the tables.
 
     Raises:
-        StoreError: unreachable, of a newer ncclt, or another program's.
+        StoreError: the database is unreachable, of a newer ncclt, or another program's.
     """
     with database.reading() as connection:
         return Migration(current=_current(database, connection), head=HEAD)
@@ -43,8 +43,8 @@ def migration(database: Database) -> Migration:
 def migrate(database: Database) -> None:
     """Create or update our tables, and on PostgreSQL the schemas of ours and of Optuna.
 
-    Whoever comes second waits and finds the work done. Nothing is written where nothing is to be done, so a store
-    that may only be read can be opened.
+    A second process waits and finds the work done. Nothing is written if the tables are current, so a read-only store
+    can be opened.
 
     Raises:
         StoreError: as `migration`, or it cannot be written.
@@ -53,7 +53,7 @@ def migrate(database: Database) -> None:
         return
     with database.alone() as connection:
         if database.schema is not None:
-            # Asked for first: CREATE SCHEMA IF NOT EXISTS wants the right to create even where it exists.
+            # Checked first: CREATE SCHEMA IF NOT EXISTS requires the right to create even if it exists.
             there = set(inspect(connection).get_schema_names())
             for schema in (POSTGRESQL_SCHEMA, OPTUNA_SCHEMA):
                 if schema not in there:

@@ -1,4 +1,4 @@
-"""Names that somebody may have mistyped; nothing heavy is loaded to ask."""
+"""Known names, and hints for mistyped ones; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WORKLOAD_LIST = "ncclt profile list"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNames:
-    """Every name that a store knows: shipped, added, or that something was published for.
+    """Every name known to a store: shipped, added, or of something published.
 
     Attributes:
-        clusters: of clusters; one may be tuned whose definition lies in another store.
+        clusters: of clusters, also of those that were tuned but are defined in another store.
         workloads: likewise.
     """
 
@@ -25,10 +25,10 @@ class KnownNames:
     workloads: frozenset[str]
 
     def require(self, *, cluster: str, model: str) -> None:
-        """Refuse names that are not known, of a question to which there is no answer.
+        """Refuse unknown names, for which nothing was published.
 
         Raises:
-            NotFoundError: the first of them; the hint gives close ones.
+            NotFoundError: for the first of them; the hint gives close ones.
         """
         asked = (
             ("cluster", cluster, self.clusters, CLUSTER_LIST),
@@ -43,7 +43,7 @@ class KnownNames:
 
 
 def close_names(name: str, names: Iterable[str], *, command: str) -> str:
-    """Return the hint for a name that is not known."""
+    """Return the hint for an unknown name."""
     close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
     listing = f"`{command}` lists all"
     return f"did you mean {' or '.join(close)}? {listing}" if close else listing

@@ -1,7 +1,7 @@
-"""The fast way to what was published: one SELECT by the standard library, for `ncclt env`.
+"""The fast way to read what was published: one SELECT by the standard library, for `ncclt env`.
 
-Importing SQLAlchemy costs about 320 ms (measured on the 2-core machine of development), twice what the whole
-command may take; the contract test of the store proves that both ways give the same.
+Importing SQLAlchemy takes about 320 ms (measured on a 2-core development machine), twice what the whole command may
+take; the contract test of the store proves that both ways give the same result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     """Return what a SQLite file holds for a model on a cluster, newest first; empty where the user has no store yet.
 
     Raises:
-        StoreError: the file that was named is not there or cannot be read, or its schema is not ours.
+        StoreError: the named file does not exist or cannot be read, or has another program's schema.
     """
     with stored("a recommendation"):
         rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
@@ -73,7 +73,7 @@ def _workload_digest(name: str, added: str | None) -> str:
     from ncclt.core.workload import workload_from_document
     from ncclt.store.shipped import profiles_folder
 
-    # Each shipped workload lies in a file of its name; reading all of them to find one would cost too much here.
+    # Each shipped workload is in a file of its name; reading all of them to find one would take too long here.
     shipped = profiles_folder() / "workloads" / f"{name}.json"
     is_shipped = shipped.name == f"{name}.json" and shipped.is_file()
     text = shipped.read_text(encoding="utf-8") if is_shipped else added
@@ -92,7 +92,7 @@ def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> l
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode not in _RECOVERY_NEEDED:
                 raise
-            # A process was killed while it wrote: only a connection that may write can undo what it left half done.
+            # A process was killed while it wrote: only a writable connection can roll its transaction back.
             return _select(location, "rw", query_of, values)
     except (sqlite3.Error, UnicodeEncodeError) as error:
         raise StoreError(
@@ -104,7 +104,7 @@ def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> l
 def _select(location: Location, mode: str, query_of: Callable[[str], str], values: tuple[str, ...]) -> list[Any]:
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
-        connection.execute("BEGIN")  # no migration comes between the question which tables there are and the next
+        connection.execute("BEGIN")  # no migration may come between the two queries
         revision = _revision(location, connection)
         if revision:
             return connection.execute(query_of(revision), values).fetchall()
@@ -112,7 +112,7 @@ def _select(location: Location, mode: str, query_of: Callable[[str], str], value
 
 
 def _nothing(location: Location) -> list[Any]:
-    """Return that nothing is there, where nobody said that there is a store."""
+    """Return no rows for the user's own store; refuse a named one that does not exist."""
     if not location.is_default:
         raise no_store(location)
     return []

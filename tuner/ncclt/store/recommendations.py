@@ -17,22 +17,19 @@ from ncclt.store.tables import recommendations
 def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
     """Store a recommendation under the next revision of its cluster, model and fingerprint; run it alone.
 
-    One that is there already, in just these words, is returned as it was stored.
+    An equal one that is already stored is returned as it was stored.
     """
     table = recommendations.c
     text = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
     if text is not None:
         there = _read(recommendation.id, text)
-        # The insertion of another one under this id fails below.
+        # A different one of the same id fails on the insert below.
         if there == replace(recommendation, revision=there.revision, created=recommendation.created or there.created):
             return there
     fingerprint = recommendation.fingerprint.digest()
+    alike = (table.cluster == recommendation.cluster, table.model == recommendation.model)
     newest = connection.execute(
-        select(func.max(table.revision)).where(
-            table.cluster == recommendation.cluster,
-            table.model == recommendation.model,
-            table.fingerprint == fingerprint,
-        )
+        select(func.max(table.revision)).where(*alike, table.fingerprint == fingerprint)
     ).scalar()
     numbered = replace(recommendation, revision=(newest or 0) + 1, created=recommendation.created or now)
     connection.execute(
@@ -74,7 +71,7 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
     """Return one revision.
 
     Raises:
-        NotFoundError: there is none of this id.
+        NotFoundError: no recommendation has this id.
     """
     text = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
     if text is None:

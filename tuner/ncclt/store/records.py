@@ -35,7 +35,7 @@ class RecordKind(Generic[Record]):
     """One kind of record.
 
     Attributes:
-        name: in the table and for people.
+        name: in the table and in messages.
         parse: reads one from its document.
     """
 
@@ -43,14 +43,14 @@ class RecordKind(Generic[Record]):
     parse: Callable[[Mapping[str, Any]], Record]
 
     def add(self, connection: Connection, record: Record, **columns: str) -> None:
-        """Store a record, unless it is there already: it was kept although the answer was lost."""
+        """Store a record, unless it was stored before and only the answer was lost."""
         document = to_text(record.to_document())
         if self.document(connection, record.id) != document:
             row = {"kind": self.name, "id": record.id, "cluster": record.cluster, "created": record.created}
             connection.execute(insert(records).values(document=document, **row, **columns))
 
     def document(self, connection: Connection, id: str) -> str | None:
-        """Return what is stored under an id."""
+        """Return the document stored under an id."""
         query = select(records.c.document).where(records.c.kind == self.name, records.c.id == id)
         return connection.execute(query).scalar()
 
@@ -96,7 +96,7 @@ class RecordKind(Generic[Record]):
             return self.parse(json.loads(document))
 
     def _rows(self, connection: Connection) -> Subquery | None:
-        """Return the rows of this kind; a store that is opened without migration may have them in a table of its own.
+        """Return the rows of this kind, from their earlier table in a store that was not migrated.
 
         Returns:
             None where the store is older than this kind.
@@ -119,11 +119,11 @@ VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", parse=
 def with_staleness(
     connection: Connection, found: tuple[Recommendation, ...], shipped: Mapping[str, Workload]
 ) -> tuple[Recommendation, ...]:
-    """Return recommendations with why they are no longer served: their newest check, or a workload that was replaced.
+    """Return recommendations with why they are no longer served: their newest check, or a replaced workload.
 
     Args:
         connection: in a transaction.
-        found: as they were published; their order is kept.
+        found: as published; their order is kept.
         shipped: the workloads that come with ncclt, by name.
     """
     newest = CHECKS.newest(connection, [r.id for r in found])
@@ -139,7 +139,7 @@ def _digest(connection: Connection, shipped: Mapping[str, Workload], name: str) 
     try:
         return WORKLOADS.entry(connection, shipped, name).digest()
     except NotFoundError:
-        return ""  # one that has left the catalogue was not replaced
+        return ""  # a workload that was removed from the catalogue was not replaced
 
 
 class Records:
@@ -150,10 +150,10 @@ class Records:
 
     @repeatable
     def add_check(self, check: Check) -> None:
-        """Keep what a check of a recommendation found; it decides from now on whether it is served.
+        """Store a check of a recommendation, which decides from now on whether it is served.
 
         Raises:
-            NotFoundError: there is no such recommendation.
+            NotFoundError: the recommendation does not exist.
             StoreError: another check of this id is already stored.
         """
         with self._database.alone(conflict=f"the check {check.id} is already stored") as connection:
@@ -168,10 +168,10 @@ class Records:
 
     @repeatable
     def add_attestation(self, attestation: Attestation) -> bool:
-        """Keep whether a recommendation took effect in a job; tell whether that finding is new.
+        """Store whether a recommendation took effect in a job; return whether that finding is new.
 
         Raises:
-            NotFoundError: there is no such recommendation.
+            NotFoundError: the recommendation does not exist.
         """
         with self._database.alone() as connection:
             of = get_recommendation(connection, attestation.recommendation).id
@@ -189,13 +189,13 @@ class Records:
 
     @repeatable
     def effects(self, of: Collection[str]) -> dict[str, str]:
-        """Return what the newest attestation of each recommendation says, by id; none where there is none."""
+        """Return the word of the newest attestation of each recommendation that has one, by id."""
         with self._database.reading() as connection:
             return {row.recommendation: row.word for row in ATTESTATIONS.newest(connection, of)}
 
     @repeatable
     def add_preflight(self, preflight: Preflight) -> None:
-        """Keep what a preflight found; StoreError if another one of this id is already stored."""
+        """Store a preflight; StoreError if another one of this id is already stored."""
         with self._database.alone(conflict=f"the preflight {preflight.id} is already stored") as connection:
             PREFLIGHTS.add(connection, preflight, model="", recommendation="", word=preflight.state.value)
 
@@ -207,7 +207,7 @@ class Records:
 
     @repeatable
     def add_verification(self, verification: Verification) -> None:
-        """Keep what the step times of a real training say; StoreError if another one of this id is already stored."""
+        """Store a verification; StoreError if another one of this id is already stored."""
         with self._database.alone(conflict=f"the verification {verification.id} is already stored") as connection:
             VERIFICATIONS.add(
                 connection, verification, model=verification.model,

@@ -1,4 +1,4 @@
-"""Which schemas this ncclt knows, and whose a database is; neither alembic nor SQLAlchemy is loaded to ask."""
+"""Which schemas this ncclt knows, and whether a database is ncclt's; imports neither alembic nor SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from ncclt.errors import StoreError
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
-"""Every migration in migrations/versions, oldest first; a test holds the two together."""
+"""Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
 """What `open_store` migrates to."""
 
 FIRST_WITH_CHECKS = "0005"
-"""The revision that brought the table of checks; older stores are read, and have none."""
+"""The revision that added the table of checks; older stores can be read, and have none."""
 
 FIRST_WITH_RECORDS = "0007"
 """The revision that moved checks, attestations, preflights and verifications into one table."""
 
 VERSION_TABLE = "ncclt_alembic_version"
-"""Alembic's own table under a name of ours: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""
+"""Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""
 
 VERSION_QUERY = "SELECT version_num FROM ncclt_alembic_version"
-"""Gives the revision of the tables."""
+"""Returns the revision of the tables."""
 
 POSTGRESQL_SCHEMA = "ncclt"
-"""Where our tables live on PostgreSQL."""
+"""Of our tables on PostgreSQL."""
 
 OPTUNA_SCHEMA = "optuna"
-"""Where Optuna's tables live on PostgreSQL; never joined to ours."""
+"""Of Optuna's tables on PostgreSQL; never joined to ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierTable:
-    """Where one kind of record was kept before there was a table of records.
+    """Where one kind of record was kept before the table of records.
 
     Attributes:
-        first: the revision that brought the table.
+        first: the revision that added the table.
         table: its name.
-        query: gives its rows with the columns that records have now.
+        query: returns its rows with the columns of records.
     """
 
     first: str
@@ -73,16 +73,16 @@ EARLIER_TABLES: Mapping[str, EarlierTable] = {
         first="0006", table="attestations", query=_OF_RECOMMENDATIONS.format(table="attestations", word="effect")
     ),
 }
-"""By kind. The migration copies what these queries give, and a store that is not migrated is read by them."""
+"""By kind. The migration copies the rows of these queries, and a store that is not migrated is read by them."""
 
 
 def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], str | None]) -> str:
     """Return the revision of a database's tables, empty where it has no tables yet.
 
     Args:
-        shown: the database, for people.
-        tables: names of the tables where ours would be.
-        read: gives the answer to `VERSION_QUERY`; called only if there is such a table.
+        shown: the database, for messages.
+        tables: names of the tables in our schema.
+        read: returns the answer to `VERSION_QUERY`; called only if that table exists.
 
     Raises:
         StoreError: the tables are another program's, or of a newer ncclt.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ncclt.core.cluster import Cluster, cluster_from_document
 from ncclt.core.workload import Workload, workload_from_document
@@ -29,7 +29,7 @@ def profiles_folder() -> Path:
     """Return the folder of what is shipped: inside an installed wheel, else the repository's `profiles`.
 
     Raises:
-        InputError: there is neither.
+        InputError: neither exists.
     """
     package = Path(__file__).resolve().parents[1]
     # pyproject.toml force-includes profiles/ as ncclt/profiles_data; an editable install has only the repository.
@@ -49,16 +49,8 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
 
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
-    """Read every cluster of a profiles folder, by name.
-
-    Raises:
-        InputError: a file is broken or repeats a name; the message names the file.
-    """
-    return _read(folder / "clusters", ".toml", lambda text: cluster_from_document(_table(text)))
-
-
-def _table(text: str) -> Mapping[str, Any]:
-    return tomllib.loads(text)
+    """Read every cluster of a profiles folder, by name; InputError as for `shipped_workloads`."""
+    return _read(folder / "clusters", ".toml", lambda text: cluster_from_document(tomllib.loads(text)))
 
 
 def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str, Entry]:
@@ -66,7 +58,7 @@ def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str,
     for path in sorted(folder.glob(f"*{suffix}")):
         try:
             entry = parse(path.read_text(encoding="utf-8"))
-        # ValueError: broken JSON, TOML or UTF-8; AttributeError: JSON or TOML that is no table.
+        # ValueError: broken JSON, TOML or UTF-8; AttributeError: JSON or TOML that is not a table.
         except (NccltError, OSError, ValueError, AttributeError, TypeError) as error:
             raise InputError(
                 f"the shipped file {path.name} is broken: {reason(error)}", hint=f"reinstall ncclt or repair {path}"

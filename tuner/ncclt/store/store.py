@@ -33,7 +33,7 @@ from ncclt.store.summaries import StudyPage
 
 
 def utc_now() -> str:
-    """Return the present time, ISO in UTC with milliseconds."""
+    """Return the current time, ISO in UTC with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -45,9 +45,9 @@ class Store(Records):
     Attributes:
         url: the database URL; may hold a password, unlike `shown`.
         optuna_url: where Optuna keeps its tables for this store; may hold a password.
-        shown: the store for people.
+        shown: the store for messages, without password.
         path: of the SQLite file, None on PostgreSQL.
-        is_patient: what may be done twice is done again when PostgreSQL was away for some seconds.
+        is_patient: repeat what may be repeated when PostgreSQL was away for some seconds.
     """
 
     def __init__(
@@ -90,31 +90,31 @@ class Store(Records):
         self.close()
 
     def close(self) -> None:
-        """Close every connection; a second time does nothing."""
+        """Close every connection; may be called twice."""
         self._database.close()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes out of this store's writing for the time of a block, a short one.
+        """Keep other processes from writing to this store during a block, which must be short.
 
-        For what others than we write beside our tables: two Optunas that create theirs at once clash.
+        For tables beside ours: two Optunas that create theirs at once clash.
         """
         with self._database.alone():
             yield
 
     @repeatable
     def ping(self) -> None:
-        """Ask the database something, so that a StoreError tells that it cannot be reached."""
+        """Query the database; StoreError if it cannot be reached."""
         migration(self._database)
 
     @repeatable
     def require_writable(self) -> None:
-        """Raise StoreError unless a row can be written now: for whoever measures first and keeps the result last."""
+        """Raise StoreError unless a row can be written now; for callers that measure first and store at the end."""
         self._database.try_writing()
 
     @repeatable
     def migration(self) -> Migration:
-        """Return how far the tables are."""
+        """Return the state of the tables."""
         return migration(self._database)
 
     # --- catalogue ---
@@ -139,16 +139,16 @@ class Store(Records):
 
     @repeatable
     def workload(self, name: str) -> Workload:
-        """Return the workload of a name.
+        """Return a workload by name.
 
         Raises:
-            NotFoundError: there is none; the hint gives close names.
+            NotFoundError: the name is unknown; the hint gives close ones.
         """
         with self._database.reading() as connection:
             return WORKLOADS.entry(connection, self._shipped_workloads, name)
 
     def add_workload(self, workload: Workload, *, replace: bool = False) -> None:
-        """Keep a workload under its name.
+        """Store a workload under its name.
 
         Raises:
             UsageError: one of this name is shipped, or was added before and `replace` is not set.
@@ -168,20 +168,16 @@ class Store(Records):
 
     @repeatable
     def cluster(self, name: str) -> Cluster:
-        """Return the cluster of a name.
+        """Return a cluster by name.
 
         Raises:
-            NotFoundError: there is none; the hint gives close names.
+            NotFoundError: the name is unknown; the hint gives close ones.
         """
         with self._database.reading() as connection:
             return CLUSTERS.entry(connection, self._shipped_clusters, name)
 
     def add_cluster(self, cluster: Cluster, *, replace: bool = False) -> None:
-        """Keep a cluster under its name.
-
-        Raises:
-            UsageError: one of this name is shipped, or was added before and `replace` is not set.
-        """
+        """Store a cluster under its name; UsageError as for `add_workload`."""
         with self._database.alone() as connection:
             CLUSTERS.add(connection, self._shipped_clusters, cluster, replace=replace)
 
@@ -192,7 +188,7 @@ class Store(Records):
         """Return the stored study of this name, or store this one.
 
         Raises:
-            UsageError: the stored study of this name is another one; the message says in what.
+            UsageError: the stored study of this name differs; the message says how.
             StoreError: another study has this id.
         """
         with self._database.alone(conflict=f"a study with the id {study.id!r} is already stored") as connection:
@@ -200,11 +196,11 @@ class Store(Records):
 
     @repeatable
     def study(self, key: str) -> Study:
-        """Return a study by id, name, or the beginning of an id that no other has.
+        """Return a study by id, name, or an unambiguous prefix of its id.
 
         Raises:
-            NotFoundError: there is none.
-            UsageError: several ids begin so.
+            NotFoundError: there is no such study.
+            UsageError: the prefix is ambiguous.
         """
         with self._database.reading() as connection:
             return studies.find_study(connection, key)
@@ -217,11 +213,11 @@ class Store(Records):
 
         Args:
             limit: most studies of the page, 1 to 500.
-            cursor: `next_cursor` of the page before.
+            cursor: `next_cursor` of the previous page.
             cluster, model: names; None = any.
 
         Raises:
-            UsageError: a limit out of range, or a cursor that no page gave.
+            UsageError: a limit out of range, or an invalid cursor.
         """
         with self._database.reading() as connection:
             return summaries.study_page(
@@ -230,13 +226,13 @@ class Store(Records):
 
     @repeatable
     def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:
-        """Keep a trial with its measurements, all or nothing; when this returns it survives kill -9.
+        """Store a trial with its measurements, all or nothing; when this returns, it survives kill -9.
 
         Args:
             study_id: of the study.
-            trial: to keep.
-            worker: who claimed its number, None = nobody did. A worker that had been taken for dead meanwhile is
-                given another number.
+            trial: to store.
+            worker: that claimed its number, None = it was not claimed. A worker that was assumed dead meanwhile gets
+                another number.
 
         Raises:
             NotFoundError: there is no such study.
@@ -260,13 +256,13 @@ class Store(Records):
 
     @repeatable
     def trials(self, study_id: str) -> tuple[Trial, ...]:
-        """Return the trials of a study by number, with their measurements; none for a study that is not there."""
+        """Return the trials of a study by number, with their measurements; none for an unknown study."""
         with self._database.reading() as connection:
             return trials.all_trials(connection, study_id)
 
     @repeatable
     def set_state(self, study_id: str, state: StudyState, reason: str) -> None:
-        """Write how far a study is and why.
+        """Store the state of a study and its reason.
 
         Raises:
             NotFoundError: there is no such study.
@@ -278,7 +274,7 @@ class Store(Records):
 
     @repeatable
     def enter(self, study_id: str, worker: str) -> None:
-        """Say that a worker has begun to work on a study."""
+        """Register a worker of a study."""
         with self._database.alone() as connection:
             leases.enter(connection, study_id, worker=worker, now_s=time.time())
 
@@ -290,7 +286,7 @@ class Store(Records):
 
     @repeatable
     def renew(self, study_id: str, worker: str) -> None:
-        """Say that a worker is alive; to be called every `leases.RENEW_S`."""
+        """Renew the leases of a worker; to be called every `leases.RENEW_S`."""
         with self._database.alone() as connection:
             leases.renew(connection, study_id, worker=worker, now_s=time.time())
 
@@ -304,13 +300,13 @@ class Store(Records):
             setting: what will be forced.
             phase: why.
             repeat: how often it was launched or claimed, as far as the worker knows.
-            worker: who will launch it.
+            worker: that will launch it.
             most: launches of the phase in the whole study, this one included; None = any number.
 
         Returns:
-            None when another worker launched or claimed the setting meanwhile, or there are as many launches.
+            None if another worker launched or claimed the setting meanwhile, or the limit is reached.
         """
-        token = uuid.uuid4().hex  # by which a claim is known again whose answer was lost
+        token = uuid.uuid4().hex  # identifies the claim if its answer is lost
         return self._claim(study_id, setting, phase, repeat, worker, most, token)
 
     @repeatable
@@ -325,21 +321,21 @@ class Store(Records):
 
     @repeatable
     def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:
-        """Return what is being launched now, by number: (worker, claim)."""
+        """Return (worker, claim) of what is being launched now, by number."""
         with self._database.alone() as connection:
             leases.bury(connection, study_id, now_s=time.time())
             return leases.running_trials(connection, study_id)
 
     @repeatable
     def workers(self, study_id: str) -> tuple[str, ...]:
-        """Return who works on a study now."""
+        """Return the current workers of a study."""
         with self._database.alone() as connection:
             leases.bury(connection, study_id, now_s=time.time())
             return leases.workers(connection, study_id)
 
     @repeatable
     def acquire(self, study_id: str, what: str, worker: str) -> bool:
-        """Take something of a study that only one worker may do; tell whether it is this worker's."""
+        """Claim something of a study that only one worker may do; return whether it is this worker's."""
         with self._database.alone() as connection:
             return leases.acquire(connection, study_id, what, worker=worker, now_s=time.time())
 
@@ -347,9 +343,9 @@ class Store(Records):
 
     @repeatable
     def publish(self, recommendation: Recommendation) -> Recommendation:
-        """Store a recommendation and return it with the revision it was given; the one it came with is ignored.
+        """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
-        It is read back in the way in which jobs will get it.
+        It is read back in the way in which jobs will read it.
 
         Raises:
             StoreError: another one of this id is already published, or the file is damaged.
@@ -388,7 +384,7 @@ class Store(Records):
         """Return one published revision.
 
         Raises:
-            NotFoundError: there is none of this id.
+            NotFoundError: no recommendation has this id.
         """
         with self._database.reading() as connection:
             found = recommendations.get_recommendation(connection, id)

@@ -21,11 +21,7 @@ _LIST = "ncclt studies list"
 
 
 def open_study(connection: Connection, study: Study, *, now: str) -> Study:
-    """Return the stored study of this name, or store this one; run it alone.
-
-    Raises:
-        UsageError: the stored study of this name is another one; the message says in what.
-    """
+    """Return the stored study of this name, or store this one, as `Store.open_study`; run it alone."""
     row = connection.execute(select(studies).where(studies.c.name == study.name)).first()
     if row is None:
         fresh = replace(study, created=study.created or now, updated=now)
@@ -42,12 +38,7 @@ def open_study(connection: Connection, study: Study, *, now: str) -> Study:
 
 
 def find_study(connection: Connection, key: str) -> Study:
-    """Return a study by id, name or the beginning of an id that no other has.
-
-    Raises:
-        NotFoundError: there is none.
-        UsageError: several ids begin so.
-    """
+    """Return a study by id, name or prefix of an id, as `Store.study`."""
     for column in (studies.c.id, studies.c.name):
         row = connection.execute(select(studies).where(column == key)).first()
         if row is not None:
@@ -63,11 +54,7 @@ def find_study(connection: Connection, key: str) -> Study:
 
 
 def set_state(connection: Connection, study_id: str, state: StudyState, reason: str, *, now: str) -> None:
-    """Write how far a study is and why.
-
-    Raises:
-        NotFoundError: there is no such study.
-    """
+    """Store the state of a study and its reason, as `Store.set_state`."""
     text = connection.execute(select(studies.c.document).where(studies.c.id == study_id)).scalar()
     if text is None:
         raise NotFoundError(f"there is no study with the id {study_id!r}", hint=f"`{_LIST}` lists all")
@@ -84,10 +71,9 @@ def study_rows(
     query = select(studies).order_by(studies.c.sequence.desc()).limit(limit)
     if before is not None:
         query = query.where(studies.c.sequence < before)
-    if cluster is not None:
-        query = query.where(studies.c.cluster == cluster)
-    if model is not None:
-        query = query.where(studies.c.model == model)
+    for column, wanted in ((studies.c.cluster, cluster), (studies.c.model, model)):
+        if wanted is not None:
+            query = query.where(column == wanted)
     return {row.sequence: _study(row) for row in connection.execute(query)}
 
 
@@ -100,7 +86,7 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "process-wide parameters": (_listed(there.process_wide), _listed(asked.process_wide)),
         "seed": (there.seed, asked.seed),
     }
-    # A study that is resumed without the log goes on with the tables that it has.
+    # A study that is resumed without the log keeps its tables.
     if asked.printed_costs is not None and asked.printed_costs != there.printed_costs:
         pairs["NCCL's cost tables"] = ("none" if there.printed_costs is None else "others", "those of a log")
     return different + [f"{what}: stored {old}, asked for {new}" for what, (old, new) in pairs.items() if old != new]

@@ -31,9 +31,9 @@ class StudySummary:
         study: the study itself.
         trials: trials of all phases and outcomes.
         best_us: lowest communication time per step over the settings that were searched, each by its median, µs;
-            None before the first good trial. What is proven stands in the recommendation.
+            None before the first good trial. What is proven is in the recommendation.
         default_us: median communication time per step of NCCL's own choice in the search, µs.
-        recommendation: the newest one that the study gave.
+        recommendation: the newest one of the study.
     """
 
     study: Study
@@ -49,7 +49,7 @@ class StudyPage:
 
     Attributes:
         items: the studies.
-        next_cursor: give it back to get the next page; None on the last.
+        next_cursor: of the next page; None on the last.
     """
 
     items: tuple[StudySummary, ...]
@@ -65,11 +65,7 @@ def study_page(
     cluster: str | None,
     model: str | None,
 ) -> StudyPage:
-    """Return a page of studies, newest first; their recommendations know whether they are stale.
-
-    Raises:
-        UsageError: a limit out of range, or a cursor that no page gave.
-    """
+    """Return a page of studies, as `Store.studies`; their recommendations say whether they are stale."""
     if not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"the limit must be 1 to {MAX_LIMIT}, not {limit}")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):

@@ -1,4 +1,4 @@
-"""Our tables: own columns for what is searched by, one document for the rest (see documents.py)."""
+"""Our tables: columns for what is queried, one document for the rest (see documents.py)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ clusters = Table(
     Column("document", Text, nullable=False),
 )
 
-# `sequence` is the order of arrival: newest first does not depend on clocks, and a page's cursor stays right
-# while studies are added.
+# `sequence` is the order of insertion: newest first does not depend on clocks, and a page's cursor stays valid while
+# studies are added.
 studies = Table(
     "studies",
     metadata,
@@ -66,8 +66,8 @@ trials = Table(
     Column("document", Text, nullable=False),
 )
 
-# What a worker does now and nobody else may: a trial, the end of a study. A row goes when it is done, or when its
-# worker is dead or has been silent for too long.
+# What only one worker may do: a trial, the end of a study. A row is deleted when that is done, or when its worker is
+# dead or has been silent for too long.
 leases = Table(
     "leases",
     metadata,
@@ -112,8 +112,8 @@ recommendations = Table(
     Index("ix_recommendations_study", "study"),
 )
 
-# Checks, attestations, preflights and verifications. `sequence` orders those of one kind; `word` is what such a record
-# says in a word; a name that it does not have is empty.
+# Checks, attestations, preflights and verifications. `sequence` orders those of one kind; `word` is the record's result
+# in one word; a name that it does not have is empty.
 records = Table(
     "records",
     metadata,

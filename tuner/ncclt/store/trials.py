@@ -19,11 +19,7 @@ from ncclt.store.tables import measurements, studies, trials
 
 
 def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) -> None:
-    """Insert a trial with all its measurements.
-
-    Raises:
-        NotFoundError: there is no such study.
-    """
+    """Insert a trial with all its measurements; NotFoundError for an unknown study."""
     touched = connection.execute(update(studies).where(studies.c.id == study_id).values(updated=now))
     if touched.rowcount == 0:
         raise NotFoundError(f"there is no study with the id {study_id!r}", hint="`ncclt studies list` lists all")
@@ -34,9 +30,9 @@ def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) 
 
 
 def stored_number(connection: Connection, study_id: str, trial: Trial) -> int | None:
-    """Return the number under which just this trial is stored, None = it is not.
+    """Return the number under which exactly this trial is stored, None = it is not.
 
-    It may have been given another number than it was claimed with. Two launches of one setting differ in `repeat`.
+    It may differ from the claimed number. Two launches of one setting differ in `repeat`.
     """
     row = _trial_row(study_id, trial)
     same = [trials.c[name] == row[name] for name in ("study", "phase", "setting", "started", "document")]
@@ -45,18 +41,12 @@ def stored_number(connection: Connection, study_id: str, trial: Trial) -> int | 
 
 
 def all_trials(connection: Connection, study_id: str, *, without: Collection[int] = ()) -> tuple[Trial, ...]:
-    """Return the trials of a study by number, with their measurements.
-
-    Args:
-        connection: in a transaction.
-        study_id: of the study.
-        without: numbers that are left out.
-    """
+    """Return the trials of a study by number, with their measurements, except the numbers in `without`."""
     numbers = connection.execute(select(trials.c.number).where(trials.c.study == study_id)).scalars().all()
     wanted = sorted(set(numbers) - set(without))
     if not wanted:
         return ()
-    # A worker asks again and again and mostly for nothing, or for the last few: read from the first of them on.
+    # A worker polls, mostly for no trial or the last few: read from the first of them on.
     measured: dict[int, list[Measurement]] = defaultdict(list)
     mine = (measurements.c.study == study_id, measurements.c.number >= wanted[0])
     by_position = (measurements.c.number, measurements.c.position)

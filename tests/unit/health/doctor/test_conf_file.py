@@ -31,7 +31,7 @@ def test_names_and_values_are_literal():
         ('NCCL_ALGO="Ring"', "quotes"),
         ("NCCL_ALGO=Ring ", "blank or carriage return"),
         ("NCCL_ALGO=Ring\r", "blank or carriage return"),
-        ("NCCL_ALGO=Ring # old", "remark"),
+        ("NCCL_ALGO=Ring # old", "comment after"),
         (" # NCCL_ALGO=Ring", "first column"),
         ("NCCL_ALGO", "without `=`"),
         ("nccl-algo=Ring", "not a variable's name"),
