@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def ended(processes):
 def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
     """As on other machines, where no guardian of ours lives; their reports go with them."""
     (token := tmp_path / "token").write_text("a token")
-    with Controller(launcher="torchrun", host="", token=b"a token") as controller:
+    with closing(Controller(launcher="torchrun", host="", token=b"a token")) as controller:
         processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
         channel = controller.accept(PATIENCE_S, stopped=lambda: False)
     channel.send({"do": "begin", "table": {"head": "", "bytes": 16480}})
@@ -156,7 +157,7 @@ def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
 
 def test_ranks_with_another_token_are_not_believed_and_do_not_believe(tmp_path):
     (token := tmp_path / "token").write_text("another token")
-    with Controller(launcher="torchrun", host="", token=b"a token") as controller:
+    with closing(Controller(launcher="torchrun", host="", token=b"a token")) as controller:
         processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
         assert controller.accept(PATIENCE_S, stopped=lambda: any(p.poll() is not None for p in processes)) is None
     assert ended(processes) == [1, 0], "what every rank knows fails rank 0 alone"

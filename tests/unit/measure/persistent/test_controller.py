@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -15,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 def listening(host="", launcher="torchrun"):
-    return Controller(launcher=launcher, host=host, token=TOKEN)
+    return closing(Controller(launcher=launcher, host=host, token=TOKEN))
 
 
 def call(address, found):

@@ -1,8 +1,8 @@
 """What runs: a benchmark builds a command and reads its result.
 
-A benchmark is one module with a function `create(**options) -> Benchmark`. Ours stand in `BENCHMARKS`; others are
-found under the entry-point group `ncclt.benchmarks`, whose value is such a module. Nothing is imported before it is
-asked for.
+A benchmark is one module with a function `create(**options) -> Benchmark`. The built-in ones are in `BENCHMARKS`;
+others are found under the entry-point group `ncclt.benchmarks`, whose value is such a module. A module is imported on
+demand.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ BENCHMARKS: dict[str, str] = {
     "nccl_tests": "ncclt.measure.benchmarks.nccl_tests.benchmark",
     "torch_collectives": "ncclt.measure.benchmarks.torch_collectives",
 }
-"""Our benchmarks: name -> module."""
+"""The built-in benchmarks: name -> module."""
 
 
 def benchmark_modules() -> dict[str, str]:
-    """Return every benchmark that is installed, name -> module; a third party cannot replace one of ours."""
+    """Return every installed benchmark, name -> module; a third party cannot replace a built-in one."""
     from importlib.metadata import entry_points
 
     return {point.name: point.module for point in entry_points(group="ncclt.benchmarks")} | BENCHMARKS

@@ -21,7 +21,7 @@ class BenchmarkCommand:
         messages: what it measures, each with its group size known.
         output_file: where it writes its result; None = the result is on its standard output.
         variables: what it needs in its environment besides the setting's own, sorted.
-        files: files of this machine that stand in `argv` and have to be where it runs.
+        files: files of this machine that are named in `argv` and needed where it runs.
     """
 
     argv: tuple[str, ...]
@@ -36,8 +36,8 @@ class CommandOutput:
     """How a command ended and what it printed.
 
     Attributes:
-        exit_code: negative = ended by that signal; None = not known, for example of a file that was read later.
-        stdout, stderr: decoded, perhaps without their beginning.
+        exit_code: negative = ended by that signal; None = not known, for example for a file that was read later.
+        stdout, stderr: decoded, possibly without their beginning.
     """
 
     exit_code: int | None
@@ -47,11 +47,11 @@ class CommandOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkReading:
-    """What the output of a command says.
+    """The parsed output of a command.
 
     Attributes:
-        measurements: one per message of the command, in its order; empty only where `failed_check` says why.
-        failed_check: how the benchmark itself found that data came out wrong; empty = it did not.
+        measurements: one per message of the command, in its order; empty only where `failed_check` gives the reason.
+        failed_check: how the benchmark itself detected wrong data; empty = it did not.
     """
 
     measurements: tuple[Measurement, ...]
@@ -59,7 +59,7 @@ class BenchmarkReading:
 
     @property
     def is_wrong(self) -> bool:
-        """Tell whether any element came out wrong."""
+        """Return whether any element came out wrong."""
         return bool(self.failed_check) or any(m.wrong for m in self.measurements)
 
 
@@ -73,7 +73,7 @@ class Benchmark(Port):
 
     @property
     def name(self) -> str:
-        """Return the word by which people ask for this benchmark."""
+        """Return the word used with `--benchmark`."""
         ...
 
     def commands(self, messages: Sequence[Message], *, folder: Path | None) -> tuple[BenchmarkCommand, ...]:
@@ -81,7 +81,7 @@ class Benchmark(Port):
 
         Args:
             messages: distinct, each with its group size known.
-            folder: an empty folder for result files; None = everything has to go over standard output.
+            folder: an empty folder for result files; None = everything has to go to standard output.
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages at all.
@@ -89,23 +89,23 @@ class Benchmark(Port):
         ...
 
     def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
-        """Read what a command gave.
+        """Read the output of a command.
 
         Raises:
-            BenchmarkError: there is no usable time for some message; the message says why, as far as can be seen.
+            BenchmarkError: some message has no usable time; the error says why, as far as the output shows it.
         """
         ...
 
 
 @runtime_checkable
 class Paced(Port):
-    """A benchmark that can stop sampling a message early; not every program can, so it is a port of its own.
+    """A benchmark that can stop sampling a message early; a separate port, because not every program can.
 
-    Contract: what `paced` returns measures every message all the same, in a few samples where it is slow.
+    Contract: what `paced` returns still measures every message, with a few samples where it is slow.
     """
 
     def paced(self, enough_us: Mapping[Message, float]) -> Benchmark:
-        """Return this benchmark, taking no more than a first batch of samples of what is slower than it should be.
+        """Return this benchmark, taking only a first batch of samples of slow messages.
 
         Args:
             enough_us: message -> time per call above which a first batch is enough, µs; others are sampled in full.

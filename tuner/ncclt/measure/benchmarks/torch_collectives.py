@@ -1,10 +1,10 @@
-"""PyTorch's own collectives as a benchmark, for sites whose images hold PyTorch and no nccl-tests.
+"""PyTorch's own collectives as a benchmark, for sites whose images contain PyTorch but not nccl-tests.
 
 One process per rank runs a worker that imports nothing of ncclt. One command measures all messages, with the process
 groups of the workload: the whole world, groups within nodes, groups across nodes; all groups of a kind work at the same
 time, as in a training, and the slowest one counts.
 
-Not tried on a GPU: proven on gloo, with PyTorch 2.13.
+Not tested on a GPU; tested on gloo, with PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.core.trial import Measurement
 from ncclt.errors import BenchmarkError, UsageError
-from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, BenchmarkReading, CommandOutput
+from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.torch_collectives_result import TorchResult, failed_rank, find_result, parse_result
 
 WORKER = Path(__file__).parent / "torch_worker" / "ncclt_torch_worker.py"
@@ -35,9 +36,9 @@ CARRIERS: Mapping[str, str] = {
     "uint32": "int32",
     "bool": "uint8",
 }
-"""dtypes that not every backend can add up, and what carries their bytes instead: NCCL chooses by bytes alone."""
+"""dtypes that not every backend can reduce, and the dtype sent instead: NCCL's choice depends only on bytes."""
 
-# Their size is that of the buffer with one part for each rank.
+# The size of these is that of the buffer with one part for each rank.
 _ONE_PART_PER_RANK = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
 _HINT = "run the same command by hand; `ncclt doctor` looks for the usual causes"
@@ -48,16 +49,18 @@ class TorchCollectives:
     """Builds the command of the worker's ranks and reads what rank 0 reports.
 
     Attributes:
-        backend: of torch.distributed, `nccl` or `gloo` (CPU alone; no NCCL variable changes it).
+        backend: of torch.distributed, `nccl` or `gloo` (CPU only; NCCL variables do not affect it).
         python: the interpreter that has PyTorch, where the ranks run.
         budget_s: for timing one message. Calls are timed until the 95 % interval of their median is within 2 % of it,
-            until 256 of them are, or until this is spent; 8 in any case.
-        timeout_s: how long a rank waits for others before it ends itself; a little below the launcher's own patience,
-            so that the reason can still be said.
-        beside: `gemm` = a matrix product runs at the same time on each rank, for winners change under load.
-        enough_us: message -> time per call, µs, above which its first batch of samples is enough; others, and those
-            below, are sampled as `budget_s` says.
+            until 256 are timed, or until this is spent; at least 8.
+        timeout_s: how long a rank waits for others before it exits; slightly less than the launcher's own timeout, so
+            that the reason can still be reported.
+        beside: `gemm` = a matrix product runs at the same time on each rank, because winners change under load.
+        enough_us: message -> time per call, µs, above which its first batch of samples is enough; all others are
+            sampled as described for `budget_s`.
     """
+
+    name: ClassVar[str] = "torch_collectives"
 
     backend: str = "nccl"
     python: str = sys.executable
@@ -73,11 +76,6 @@ class TorchCollectives:
             raise UsageError(f"{self.beside!r} cannot run beside the collectives", hint=f"one of {', '.join(LOADS)}")
         if not (0 < self.budget_s < float("inf") and 0 < self.timeout_s < float("inf")):
             raise UsageError("the budget and the timeout of the PyTorch benchmark need some seconds each")
-
-    @property
-    def name(self) -> str:
-        """Return the word by which people ask for this benchmark."""
-        return "torch_collectives"
 
     def paced(self, enough_us: Mapping[Message, float]) -> TorchCollectives:
         """Return this benchmark with other times above which a first batch is enough, µs."""
@@ -102,14 +100,14 @@ class TorchCollectives:
                 argv=argv,
                 messages=tuple(messages),
                 output_file=output_file,
-                # One thread for each rank, or the ranks of a node disturb one another.
+                # One thread per rank; otherwise the ranks of a node disturb each other.
                 variables=(("OMP_NUM_THREADS", "1"),),
                 files=(WORKER, MEASURING),
             ),
         )
 
     def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
-        """Read the result file where it can be reached, else what rank 0 printed."""
+        """Read the result file if it is on this machine, else what rank 0 printed."""
         printed = f"{output.stdout}\n{output.stderr}"
         if command.output_file is not None and command.output_file.is_file():
             text = command.output_file.read_text(encoding="utf-8", errors="replace")
@@ -146,11 +144,11 @@ class TorchCollectives:
 def worker_word(message: Message) -> str:
     """Write a message as the worker reads it, `all_reduce:float32:4232978:8:across`.
 
-    The number counts elements of what carries the message, for all_gather, reduce_scatter and all_to_all in the part
-    of one rank. A size that cannot be cut into whole elements and equal parts is sent as the next larger that can.
+    The number counts elements of the dtype that is sent, for all_gather, reduce_scatter and all_to_all in the part of
+    one rank. A size that is not a multiple of whole elements and equal parts is rounded up.
 
     Raises:
-        UsageError: the group is not known, or has nobody to send to.
+        UsageError: the group is not known, or has only one rank.
     """
     if message.group_size < 2:
         raise UsageError(
@@ -165,13 +163,4 @@ def worker_word(message: Message) -> str:
     return ":".join(map(str, words)) + (":across" if message.spans_nodes else "")
 
 
-def create(
-    *,
-    backend: str = "nccl",
-    python: str = sys.executable,
-    budget_s: float = 0.5,
-    timeout_s: float = 90.0,
-    beside: str | None = None,
-) -> Benchmark:
-    """Return PyTorch's collectives as a benchmark; see `TorchCollectives` for the arguments."""
-    return TorchCollectives(backend=backend, python=python, budget_s=budget_s, timeout_s=timeout_s, beside=beside)
+create = TorchCollectives

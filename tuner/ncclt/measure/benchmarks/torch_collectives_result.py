@@ -1,4 +1,4 @@
-"""What the PyTorch worker reports, found and checked: it may have passed launchers that join, cut and mix lines."""
+"""Finds and checks the PyTorch worker's report, whose lines launchers may have joined, cut and mixed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.reason import failure_reason
 
 VERSION = 1
-"""Of the document that the worker writes (`VERSION` there)."""
+"""Of the worker's document (`VERSION` there)."""
 
 _MOST_BYTES = 256 * 1024 * 1024
-"""A result has some 2 KiB a message; what unpacks to more than this is none."""
+"""Limit of the unpacked result, which has some 2 KiB per message."""
 
 _HINT = "run the same command by hand; `ncclt doctor` looks for the usual causes"
 _CHUNK = re.compile(r"NCCLT-RESULT (\d{1,6})/(\d{1,6}) ([0-9a-f]{8}) ([A-Za-z0-9+/=]{1,1024})\.")
 _FAILED = re.compile(r"ncclt: (rank \d{1,7} on \S{1,200}) failed after (\d{1,9}\.\d{6}) s: (.{1,2000})")
-# The table that torchrun prints at the end; SIGTERM is what it sends itself to the ranks that are left.
+# The table that torchrun prints at the end; SIGTERM is what torchrun itself sends to the remaining ranks.
 _ENDED_BY_SIGNAL = re.compile(r"rank\s+: (\d{1,7}) \(local_rank: \d+\)\s+exitcode\s+: -(?!15\b)(\d{1,2}) ")
 
 
@@ -34,7 +34,7 @@ class TorchRow:
     """One message as it was measured.
 
     Attributes:
-        word: the message as the worker was given it.
+        word: the message as the worker received it.
         samples_us: time of each call on the slowest rank, µs.
         wrong: elements that came out wrong, on all ranks, in both checks.
         settled: the 95 % interval of the median is within 2 % of it.
@@ -51,7 +51,7 @@ class TorchResult:
     """One run of the worker.
 
     Attributes:
-        rows: in the order of the command; the first ones alone where there is an error.
+        rows: in the order of the command; only the first ones if there is an error.
         environment: what it ran on: backend, hosts by rank, ranks of each node, devices, and what is equal on all
             ranks (versions and NCCL variables).
         beside: what ran beside the messages, None = nothing.
@@ -70,9 +70,9 @@ class TorchResult:
 
 
 def failed_rank(printed: str) -> str:
-    """Return why the ranks ended, as they said themselves; empty = they said nothing.
+    """Return why the ranks ended, as they reported it; empty = they did not.
 
-    The first to fail is the cause: others only notice that it is gone. One that was killed could not say it.
+    The first to fail is the cause: the others only notice that it has ended. A killed rank cannot report anything.
     """
     said = sorted((float(after_s), f"{rank}: {reason.strip()}") for rank, after_s, reason in _FAILED.findall(printed))
     killed = [
@@ -85,7 +85,7 @@ def find_result(printed: str) -> str:
     """Return the document that rank 0 printed.
 
     Raises:
-        BenchmarkError: there is none, or it is broken.
+        BenchmarkError: the document is missing or broken.
     """
     parts: dict[tuple[str, int], dict[int, str]] = {}
     for number, count, checksum, letters in _CHUNK.findall(printed):
@@ -117,7 +117,7 @@ def parse_result(text: str) -> TorchResult:
     """Read the worker's document.
 
     Raises:
-        BenchmarkError: it is not what this version of the worker writes, or holds times that are none.
+        BenchmarkError: it is not what this version of the worker writes, or holds invalid times.
     """
     try:
         document = json.loads(text)

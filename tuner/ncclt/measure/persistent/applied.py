@@ -1,8 +1,8 @@
-"""What the tuner plugin has attested: that NCCL really has the choices that the shared table asks for.
+"""What the tuner plugin has attested: that NCCL really made the choices of the shared table.
 
-The plugin asks for what NCCL offers and for nothing else. A choice that is not offered, and a plugin that was never
+The plugin selects only choices that NCCL makes available. A choice that is not available, and a plugin that was never
 loaded, leave NCCL's own choice, so a trial would measure the default and take it for the setting. So the first trial of
-each choice closes its communicators, on which the plugin reports every decision, and is believed only then.
+each choice closes its communicators, upon which the plugin reports every decision, and counts only then.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _Choice = tuple[object, ...]
 
 
 class Attested:
-    """Remembers the choices that were seen to be applied; a cluster offers the same ones from launch to launch.
+    """Remembers the choices that were applied; they are the same in every launch on a cluster.
 
-    Under the same variables: a single channel, for example, takes NVLS away (nccl.md 4.2).
+    They depend on the variables: a single channel, for example, disables NVLS (nccl.md 4.2).
     """
 
     def __init__(self) -> None:
         self._seen: set[_Choice] = set()
 
     def lacks(self, wanted: Force, messages: Sequence[Message]) -> bool:
-        """Tell whether some message would be sent by a choice that nobody has seen applied yet."""
+        """Return whether some message would be sent by a choice that is not attested yet."""
         return not self._seen.issuperset(_choices(wanted, messages))
 
     def check(self, lines: Sequence[object], wanted: Force, messages: Sequence[Message]) -> str:
@@ -34,14 +34,14 @@ class Attested:
 
         Args:
             lines: of the reports, parsed.
-            wanted: what was to be in force in that trial.
+            wanted: what the trial was to apply.
             messages: that were sent.
 
         Returns:
             why the trial did not measure its setting; empty = it did.
 
         Raises:
-            BenchmarkError: these are no reports of the plugin.
+            BenchmarkError: the lines are not reports of the plugin.
         """
         decisions, unused = decided(lines)
         if unused and wanted.rules:

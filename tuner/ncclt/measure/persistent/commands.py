@@ -1,6 +1,6 @@
-"""The command that keeps the PyTorch worker's ranks alive, and what is said to them and by them.
+"""The command that keeps the PyTorch worker's ranks alive, and their reports.
 
-What is measured, and how, is the one-shot worker's: every trial carries the very arguments that a launch would have.
+The measuring is that of the one-shot worker: every trial carries the arguments that a launch would have.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def session_command(benchmark: TorchCollectives, *, controller: str, token: Path
     """Return the command of persistent ranks.
 
     Args:
-        benchmark: whose messages will be measured; gives the interpreter, the backend and the ranks' patience.
+        benchmark: whose messages will be measured; defines the interpreter, the backend and the ranks' timeout.
         controller: `host:port` at which rank 0 reaches this process.
-        token: file with the token of this launch, which travels as the benchmark's own files do; None = the command
-            is only shown.
+        token: file with the token of this launch, copied like the benchmark's own files; None = the command is only
+            shown.
     """
     argv = (
         *(benchmark.python, str(WORKER), "--measuring", str(MEASURING), "--backend", benchmark.backend),
@@ -39,13 +39,8 @@ def session_command(benchmark: TorchCollectives, *, controller: str, token: Path
     )
 
 
-def trial_arguments(command: BenchmarkCommand) -> tuple[str, ...]:
-    """Return what a one-shot command says to the worker: all behind the interpreter and the file."""
-    return command.argv[2:]
-
-
 def nccl_version(environment: Mapping[str, object]) -> str:
-    """Return NCCL's version as the ranks told it when they met; empty where none takes part (gloo)."""
+    """Return NCCL's version as reported by the ranks when they met; empty without NCCL (gloo)."""
     equal = environment.get("equal")
     return str(equal.get("version of NCCL", "")) if isinstance(equal, Mapping) else ""
 
@@ -54,10 +49,10 @@ def decided(lines: Sequence[object]) -> tuple[tuple[Mapping[str, object], ...], 
     """Return the decisions that the plugin reports, and why its table was not in use; empty = it was.
 
     Args:
-        lines: of its reports (docs/plugin.md), parsed: a first line for each communicator, decisions behind it.
+        lines: of its reports (docs/plugin.md), parsed: a first line for each communicator, followed by decisions.
 
     Raises:
-        BenchmarkError: they are no reports.
+        BenchmarkError: they are not reports of the plugin.
     """
     decisions: list[Mapping[str, object]] = []
     unused, heads = "", 0

@@ -1,10 +1,10 @@
-"""The runner of persistent ranks: a setting comes into force in them without a relaunch, as cheaply as NCCL allows.
+"""The runner of persistent ranks: a setting takes effect in them without a relaunch, as cheaply as NCCL allows.
 
-What a launch cannot see differs: communicators, buffers and page tables are warm from earlier trials, and NCCL's memory
-is less orderly than in a fresh process. Every setting of a study is measured so, the default among them; finalists and
-the proof are launched anew (`LaunchedRunner`), for that is how a training starts.
+They differ from a fresh launch: communicators, buffers and page tables are warm from earlier trials, and NCCL's memory
+is more fragmented. Every setting of a study is measured like this, the default too; finalists and the proof are
+launched (`LaunchedRunner`), because that is how a training starts.
 
-Not tried on a GPU: proven with processes of gloo, to which no variable of NCCL means anything.
+Not tested on a GPU; tested with processes of gloo, which ignore NCCL's variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.cluster import Cluster
@@ -33,7 +33,7 @@ from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
 from ncclt.measure.persistent.applied import Attested
-from ncclt.measure.persistent.commands import nccl_version, session_command, trial_arguments
+from ncclt.measure.persistent.commands import nccl_version, session_command
 from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
 from ncclt.measure.sampling import SamplingLimit
@@ -42,10 +42,10 @@ from ncclt.nccl.switching import Force, Switch, SwitchCost, split, start_variabl
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
 
 LONGEST_S = 7 * 24 * 3600.0
-"""A launch of persistent ranks is ended after this, whatever happens."""
+"""The timeout of a launch of persistent ranks."""
 
 RENEWED_S = LONGEST_S / 2
-"""Ranks older than this are started anew before a trial, so that none is cut off by that end."""
+"""Ranks older than this are restarted before a trial, so that none runs into the timeout."""
 
 TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 
@@ -53,32 +53,33 @@ TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 class PersistentRunner:
     """Measures settings in ranks that were started once: the `Runner` of a search with many trials.
 
-    The `wall_s` of a result is how long its trial held the GPUs: what the ranks had waited for it (for the search to
-    decide, for the store), and their start and end as far as these fell into it.
-    Every result is `persistent`, also where ranks had to be started: it is no launch of the setting as a training makes
-    one, unless the argument `persistent` is false.
+    The `wall_s` of a result is how long its trial held the GPUs: the time that the ranks waited for it (for the search
+    to decide, for the store), and their start and end where these belong to it.
+    Every result is `persistent`, also where ranks had to be started: it is not a launch of the setting as a training
+    makes it, unless the argument `persistent` is false.
     A trial whose ranks crash, hang or send wrong data ends them; the next one starts new ones. Ranks that are found
     dead before a trial has begun are replaced, and the trial is not blamed. Whenever `measure` raises, nothing is left.
 
     Args:
-        benchmark: what runs; `torch_collectives` alone has persistent ranks.
-        launcher: where it runs, for this runner alone: all that it runs is ended with the ranks.
+        benchmark: what runs; only `torch_collectives` has persistent ranks.
+        launcher: where it runs; used by this runner only, because all that it runs is ended with the ranks.
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
         timeouts: how long starting the ranks, and then a trial, may take; shared as in `LaunchedRunner`.
         sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
-        plugin: NCCL's tuner plugin of ncclt as the ranks see it; None = nothing is switched per call.
-        place: the nodes that it uses, for people; empty where the launcher chooses them.
-        host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback where ranks are
-            on this machine.
-        scratch: where the file with the token is made; None = the system's place. mpirun over several nodes needs a
-            folder that they share.
-        persistent: False = the ranks end with each trial, so every trial is a launch of its own, and only what the
-            plugin alone can say makes this the runner for it.
+        plugin: ncclt's tuner plugin at its path on the nodes; None = nothing is switched per call.
+        place: the nodes that it uses, as shown to users; empty where the launcher chooses them.
+        host: as for `Controller`.
+        scratch: folder for the token's file; None = the system's temporary folder. mpirun over several nodes needs a
+            shared folder.
+        persistent: False = the ranks end with each trial, so every trial is a launch of its own, for settings that
+            only the plugin can force.
 
     Raises:
-        UsageError: benchmark or launcher cannot be used so.
+        UsageError: ranks of this benchmark or launcher cannot be persistent.
     """
+
+    simulated: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class PersistentRunner:
                 "ranks cannot stay under --launcher kubernetes: a pod may have no way to this machine",
                 hint="leave --persistent out, or run ncclt in an allocation of Slurm or beside an ssh",
             )
-        self._benchmark, self._launcher, self._cluster = benchmark, launcher, cluster
+        self._benchmark, self._launcher, self.cluster, self.name = benchmark, launcher, cluster, launcher.name
         self._variables, self._timeouts, self._sampling = variables, timeouts or Timeouts(), sampling
         self._plugin, self._place, self._host, self._scratch = plugin, place, host, scratch
         self._version, self._persistent = cluster.version, persistent
@@ -117,31 +118,16 @@ class PersistentRunner:
         self._killed = False
         self._attested = Attested()
         self.switches: Counter[SwitchCost] = Counter()
-        """How many trials came into force at which switching cost; those that had to start ranks count as PROCESS."""
-
-    @property
-    def name(self) -> str:
-        """Return the launcher's word."""
-        return self._launcher.name
-
-    @property
-    def simulated(self) -> bool:
-        """Tell that these times are real."""
-        return False
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the cluster that is measured."""
-        return self._cluster
+        """Number of trials by switching cost; those that had to start ranks count as PROCESS."""
 
     def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
-        """Take over what the stored default of a resumed study took: for the whole launch, s, and per call, µs."""
+        """Use the times of the stored default of a resumed study: of the whole launch, s, and per call, µs."""
         self._timeouts.calibrate(wall_s)
         if self._sampling is not None:
             self._sampling.learn(times_us)
 
     def kill(self) -> None:
-        """End trial and ranks at once: `measure` raises KeyboardInterrupt, now and from now on."""
+        """End trial and ranks at once: `measure` raises KeyboardInterrupt from now on."""
         self._killed = True
         self._launcher.kill()
 
@@ -152,7 +138,7 @@ class PersistentRunner:
             session.end()
 
     def plans(self, setting: Setting, messages: Sequence[Message]) -> tuple[LaunchPlan, ...]:
-        """Return the launch of ranks that would begin with this setting, without its token and port; make none.
+        """Return the launch of ranks that would start with this setting, without its token and port; start nothing.
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages.
@@ -163,11 +149,11 @@ class PersistentRunner:
         return (self._plan(command, self._force(setting, messages)),)
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
-        """Measure all messages under `setting`, in the ranks that are there or in new ones.
+        """Measure all messages under `setting`, in the running ranks or in new ones.
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages, or this machine cannot be reached.
-            StudyStoppedError: the nodes are gone, or unfit to measure anything on.
+            StudyStoppedError: the nodes are lost, or unfit to measure anything on.
             KeyboardInterrupt: `kill` was called.
         """
         if self._killed:
@@ -195,13 +181,13 @@ class PersistentRunner:
         self._idle_since_s = time.monotonic()
         wall_s = self._idle_since_s - began_s
         if setting.is_default and result.outcome is Outcome.OK:
-            # As if it had been launched: whoever launches the same messages waits by what is learnt here.
+            # As if it had been launched: later launches of the same messages use the timeouts learnt here.
             whole_s = wall_s + (self._start_s if stayed else 0.0)
             self._timeouts.learn(command.messages, whole_s)
             self._timeouts.calibrate(whole_s, messages)
             if self._sampling is not None:
                 self._sampling.learn({m.message: m.time_us for m in result.measurements})
-        # The GPUs are held between trials too, and whatever comes of this one, nobody else pays for that.
+        # The GPUs are held between trials too, and that time is charged to this trial, whatever its outcome.
         return self._labelled(result, wall_s=idle_s + wall_s)
 
     def _labelled(self, result: TrialResult, *, wall_s: float) -> TrialResult:
@@ -210,7 +196,7 @@ class PersistentRunner:
         return replace(result, wall_s=wall_s, place=self._place, persistent=self._persistent, by_plugin=by_plugin)
 
     def _idle_s(self, now_s: float) -> float:
-        """Return how long ranks have waited, since the last trial that was paid for."""
+        """Return how long the ranks have waited since the last trial."""
         session = self._session
         if session is None:
             return 0.0
@@ -224,11 +210,7 @@ class PersistentRunner:
         return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
 
     def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
-        """Return what the setting asks of NCCL.
-
-        Raises:
-            SettingError: it cannot be forced here.
-        """
+        """Return how the setting is forced; SettingError where it cannot be."""
         parts = split(
             setting,
             version=self._version,
@@ -254,30 +236,30 @@ class PersistentRunner:
             failed = self._prepare(wanted, limit_s)
             if failed is not None:
                 break
-            assert self._session is not None, "ranks that are prepared are there"
+            assert self._session is not None, "prepared ranks exist"
             step = switch(self._now, wanted, self._version)
             order = self._order(step, wanted, command)
             if self._session.begin(order):
                 self.switches[step.cost if self._session is before else SwitchCost.PROCESS] += 1
                 return self._finish(wanted, command, limit_s, attest=order["attest"])
-            # They were gone before any of this trial was done, so they say nothing about its setting.
+            # They were lost before this trial began, which says nothing about its setting.
             failed = self._lost(self._session.kill)
-        assert failed is not None, "whatever did not begin has ended"
+        assert failed is not None, "a trial that did not begin has ended"
         return judge(self._benchmark, command, failed, limit_s=limit_s)
 
     def _prepare(self, wanted: Force, limit_s: float) -> LaunchResult | None:
-        """See to it that ranks are there in which `wanted` can come into force; return how they failed to start."""
+        """Ensure that ranks run in which `wanted` can take effect; return how they failed to start, else None."""
         session = self._session
         if session is not None:
             aged = time.monotonic() - session.began_s > RENEWED_S
-            if not session.lives:
+            if not session.is_alive:
                 self._lost(session.kill)
             elif aged or switch(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
                 self.close()
         while self._session is None:
             if (failed := self._start(wanted, limit_s)) is not None:
                 return failed
-            # Ranks that turn out to have an older NCCL were started without what it keeps for life.
+            # Ranks that turn out to have an older NCCL were started without what it reads only once.
             if switch(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
                 self.close()
         return None
@@ -308,12 +290,12 @@ class PersistentRunner:
         self._start_s = time.monotonic() - began_s
         self._now, self._generations = started(wanted, self._version), itertools.count(1)
         if found := nccl_version(session.environment):
-            # An older NCCL than we were told of reads less again; of a newer one nothing more was asked at the start.
+            # An older NCCL than configured rereads less; for a newer one the start variables were chosen as before.
             self._version = min(self._version, NcclVersion.parse(found))
         return None
 
     def _order(self, step: Switch, wanted: Force, command: BenchmarkCommand) -> dict[str, Any]:
-        assert step.cost is not SwitchCost.PROCESS, "what ranks keep for life was there when they started"
+        assert step.cost is not SwitchCost.PROCESS, "what NCCL reads only once was set when the ranks started"
         table = None
         if step.rules is not None:
             generation = next(self._generations)
@@ -335,7 +317,7 @@ class PersistentRunner:
             "variables": {**dict(step.set_variables), **dict.fromkeys(step.unset_variables)},
             "table": table,
             "attest": self._benchmark.backend == "nccl" and self._attested.lacks(wanted, command.messages),
-            "arguments": trial_arguments(command),
+            "arguments": command.argv[2:],  # without the interpreter and the file
         }
 
     def _finish(self, wanted: Force, command: BenchmarkCommand, limit_s: float, *, attest: bool) -> TrialResult:
@@ -353,7 +335,7 @@ class PersistentRunner:
         )
         result = judge(self._benchmark, command, said, limit_s=limit_s)
         if result.outcome is Outcome.WRONG_RESULT:
-            self._lost(session.kill)  # who knows what else is wrong there
+            self._lost(session.kill)  # more may be wrong there
         if result.outcome is not Outcome.OK or not attest:
             return result
         try:
@@ -363,9 +345,9 @@ class PersistentRunner:
         return replace(result, outcome=Outcome.INVALID, detail=problem, measurements=()) if problem else result
 
     def _lost(self, end: Callable[[], LaunchResult], *, timed_out: bool = False) -> LaunchResult:
-        """Give the ranks up and return how their launch ended."""
+        """Give up the ranks and return how their launch ended."""
         self._session = None
         ended = end()
-        if self._killed or ended.killed:  # not by the session: somebody wants everything to end
+        if self._killed or ended.killed:  # not by the session: everything is to end
             raise KeyboardInterrupt
         return replace(ended, timed_out=timed_out)

@@ -1,4 +1,4 @@
-"""Persistent ranks: one launch that lasts over many trials, the line to its rank 0, and its end."""
+"""Persistent ranks: one launch that lasts over many trials, the channel to its rank 0, and its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,13 @@ from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import Channel, C
 from ncclt.measure.persistent.controller import THIS_MACHINE, Controller
 
 POLITE_S = 10.0
-"""How long ranks that were told to end may take: they close their communicators."""
+"""How long ranks may take to end after they got the order to: they close their communicators."""
 
 AFTERWARDS_S = 30.0
-"""How long a launch may take to end by itself once its rank 0 is gone, with a reason that can be read then."""
+"""How long a launch may take to end by itself, with a reason, once its rank 0 has gone away."""
 
 BEGIN_S = 30.0
-"""How long all ranks may take to say that they are there for a trial."""
+"""How long all ranks may take to report ready for a trial."""
 
 _TICK_S = 0.1
 
@@ -33,17 +34,17 @@ _BEFORE = re.compile(r"\A(?s:.*)NCCLT-TRIAL \d+\n")
 class Session:
     """One launch of persistent ranks.
 
-    It begins when it is made. Every wait raises KeyboardInterrupt as soon as `stopped` is true.
+    It starts when it is made. Every wait raises KeyboardInterrupt as soon as `stopped` is true.
 
     Attributes:
-        began_s: when it began, monotonic.
+        began_s: when it started, monotonic.
         ended_s: when nothing of it was left, monotonic; None = it still runs.
 
     Args:
-        launcher: where; whatever else it runs is ended with this launch.
+        launcher: where; everything else that it runs is ended with this launch.
         plan: of the launch.
         controller: listens for its rank 0; closed here.
-        stopped: whether everything shall end at once.
+        stopped: returns whether everything is to end at once.
     """
 
     def __init__(
@@ -59,56 +60,56 @@ class Session:
         self.ended_s: float | None = None
         self.environment: Mapping[str, Any] = {}
         self._reports = ""
-        # Nobody waits for this thread when the program ends: the guardian of launches ends what it has started.
+        # The program does not wait for this daemon thread: the guardian of launches ends what it has started.
         self._thread = threading.Thread(target=self._launch, name="ncclt-session", daemon=True)
         self._thread.start()
 
     @property
-    def lives(self) -> bool:
-        """Tell whether trials can be sent; what has died since the last word is noticed."""
+    def is_alive(self) -> bool:
+        """Return whether trials can be sent; notices ranks that have died since the last message."""
         if self._channel is None or not self._thread.is_alive():
             return False
         try:
             said = self._channel.receive(0.0)
         except ChannelError:
             return False
-        return said is None  # nothing was asked, so nothing can be answered
+        return said is None  # no answer is outstanding
 
     def wait_ready(self, begin: Mapping[str, Any], within_s: float) -> bool:
-        """Wait until all ranks have met and rank 0 has called; False = it did not come to that."""
+        """Wait until all ranks have met and rank 0 has connected; return whether they did."""
         deadline_s = time.monotonic() + within_s
-        with self._controller:
+        with closing(self._controller):
             self._channel = self._controller.accept(
                 within_s, stopped=lambda: self._stopped() or not self._thread.is_alive()
             )
         self._check()
-        if self._channel is None or not self._say({"do": "begin", **begin}):
+        if self._channel is None or not self._send({"do": "begin", **begin}):
             return False
-        ready = self._hear("ready", deadline_s)
+        ready = self._receive("ready", deadline_s)
         if ready is None:
             return False
         self.environment, self._reports = ready["environment"], str(ready["reports"])
         return True
 
     def begin(self, order: Mapping[str, Any]) -> bool:
-        """Send a trial; False = the ranks were gone before any of it was done, so the trial is not to blame."""
+        """Send a trial; False = the ranks were lost before it began, so the trial is not to blame."""
         self._number += 1
-        order = {"do": "trial", "number": self._number, "line": self._line(), **order}
-        if not self._say(order):
+        order = {"do": "trial", "number": self._number, "line": f"NCCLT-TRIAL {self._number}", **order}
+        if not self._send(order):
             return False
         deadline_s = time.monotonic() + BEGIN_S
-        begun = self._hear("begun", deadline_s) is not None
+        begun = self._receive("begun", deadline_s) is not None
         if not begun and time.monotonic() >= deadline_s:
             self._complaint = f"not all ranks said within {BEGIN_S:.0f} s that they are there"
         return begun
 
     def answer(self, deadline_s: float) -> Mapping[str, Any] | None:
-        """Wait for the answer to a trial; None = there will be none, or not in time (then the launch still runs)."""
-        return self._hear("done", deadline_s)
+        """Wait for the answer to a trial; None = it will not come, or not in time (then the launch still runs)."""
+        return self._receive("done", deadline_s)
 
     def end(self) -> LaunchResult:
-        """End the ranks, with a word first, and return how the launch ended."""
-        if self._say({"do": "end", "reason": ""}):
+        """End the ranks, first by an order, and return how the launch ended."""
+        if self._send({"do": "end", "reason": ""}):
             self._join(POLITE_S)
         return self.kill()
 
@@ -116,7 +117,7 @@ class Session:
         """End the ranks at once, if they have not ended, and return how the launch ended."""
         ended_by_us = self._thread.is_alive()
         while self._thread.is_alive():
-            # Again and again: a launch that is only about to begin is not there yet to be ended.
+            # Repeatedly: a launch that is only about to start cannot be ended yet.
             self._launcher.kill()
             self._thread.join(_TICK_S)
         self._controller.close()
@@ -124,22 +125,6 @@ class Session:
             self._channel.close()
         if self._launcher.name in THIS_MACHINE and _REPORTS.fullmatch(self._reports):
             shutil.rmtree(self._reports, ignore_errors=True)  # a rank 0 that was killed could not remove them
-        return self._ended(ended_by_us)
-
-    def wait_end(self) -> LaunchResult:
-        """Return how a launch ended whose rank 0 is gone: by itself, or else by force."""
-        self._join(AFTERWARDS_S)
-        return self.kill()
-
-    def _launch(self) -> None:
-        try:
-            self._result = self._launcher.run(self._plan)
-        except BaseException as error:  # noqa: BLE001  raised where somebody waits for it
-            self._error = error
-        finally:
-            self.ended_s = time.monotonic()
-
-    def _ended(self, ended_by_us: bool) -> LaunchResult:
         if self._error is not None:
             raise self._error
         assert self._result is not None, "a launch that has ended has a result"
@@ -152,10 +137,20 @@ class Session:
             stderr=_of_this_trial(result.stderr) + complaint,
         )
 
-    def _line(self) -> str:
-        return f"NCCLT-TRIAL {self._number}"
+    def wait_end(self) -> LaunchResult:
+        """Wait for the end of a launch that has lost its rank 0, end it if it does not end, and return how it ended."""
+        self._join(AFTERWARDS_S)
+        return self.kill()
 
-    def _say(self, document: Mapping[str, Any]) -> bool:
+    def _launch(self) -> None:
+        try:
+            self._result = self._launcher.run(self._plan)
+        except BaseException as error:  # noqa: BLE001  raised by `kill`
+            self._error = error
+        finally:
+            self.ended_s = time.monotonic()
+
+    def _send(self, document: Mapping[str, Any]) -> bool:
         if self._channel is None:
             return False
         try:
@@ -164,9 +159,9 @@ class Session:
             return False
         return True
 
-    def _hear(self, word: str, deadline_s: float) -> Mapping[str, Any] | None:
-        """Return the next thing that rank 0 says, which must be `word`; None = it is gone, silent or confused."""
-        assert self._channel is not None, "nobody is heard before he has called"
+    def _receive(self, word: str, deadline_s: float) -> Mapping[str, Any] | None:
+        """Return the next message of rank 0, which must be `word`; None = it has ended, is silent or sent another."""
+        assert self._channel is not None, "rank 0 has connected"
         try:
             while (left_s := deadline_s - time.monotonic()) > 0:
                 self._check()
@@ -196,5 +191,5 @@ class Session:
 
 
 def _of_this_trial(text: str) -> str:
-    """Leave out what earlier trials have printed: it would be taken for what has ended this one."""
+    """Remove what earlier trials printed: it would be taken as the reason why this one ended."""
     return _BEFORE.sub("", text)

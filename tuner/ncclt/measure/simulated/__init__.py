@@ -1,4 +1,4 @@
-"""Runners that need no GPU: a cluster made of mechanisms, and the replay of recorded measurements."""
+"""Runners that need no GPU: a simulated cluster, and the replay of recorded measurements."""
 
 from ncclt.measure.simulated.faults import NO_FAULTS, Faults
 from ncclt.measure.simulated.landscape import Landscape, load_landscape

@@ -2,7 +2,7 @@
 
 Source: NVIDIA/nccl 2.30.7 enqueue.cc calcCollChunking (:2182-2318), init.cc computeBuffSizes, collectives.h:19-34. On
 the public times of two ranks that share one GPU, where a loop costs a whole time slice of 4.367 ms, `loops` reproduces
-what LL, LL128 and two-channel Simple rings took within 1 %.
+the times of LL, LL128 and two-channel Simple rings within 1 %.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DATA_SHARE = {Protocol.LL: 1 / 2, Protocol.LL128: 120 / 128, Protocol.SIMPLE: 1
 """Bytes of data per byte in the buffer: LL keeps a flag beside every word, LL128 one per 128 bytes."""
 
 _RING_STEPS_PER_CHUNK = 4
-"""ALLREDUCE_CHUNKSTEPS and its twins for all_gather and reduce_scatter: NCCL_STEPS / 2; the others use 1."""
+"""ALLREDUCE_CHUNKSTEPS and its equivalents for all_gather and reduce_scatter: NCCL_STEPS / 2; the others use 1."""
 
 
 def chunk_bytes(
@@ -42,7 +42,7 @@ def chunk_bytes(
         collective, algorithm, protocol, size_bytes: what runs.
         channels: channels that carry it.
         nodes, per_node: shape of the communicator; the chunk of an LL128 tree depends on it.
-        buffsize: NCCL_BUFFSIZE; it sizes the buffer of Simple alone.
+        buffsize: NCCL_BUFFSIZE, the buffer of Simple only.
     """
     buffer = buffsize if protocol is Protocol.SIMPLE else BUFFER_BYTES[protocol]
     chunk = buffer / STEPS * _DATA_SHARE[protocol]
@@ -58,7 +58,7 @@ def chunk_bytes(
 
 
 def loops(algorithm: Algorithm, size_bytes: int, chunk: float, *, channels: int, ranks: int) -> int:
-    """Return how often the kernel goes through its chunks.
+    """Return how often the kernel loops over its chunks.
 
     Args:
         algorithm: a ring moves one chunk for each rank per loop, anything else one chunk.

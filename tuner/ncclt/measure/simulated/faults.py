@@ -1,4 +1,4 @@
-"""Faults that a simulated cluster can be told to have, in the words of the real ones."""
+"""Faults of a simulated cluster, with the messages of real ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ncclt.errors import UsageError
 from ncclt.measure.simulated.noise import uniform
 
 Predicate = Callable[[Setting], bool]
-"""Tells which settings always fail."""
+"""Returns whether a setting always fails."""
 
 DETAIL = {
     Outcome.CRASHED: (
@@ -36,8 +36,8 @@ class Faults:
     """Which launches fail, and how.
 
     Attributes:
-        crash, hang, wrong: probability that a launch ends so, 0 to 1; drawn from the seed.
-        crash_if, hang_if, wrong_if: settings that always do.
+        crash, hang, wrong: probability of that outcome of a launch, 0 to 1; drawn from the seed.
+        crash_if, hang_if, wrong_if: settings that always have it.
     """
 
     crash: float = 0.0
@@ -52,7 +52,7 @@ class Faults:
             raise UsageError("the probability of a fault must be 0 to 1", hint="0 = never, 1 = every launch")
 
     def outcome(self, setting: Setting, *, seed: int, repeat: int) -> Outcome:
-        """Return how a launch ends: `ok`, or the first fault that strikes."""
+        """Return how a launch ends: `ok`, or the first fault that occurs."""
         for outcome, rate, always in (
             (Outcome.CRASHED, self.crash, self.crash_if),
             (Outcome.TIMEOUT, self.hang, self.hang_if),
@@ -64,4 +64,4 @@ class Faults:
 
 
 NO_FAULTS = Faults()
-"""Every launch ends well."""
+"""Every launch succeeds."""

@@ -1,4 +1,4 @@
-"""A recorded landscape: what real hardware took under every setting that somebody tried."""
+"""A recorded landscape: times of real hardware under every setting that was measured there."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Curve = tuple[tuple[int, tuple[float, ...]], ...]
 class Landscape:
     """The measurements of one system under one condition.
 
-    The dtype of a message is ignored: bytes count. Groups other than the whole job were not recorded.
+    The dtype of a message is ignored: only bytes count. Groups other than the whole job were not recorded.
 
     Attributes:
         cluster: where it was recorded, guessed from the table.
         curves: (collective, setting) -> times by size.
-        notes: what was chosen, guessed or left out, for people.
+        notes: what was chosen, guessed or left out, for the user.
     """
 
     cluster: Cluster
@@ -42,21 +42,21 @@ class Landscape:
         return tuple(sorted({s for _, s in self.curves if not s.is_default}, key=lambda s: s.label))
 
     def covers(self, message: Message) -> bool:
-        """Tell whether the default was recorded for this collective, around this size, with this group."""
+        """Return whether the default was recorded for this collective, around this size, with this group."""
         curve = self.curves.get((message.collective, DEFAULT))
         whole_job = message.group_size in (0, self.cluster.world_size)
         return curve is not None and whole_job and curve[0][0] <= message.size_bytes <= curve[-1][0]
 
     def interpolates(self, message: Message) -> bool:
-        """Tell whether the message is covered, but its size lies between two recorded ones."""
+        """Return whether the message is covered, but its size is between two recorded ones."""
         if not self.covers(message):
             return False
         return all(size != message.size_bytes for size, _ in self.curves[message.collective, DEFAULT])
 
     def recorded(self, setting: Setting, message: Message) -> Setting | None:
-        """Return which recorded setting says what `setting` does to a message, None where none does.
+        """Return the recorded setting with the effect of `setting` on a message, None where there is none.
 
-        An algorithm that does not exist for the collective leaves it to NCCL, so the default's times hold there.
+        An algorithm that does not exist for the collective leaves the choice to NCCL, so the default's times apply.
         """
         if (message.collective, setting) in self.curves:
             return setting
@@ -82,7 +82,7 @@ class Landscape:
         return _between(curve[right - 1], curve[right], message.size_bytes) if right else ()
 
     def is_exact(self, setting: Setting, message: Message) -> bool:
-        """Tell whether this very size was recorded under the setting."""
+        """Return whether exactly this size was recorded under the setting."""
         mine = self.recorded(setting, message)
         curve = self.curves.get((message.collective, mine), ()) if mine is not None else ()
         return any(size == message.size_bytes for size, _ in curve)
@@ -98,15 +98,15 @@ def _between(left: tuple[int, tuple[float, ...]], right: tuple[int, tuple[float,
 
 
 def load_landscape(path: Path, where: Mapping[str, str]) -> Landscape:
-    """Read the one landscape that a table holds, or that `where` leaves of it.
+    """Read the one landscape of a table, or of its rows that match `where`.
 
     Args:
         path: tidy CSV, one measurement per row.
-        where: column -> value or glob pattern; rows that differ are not read.
+        where: column -> value or glob pattern; other rows are not read.
 
     Raises:
-        LandscapeError: no such file, no such rows, a row that makes no sense, more than one landscape, or one that
-            cannot be replayed because the default or a second setting is missing.
+        LandscapeError: no such file, no such rows, an invalid row, more than one landscape, or one that cannot be
+            replayed because the default or a second setting is missing.
     """
     reading = read_rows(Path(path), where)
     if all(row.setting.is_default for row in reading.rows):
@@ -121,7 +121,7 @@ def load_landscape(path: Path, where: Mapping[str, str]) -> Landscape:
 
 
 def _curves(rows: tuple[LandscapeRow, ...]) -> dict[tuple[Collective, Setting], Curve]:
-    """Collect rows to curves; several rows of one point are its samples."""
+    """Collect rows into curves; several rows of one point are its samples."""
     points: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
     for row in rows:
         points.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)

@@ -1,4 +1,4 @@
-"""Guesses the cluster behind a recorded landscape from the words of its table; every guess is noted."""
+"""Guesses the cluster of a recorded landscape from the text of its table; every guess is noted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
 FALLBACK_VERSION = "2.21.5"
-"""Taken where the table names no NCCL version: old enough that nothing newer is relied upon."""
+"""Used if the table names no NCCL version: old enough to rely on nothing newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def _slug(system: str) -> str:
 
 
 def _gpu(system: str) -> tuple[str, int]:
-    """Return (name, compute capability), the latter 0 where the name is not known."""
+    """Return (name, compute capability); 0 = unknown name."""
     folded = re.sub(r"[\s_-]+", " ", system.upper())
     for name, capability in _GPUS:
         if re.search(rf"(?<![A-Z0-9])(?:\d+X)?{name}(?![A-Z0-9])", folded):

@@ -9,7 +9,7 @@ from ncclt.errors import LandscapeError
 from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
 _MOST_CHOICES = 12
-"""Choices that an error message lists."""
+"""Choices listed by an error message."""
 
 _COLUMNS = ("system", "gpus", "nodes", "gpus_per_node", "interconnect", "nccl_version")
 """What must be the same in one landscape, beside condition and in_place."""
@@ -17,7 +17,7 @@ _COLUMNS = ("system", "gpus", "nodes", "gpus_per_node", "interconnect", "nccl_ve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapePick:
-    """The rows of one landscape and what was decided on the way."""
+    """The rows of one landscape and how they were chosen."""
 
     rows: tuple[LandscapeRow, ...]
     notes: tuple[str, ...]
@@ -26,15 +26,15 @@ class LandscapePick:
 def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> LandscapePick:
     """Return the rows of the only landscape.
 
-    Rows without a condition are taken where forced settings are among them, out-of-place rows where both are there.
+    Rows without a condition are preferred if some of them have forced settings, and out-of-place rows to in-place ones.
 
     Raises:
-        LandscapeError: more than one remains; the hint gives the options to type.
+        LandscapeError: more than one remains; the hint gives the options to choose by.
     """
     groups = _split(rows, lambda row: tuple(str(getattr(row, column)) for column in _COLUMNS))
     if len(groups) > 1:
         raise _ambiguous(
-            name, "landscapes", [(_telling_apart(key, list(groups)), rows) for key, rows in groups.items()]
+            name, "landscapes", [(_distinguishing(key, list(groups)), rows) for key, rows in groups.items()]
         )
     notes: list[str] = []
     chosen, note = _one_condition(list(rows), name)
@@ -43,8 +43,8 @@ def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> LandscapePick:
     return LandscapePick(rows=tuple(chosen), notes=(*notes, *note))
 
 
-def _telling_apart(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:
-    """Return the fewest options, in the order of the columns, that leave only this one of the keys."""
+def _distinguishing(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:
+    """Return the fewest options, in the order of the columns, that select only this one of the keys."""
     left, options = list(keys), []
     for index, column in enumerate(_COLUMNS):
         narrowed = [other for other in left if other[index] == key[index]]
@@ -67,7 +67,7 @@ def _one_condition(rows: list[LandscapeRow], name: str) -> tuple[list[LandscapeR
 
 
 def _one_placement(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], list[str]]:
-    """Return out-of-place rows where they alone make a landscape, else in-place ones, else the unmarked."""
+    """Return the out-of-place rows if they make a landscape, else the in-place ones, else the unmarked."""
     groups = _split(rows, lambda row: (row.in_place,))
     if len(groups) == 1:
         return rows, ["in-place times"] if rows[0].in_place == "1" else []
@@ -108,7 +108,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _ambiguous(name: str, what: str, choices: Sequence[tuple[str, Sequence[LandscapeRow]]]) -> LandscapeError:
-    # What can be replayed first, then what has most rows.
+    # Replayable ones first, then those with most rows.
     ordered = sorted(choices, key=lambda choice: (not _replayable(choice[1]), -len(choice[1])))
     lines = []
     for options, rows in ordered[:_MOST_CHOICES]:

@@ -30,19 +30,19 @@ _ANNOTATIONS = tuple(
         r"gpu\s+compute\s+contention(?:\s+none)?",
     )
 )
-"""Pieces that say how a figure was taken or what the library chose: no condition. From the public tables; anything else
-is taken as a condition, which is the safe side: it splits a landscape and never mixes two."""
+"""Pieces that describe how a figure was taken or what the library chose, not a condition. From the public tables;
+anything else is treated as a condition, which is safe: it splits a landscape and never mixes two."""
 
 _WRONG = re.compile(r"\bWRONG\s*=\s*(\d+)", re.IGNORECASE)
 
 REQUIRED = ("system", "gpus", "nodes", "collective", "size_bytes", "algo", "proto", "nchannels", "time_us")
-"""Columns without which a row means nothing."""
+"""Columns that every table must have."""
 
 OPTIONAL = (
     "gpus_per_node", "interconnect", "nccl_version", "dtype", "buffsize", "nthreads", "other_env",
     "algbw_gbps", "busbw_gbps", "in_place", "source", "licence",
 )  # fmt: skip
-"""Columns that may be left out; an absent one reads as blank."""
+"""Columns that may be absent and are then read as blank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class LandscapeRow:
         gpus, nodes, gpus_per_node: shape of the job.
         collective, size_bytes: what was sent.
         setting: what was forced; empty = NCCL's own choice.
-        condition: what of `other_env` changes the measurement; empty = nothing.
+        condition: the part of `other_env` that changes the measurement; empty = none.
         time_us: time of one call, µs.
     """
 
@@ -76,7 +76,7 @@ class LandscapeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeReading:
-    """What a file gave: its rows and what was left out of it."""
+    """The rows of a file, and notes on the rows left out."""
 
     rows: tuple[LandscapeRow, ...]
     notes: tuple[str, ...]
@@ -89,14 +89,14 @@ _PROTOCOLS = {p.value: p for p in Protocol}
 
 
 def read_rows(path: Path, where: Mapping[str, str]) -> LandscapeReading:
-    """Read the rows that `where` keeps.
+    """Read the rows that match `where`.
 
     Args:
         path: the CSV file.
-        where: column -> value or glob pattern; `other_env` also matches the condition alone.
+        where: column -> value or glob pattern; `other_env` also matches only the condition.
 
     Raises:
-        LandscapeError: the file cannot be read, lacks a column, has a row that makes no sense, or keeps no row.
+        LandscapeError: the file cannot be read, lacks a column, has an invalid row, or no matching row.
     """
     table = list(_lines(path))
     if not table:
@@ -176,13 +176,13 @@ def _values_hint(table: list[tuple[int, dict[str, str]]], where: Mapping[str, st
 
 
 def _gap(line: Mapping[str, str]) -> str:
-    """Return why a row says nothing, empty where it does: blanks are what the source did not tell."""
+    """Return why a row cannot be used, empty where it can: blanks are what the source does not give."""
     if is_wrong(line["other_env"]):
         return "failed validation"
     for column, words in (("size_bytes", "no size"), ("gpus", "no number of GPUs"), ("nodes", "no number of nodes")):
         if not line[column]:
             return words
-    # A bandwidth of 0.00 is one that was rounded away.
+    # A bandwidth of 0.00 was rounded down to nothing.
     bandwidths = [text for text in (line["algbw_gbps"], line["busbw_gbps"]) if text and text.strip("0.")]
     return "" if line["time_us"] or bandwidths else "neither a time nor a bandwidth"
 
@@ -255,7 +255,7 @@ def _whole(line: Mapping[str, str], column: str, where: str) -> int:
 
 
 def _time_us(line: Mapping[str, str], collective: Collective, size_bytes: int, gpus: int, where: str) -> float:
-    """Return the time, or where it is blank what the bandwidth says: bytes / algbw, busbw = algbw x factor."""
+    """Return the time, or if it is blank that of the bandwidth: bytes / algbw, busbw = algbw x factor."""
     if line["time_us"]:
         return _number(line, "time_us", where)
     if line["busbw_gbps"].strip("0."):
@@ -267,7 +267,7 @@ def _time_us(line: Mapping[str, str], collective: Collective, size_bytes: int, g
 
 
 def condition_of(other_env: str) -> str:
-    """Return what of the text is a condition; empty where all of it describes the figure.
+    """Return the part of the text that is a condition; empty where all of it describes the figure.
 
     >>> condition_of("default chose TREE/LL; spread 0.4%"), condition_of("GPU compute contention low")
     ('', 'GPU compute contention low')
@@ -281,7 +281,7 @@ def condition_of(other_env: str) -> str:
 
 
 def is_wrong(other_env: str) -> bool:
-    """Tell whether the row says that its result failed validation (`WRONG=n`, n above 0)."""
+    """Return whether the row is marked as failing validation (`WRONG=n`, n above 0)."""
     found = _WRONG.search(other_env)
     return found is not None and int(found[1]) > 0
 

@@ -1,7 +1,7 @@
-"""Seeded noise: the same launch of the same setting always reads the same, in whatever order trials are run.
+"""Seeded noise: the same launch of the same setting always has the same times, in any order of trials.
 
-Magnitudes (simulated clusters must contain them): lognormal with sigma 0.5-3 % within a node and 5-20 % over TCP, rare
-outliers of 2-10 times at scale, and a cold first repeat.
+Magnitudes, as seen on real clusters: lognormal with sigma 0.5-3 % within a node and 5-20 % over TCP, rare outliers of
+2-10 times at scale, and a cold first repeat.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ncclt.core.setting import Setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How much the samples scatter.
+    """How much the samples vary.
 
     Attributes:
         seed: of everything random.
-        sigma: of the logarithm of one sample; half as much again varies from launch to launch.
+        sigma: of the logarithm of one sample; half of it is the variation between launches.
         outlier_rate: probability that a sample is 2 to 10 times too long.
-        cold: by how much the first sample of the first launch of a setting is too long at most.
+        cold: largest relative excess of the first sample of the first launch of a setting.
     """
 
     seed: int
@@ -58,12 +58,12 @@ def _random(seed: int, setting_digest: str, repeat: int, what: str) -> random.Ra
 
 @lru_cache(maxsize=256)
 def _launch(seed: int, setting_digest: str, repeat: int) -> float:
-    """Return by how many standard deviations a launch as a whole is off; the same for all of its messages."""
+    """Return the deviation of a launch as a whole in standard deviations; the same for all its messages."""
     return _random(seed, setting_digest, repeat, "launch").gauss(0.0, 1.0)
 
 
 def noise_of(cluster: Cluster, *, seed: int, sigma: float | None) -> Noise:
-    """Return the noise of a cluster; `sigma` replaces the usual one, and 0 means no noise at all."""
+    """Return the noise of a cluster; `sigma` replaces the usual one, 0 = no noise."""
     if sigma == 0:
         return Noise(seed=seed, sigma=0.0, outlier_rate=0.0, cold=0.0)
     usual = 0.01
@@ -79,6 +79,6 @@ def noise_of(cluster: Cluster, *, seed: int, sigma: float | None) -> Noise:
 
 
 def uniform(seed: int, setting: Setting, repeat: int, what: str) -> float:
-    """Return a number in [0, 1) that depends on nothing else: for seeded faults."""
+    """Return a number in [0, 1) that depends only on the arguments, for seeded faults."""
     key = f"{seed}|{setting.digest()}|{repeat}|{what}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big") / 2**56

@@ -1,7 +1,7 @@
-"""What the simulated hardware can do: latencies and bandwidths of one communicator.
+"""Latencies and bandwidths of one communicator on the simulated hardware.
 
-These are measured figures, on purpose not those of NCCL's cost model: the difference between the two is what a tuner
-can gain. Where no measurement is public the cost model's figure is taken and marked so.
+These are measured figures, deliberately not those of NCCL's cost model: the difference between the two is what a tuner
+can gain. Where no measurement is public the cost model's figure is used and marked as such.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Physics:
         base_us: starting the kernel.
         intra_us: one hop within a node.
         inter_us: one hop between nodes, before the cost of many channels.
-        sync_us: handing over one more chunk, within a node.
+        sync_us: passing on one more chunk, within a node.
         net_sync_us: the same between nodes.
-        link_gbps: what one GPU sends within its node with ring/Simple once all channels are busy.
+        link_gbps: what one GPU sends within its node with ring/Simple when all channels are busy.
         channel_gbps: what one channel sends within the node.
         link_share: bandwidth of a protocol against Simple, within the node.
         tree_share: bandwidth of a tree against a ring, within the node.
@@ -65,12 +65,12 @@ _BASE_US = {
 }
 _HOP_US = {
     # Same source, by the steps between 2 and 4 ranks; NVLink as in the cost model, but a hop of LL128 costs hardly more
-    # than one of LL: so it is on L40S (2 to 4 ranks) and on MI355X (tree against ring, LL against LL128).
+    # than one of LL, as on L40S (2 to 4 ranks) and on MI355X (tree against ring, LL against LL128).
     False: {_LL: 2.0, _LL128: 1.9, _SIMPLE: 4.5},
     True: {_LL: 0.7, _LL128: 0.8, _SIMPLE: 3.4},
 }
 _NET_HOP_US = {_LL: 5.0, _LL128: 5.5, _SIMPLE: 13.0}
-"""InfiniBand: LL and Simple as in the cost model, LL128 by the remark above; a tree grows by 9.7-12 µs per doubling of
+"""InfiniBand: LL and Simple as in the cost model, LL128 by the comment above; a tree grows by 9.7-12 µs per doubling of
 nodes (ABCI, Polaris, Alps), which is two hops of LL."""
 
 _SHARE = {

@@ -1,11 +1,11 @@
-"""Replays a recorded landscape as if its cluster were here: the times are real, the launches are not."""
+"""Replays a recorded landscape: the times are real, the launches are not."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -15,26 +15,16 @@ from ncclt.measure.simulated.landscape import Landscape
 class ReplayRunner:
     """Looks measurements up in a landscape (see ncclt.core.trial.Runner)."""
 
+    name: ClassVar[str] = "replay"
+    simulated: ClassVar[bool] = False
+    """The times were measured, only not now."""
+
     def __init__(self, landscape: Landscape, *, seed: int, sigma: float = 0.0) -> None:
         """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples."""
         self._landscape = landscape
         self._seed = seed
         self._sigma = sigma
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "replay"
-
-    @property
-    def simulated(self) -> bool:
-        """Tell that the times were measured, if not now."""
-        return False
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the cluster that was recorded."""
-        return self._landscape.cluster
+        self.cluster = landscape.cluster
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Return the recorded times; what was not recorded makes the trial invalid."""

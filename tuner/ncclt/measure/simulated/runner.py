@@ -1,8 +1,9 @@
-"""The simulated cluster as a runner: its default is what NCCL would choose, its times are what the hardware gives."""
+"""The simulated cluster as a runner: its default is NCCL's own choice, its times are those of simulated hardware."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ncclt.core.algorithms import Algorithm, Protocol, ll128_is_automatic
 from ncclt.core.cluster import Cluster
@@ -22,32 +23,20 @@ _SAMPLES = 5
 
 _LAUNCH_S = 2.0
 _TIMEOUT_S = 60.0
-"""What a launch and a hang would cost on a real cluster; only reported, never waited for."""
+"""What a launch and a hang would cost on a real cluster; reported without waiting."""
 
 
 class SimulatedRunner:
-    """Measures settings on a cluster that exists only as mechanisms (see ncclt.core.trial.Runner)."""
+    """Measures settings on a simulated cluster (see ncclt.core.trial.Runner)."""
+
+    name: ClassVar[str] = "simulate"
+    simulated: ClassVar[bool] = True
 
     def __init__(self, cluster: Cluster, *, seed: int, sigma: float | None = None, faults: Faults = NO_FAULTS) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._seed = seed
         self._noise = noise_of(cluster, seed=seed, sigma=sigma)
         self._faults = faults
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "simulate"
-
-    @property
-    def simulated(self) -> bool:
-        """Tell that the times are invented by a model."""
-        return True
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the simulated cluster."""
-        return self._cluster
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Launch once, in no time; `wall_s` is what the launch would have taken on a real cluster.
@@ -80,12 +69,12 @@ class SimulatedRunner:
         return TrialResult(outcome=Outcome.OK, measurements=measurements, wall_s=wall_s)
 
     def expected_us(self, setting: Setting, message: Message) -> float:
-        """Return the time of one call without noise, µs: the truth that a search is after.
+        """Return the time of one call without noise, µs: the truth that a search tries to find.
 
         Raises:
             UsageError: the group is larger than the cluster, or NCCL would refuse the setting for this message.
         """
-        physics = physics_of(self._cluster, message.group_size, message.spans_nodes)
+        physics = physics_of(self.cluster, message.group_size, message.spans_nodes)
         buffsize = dict(setting.parameters).get("BUFFSIZE", BUFFER_BYTES[Protocol.SIMPLE])
         choice = self._choice(setting, message)
         if choice is None:
@@ -107,12 +96,12 @@ class SimulatedRunner:
         )
 
     def _choice(self, setting: Setting, message: Message) -> Choice | None:
-        """Return what runs: forced where the setting reaches the collective, else NCCL's own choice."""
-        reaching = setting.applied_to(message.collective, version=self._cluster.version)
+        """Return what runs: the forced choice if the setting applies to the collective, else NCCL's own."""
+        reaching = setting.applied_to(message.collective, version=self.cluster.version)
         return nccl_choice(
             message.collective,
             message.size_bytes,
-            self._cluster,
+            self.cluster,
             message.group_size,
             message.spans_nodes,
             algorithm=reaching.algorithm,
@@ -123,14 +112,14 @@ class SimulatedRunner:
     def _channels(self, setting: Setting, message: Message, choice: Choice) -> int:
         if setting.channels is None:
             return choice.channels
-        graph = graph_of(self._cluster, message.group_size, message.spans_nodes)
+        graph = graph_of(self.cluster, message.group_size, message.spans_nodes)
         nvls = choice.algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE)
         most = min(setting.channels, graph.nvls_channels if nvls else graph.channels)
         return cell_channels(message.collective, choice.protocol, message.size_bytes, graph.ranks, most)
 
     def _refusal(self, setting: Setting, messages: Sequence[Message]) -> str:
         """Return why NCCL would not run under the setting, empty where it would."""
-        version = self._cluster.version
+        version = self.cluster.version
         if setting.channels is not None and setting.channels > max_channels(version):
             return f"NCCL {version} has at most {max_channels(version)} channels, not {setting.channels}"
         buffsize = dict(setting.parameters).get("BUFFSIZE")
@@ -145,11 +134,11 @@ class SimulatedRunner:
         return ""
 
     def _wrong(self, setting: Setting, message: Message, fault: Outcome) -> int:
-        """Return the elements that come out wrong: LL128 tears its lines wherever NCCL does not enable it itself."""
+        """Return the number of wrong elements: LL128 tears its lines wherever NCCL does not enable it itself."""
         if fault is Outcome.WRONG_RESULT:
             return 1024
-        reaching = setting.applied_to(message.collective, version=self._cluster.version)
+        reaching = setting.applied_to(message.collective, version=self.cluster.version)
         if reaching.protocol is not Protocol.LL128:
             return 0
-        part = graph_of(self._cluster, message.group_size, message.spans_nodes).cluster
+        part = graph_of(self.cluster, message.group_size, message.spans_nodes).cluster
         return 0 if ll128_is_automatic(part) else 16

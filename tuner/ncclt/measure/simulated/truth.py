@@ -17,15 +17,15 @@ from ncclt.measure.simulated.physics import Physics
 from ncclt.nccl.cost_model.model import ring_steps
 
 _CHANNEL_LAUNCH_US = 0.04
-"""Each further thread block; small, and what makes needless channels cost something (estimate)."""
+"""Each further thread block; small, so that needless channels cost something (estimate)."""
 
 _CUT_THROUGH = {Protocol.LL: 0.6, Protocol.LL128: 0.2, Protocol.SIMPLE: 1.0}
-"""Share of a chunk that a tree waits for before it passes it on: Simple whole steps (L40S, tree of 2 ranks: one chunk
+"""Share of a chunk that a tree waits for before passing it on: Simple whole steps (L40S, tree of 2 ranks: one chunk
 per hop exactly), LL128 little (MI355X, one channel), LL in between (4-16 KiB on L40S and on two nodes of A100)."""
 
 _OVERLAP = {Protocol.LL: 1.7, Protocol.LL128: 1.1, Protocol.SIMPLE: 1.0}
-"""Exponent that joins latency and transfer of a step: 1 = one after the other (Simple fences), more = overlapped. LL on
-L40S lies between a sum and a maximum."""
+"""Exponent that combines latency and transfer of a step: 1 = sequential (Simple fences), more = overlapped. LL on L40S
+is between a sum and a maximum."""
 
 _TREE_CHANNEL = 1.2
 """A tree channel against a ring channel: NCCL's ceilings for A100 are 24 and 20 GB/s (up and down run side by side)."""
@@ -43,7 +43,7 @@ _P2P_CHANNELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedKernel:
-    """What runs for one message: all that matters for its time besides the hardware."""
+    """What runs for one message: everything that determines its time besides the hardware."""
 
     collective: Collective
     size_bytes: int
@@ -127,8 +127,8 @@ def _chunk(kernel: SimulatedKernel, physics: Physics) -> float:
 def _ring_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of a ring: all ranks take their steps together, each as long as the slowest hop.
 
-    The first loop pays latency and transfer of every step; in later loops the second half of a chunk hides the
-    latency of the first, and only the hand-over remains.
+    The first loop has latency and transfer of every step; in later loops the second half of a chunk hides the latency
+    of the first, and only the synchronisation remains.
     """
     graph, protocol, channels = physics.graph, kernel.protocol, kernel.channels
     steps = ring_steps(kernel.collective, graph.ranks)

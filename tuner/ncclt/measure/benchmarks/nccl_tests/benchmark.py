@@ -1,6 +1,6 @@
 """nccl-tests as a benchmark: NVIDIA's own programs, one per collective.
 
-Not tried on a GPU: the commands follow nccl-tests 2.19.6 (src/common.cu), the formats are proven on recorded outputs.
+Not tested on a GPU: the commands follow nccl-tests 2.19.6 (src/common.cu), the formats are tested on recorded outputs.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError, UsageError
-from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, BenchmarkReading, CommandOutput
+from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
 from ncclt.measure.benchmarks.nccl_tests.rows import measurement
 from ncclt.measure.benchmarks.nccl_tests.sizes import Sizes, plan_runs
@@ -30,9 +31,9 @@ WRONG_DATA_EXIT_CODE = 7
 """testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW (nccl.md 7.4)."""
 
 CYCLES = 2
-"""How often a run goes through its sizes where it can: so the first, cold row has a warm one to replace it."""
+"""How often a run repeats its sizes, if it can: the first, cold row then has a warm one to replace it."""
 
-# Our dtype -> the word for -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
+# Our dtype -> the argument of -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
 _DTYPE_WORDS = {
     "float64": "double", "float32": "float", "float16": "half", "bfloat16": "bfloat16", "float8_e4m3": "f8e4m3",
     "float8_e5m2": "f8e5m2", "int64": "int64", "int32": "int32", "int8": "int8", "uint64": "uint64",
@@ -40,7 +41,7 @@ _DTYPE_WORDS = {
 }  # fmt: skip
 
 _BYTES = "uint8"
-"""What messages of several dtypes are sent as together, where NCCL itself sends only bytes (enqueue.cc)."""
+"""The common dtype of messages of several dtypes, for collectives where NCCL itself sends only bytes (enqueue.cc)."""
 
 _BYTE_MOVERS = (Collective.ALL_GATHER, Collective.BROADCAST, Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
@@ -50,17 +51,19 @@ class NcclTests:
     """Builds commands of nccl-tests and reads both of its formats.
 
     Attributes:
-        folder: where the programs lie; None = they are on the PATH.
-        suffix: put behind each program's name (NAME_SUFFIX of the build, for example `_mpi`).
-        features: what the build can do, see `nccl_tests_features.detect`.
+        folder: of the programs; None = they are on the PATH.
+        suffix: of each program's name (NAME_SUFFIX of the build, for example `_mpi`).
+        features: of the build, see `features.detect`.
         processes: how many the launcher starts. More than 1 need a build with MPI, and all ranks of the job take part:
-            smaller groups run at the same time. 1 drives all GPUs of a group by itself, and one group alone.
+            smaller groups run at the same time. 1 drives all GPUs of a single group by itself.
         gpus_per_process: of each of several processes.
         iterations: timed calls per size.
-        warmup: calls before the first size; at least 5, for they connect the ranks.
-        max_commands: commands in a launch at most, as far as the messages allow; sizes that this leaves no command
-            for are interpolated between measured neighbours, the last messages first. None = all sizes are measured.
+        warmup: calls before the first size; at least 5, because they connect the ranks.
+        max_commands: commands in a launch at most, as far as the messages allow; sizes without a command are
+            interpolated between measured neighbours, the last messages first. None = all sizes are measured.
     """
+
+    name: ClassVar[str] = "nccl_tests"
 
     folder: Path | None = None
     suffix: str = ""
@@ -83,11 +86,6 @@ class NcclTests:
                 f"this nccl-tests was built without MPI, so {self.processes} processes of it would run independently",
                 hint="build it with MPI=1 (and give --nccl-tests that folder), or use --benchmark torch_collectives",
             )
-
-    @property
-    def name(self) -> str:
-        """Return the word by which people ask for this benchmark."""
-        return "nccl_tests"
 
     def commands(self, messages: Sequence[Message], *, folder: Path | None) -> tuple[BenchmarkCommand, ...]:
         """Plan one command per sequence of sizes of the same collective, dtype and group."""
@@ -142,7 +140,7 @@ class NcclTests:
         return self.gpus_per_process
 
     def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
-        """Read the result file where there is one, else the table on standard output."""
+        """Read the result file if it exists, else the table on standard output."""
         says_wrong = output.exit_code == WRONG_DATA_EXIT_CODE
         try:
             test = self._test(command, output)
@@ -161,7 +159,7 @@ class NcclTests:
         return BenchmarkReading(measurements=measurements, failed_check=_WRONG_DATA_MEANING if says_wrong else "")
 
     def _test(self, command: BenchmarkCommand, output: CommandOutput) -> NcclTest:
-        # With a launcher that runs elsewhere the file may be out of reach: the table says the same, less precisely.
+        # The file may be on another machine: the table has the same data, less precisely.
         if command.output_file is not None and command.output_file.is_file():
             return parse_json(command.output_file.read_text(encoding="utf-8", errors="replace"))
         tests = [test for test in parse_text(output.stdout, errors=output.stderr) if test.rows]
@@ -201,43 +199,24 @@ def _dtype_word(message: Message) -> str:
     return _DTYPE_WORDS[message.dtype]
 
 
-def create(
-    *,
-    folder: Path | None = None,
-    suffix: str = "",
-    features: NcclTestsFeatures = LEAST,
-    processes: int = 1,
-    gpus_per_process: int = 1,
-    iterations: int = 20,
-    max_commands: int | None = None,
-) -> Benchmark:
-    """Return nccl-tests as a benchmark; see `NcclTests` for the arguments."""
-    return NcclTests(
-        folder=folder,
-        suffix=suffix,
-        features=features,
-        processes=processes,
-        gpus_per_process=gpus_per_process,
-        iterations=iterations,
-        max_commands=max_commands,
-    )
+create = NcclTests
 
 
 def group_variables(message: Message, *, world_size: int, features: NcclTestsFeatures) -> tuple[tuple[str, str], ...]:
-    """Return the variables that make groups of the message's size out of a job; all groups run at the same time.
+    """Return the variables that divide a job into groups of the message's size; all groups run at the same time.
 
     nccl-tests runs one communicator per group and prints the rows of the group of rank 0, with the mean time over all
     groups (common.cu, Allreduce over MPI_COMM_WORLD). Groups inside a node are neighbours: `DIV`. Groups across nodes
-    take every n-th rank, so they lie on as many nodes as they can, as the cost model expects it
+    take every n-th rank, so they span as many nodes as possible, as the cost model assumes
     (nccl/cost_model/graph.py): `MOD`.
 
     Args:
         message: with its group size known.
         world_size: ranks of the job.
-        features: of the build; where it is not known whether it can, it is asked to, and its result tells.
+        features: of the build; with unknown support the variables are set, and the result shows whether it worked.
 
     Raises:
-        UsageError: the job cannot be divided so, or this build of nccl-tests cannot.
+        UsageError: the job cannot be divided like this, or this build of nccl-tests cannot do it.
     """
     size = message.group_size
     if size == world_size:
@@ -250,7 +229,7 @@ def group_variables(message: Message, *, world_size: int, features: NcclTestsFea
     count = world_size // size
     if features.split is not False:
         return ((SPLIT, f"MOD {count}" if message.spans_nodes else f"DIV {size}"),)
-    # The mask picks bits of the rank, so it can only do powers of two.
+    # The mask selects bits of the rank, so it works only for powers of two.
     if not features.split_mask or count & (count - 1) or size & (size - 1):
         raise UsageError(
             f"{message.label} is sent by groups of {size} of {world_size} ranks, which this nccl-tests cannot form",

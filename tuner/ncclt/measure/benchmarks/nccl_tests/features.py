@@ -1,9 +1,9 @@
-"""What the nccl-tests programs at hand can do, found once, before a study.
+"""The features of the installed nccl-tests programs, detected once, before a study.
 
-The releases differ in their options, builds differ in MPI, and an unknown option prints the usage and ends with 0. The
-usage is one text inside the program that names each option in its long form, so reading the file tells everything
-without starting it. Where the programs lie on the compute nodes alone, or are wrapped by scripts, one is asked for
-its usage, for which it needs no GPU. Long names decide: some builds have other options under the same letter.
+The releases differ in their options, builds differ in MPI, and an unknown option prints the usage and exits with 0. The
+usage is one text inside the program that names each option in its long form, so reading the file shows everything
+without starting it. Where the programs are only on the compute nodes, or are wrapped by scripts, one is run with `-h`,
+which needs no GPU. Long names decide: some builds have other options under the same letter.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _NOT_FOUND = re.compile(r"(?i)no such file|not found|cannot (?:find|execute)|una
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTestsFeatures:
-    """What a build of nccl-tests can do beyond the releases of 2.10.
+    """What a build of nccl-tests can do beyond release 2.10.
 
     Attributes:
-        version: release; None = not known, which is common, for the usage does not tell it.
+        version: release; None = not known, which is common, because the usage does not contain it.
         json: `-J FILE` (since 2.17.3).
         cycles: `-N`, the sweep again in the same run (since 2.13.10).
         per_iteration: `-I`, the time of each call in the file (since 2.19.2).
-        split, split_mask: NCCL_TESTS_SPLIT (since 2.14) and its forerunner NCCL_TESTS_SPLIT_MASK, which divide the
+        split, split_mask: NCCL_TESTS_SPLIT (since 2.14) and its predecessor NCCL_TESTS_SPLIT_MASK, which divide the
             ranks into groups; None = not known.
         mpi: whether it was built with MPI; None = not known.
-        origin: how this was found out, for people.
+        origin: how this was detected, as shown to users.
     """
 
     version: NcclVersion | None = None
@@ -78,14 +78,14 @@ def detect(
     collectives: Iterable[Collective] = (Collective.ALL_REDUCE,),
     run: Callable[[Sequence[str]], CommandOutput] | None = None,
 ) -> NcclTestsFeatures:
-    """Find out what the programs can do, and that they are there at all.
+    """Detect what the programs can do, and check that they exist.
 
     Args:
-        folder: where they lie; None = on the PATH.
-        suffix: put behind each name (NAME_SUFFIX of the build).
-        collectives: what will be measured; each program is looked for.
-        run: runs a command where the benchmark will run; asked only where the file does not tell. None = the programs
-            must be on this machine.
+        folder: of the programs; None = on the PATH.
+        suffix: of each name (NAME_SUFFIX of the build).
+        collectives: what will be measured; the program of each is looked for.
+        run: runs a command where the benchmark will run; used only if the file does not show the features. None = the
+            programs must be on this machine.
 
     Raises:
         UsageError: a program is missing or cannot be started.

@@ -11,23 +11,23 @@ from ncclt.errors import BenchmarkError, InputError
 from ncclt.measure.benchmarks.nccl_tests.sweep import Sweep
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming
 
-# torch reduces and broadcasts in place, and gathers and scatters between two buffers; the half of the row is taken
-# that is timed the same way. nccl-tests has no in-place check for alltoall and sendrecv.
+# torch reduces and broadcasts in place, and gathers and scatters between two buffers; the half of the row that is timed
+# the same way is used. nccl-tests has no in-place check for alltoall and sendrecv.
 _IN_PLACE = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
 
 
 def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Sweep, dtype: str) -> Measurement:
-    """Return what a run says about a message.
+    """Return the measurement of a message in a run.
 
     Args:
         message: with its group size known.
         test: the run.
-        requested: the size that stands for the message, bytes.
-        sweep: the sizes that were asked for; one that is not among them is interpolated between its neighbours.
+        requested: the size that was requested for the message, bytes.
+        sweep: the sizes of the run; one that is not among them is interpolated between its neighbours.
         dtype: what was sent, in the spelling of nccl-tests.
 
     Raises:
-        BenchmarkError: a row is missing or useless, or other ranks ran than were asked for.
+        BenchmarkError: a row is missing or unusable, or the number of ranks is not the requested one.
     """
     if test.ranks and test.ranks != message.group_size:
         raise BenchmarkError(
@@ -58,8 +58,8 @@ def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: Nc
             f"nccl-tests printed no row for {message.label}{broken}",
             hint="it may have ended early, or a log was mixed into its table: unset NCCL_DEBUG",
         )
-    # The first row of all pays for what is connected and loaded late; where its size comes again, its time does not
-    # count. Its check does.
+    # The first row of all includes late connecting and loading; if its size is repeated, its time does not count. Its
+    # check does.
     cold = found[0] is test.rows[0] and len(found) > 1
     samples = tuple(sample for row in found[cold:] for sample in _samples_us(_half(row, message)))
     if not all(math.isfinite(sample) and sample > 0 for sample in samples):

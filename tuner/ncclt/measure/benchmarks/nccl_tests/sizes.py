@@ -1,4 +1,4 @@
-"""Which run of nccl-tests stands for which sizes, within a limit of runs where the user has set one."""
+"""Which run of nccl-tests covers which sizes, within an optional limit of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Sizes:
     """Sizes that one kind of message needs, bytes.
 
     Attributes:
-        wanted: the most important first; a size may stand for several messages.
+        wanted: the most important first; a size may belong to several messages.
         alignment: what nccl-tests rounds them to; each is a multiple of it.
     """
 
@@ -34,8 +34,8 @@ def plan_runs(kinds: Sequence[Sizes], *, max_runs: int | None) -> tuple[tuple[Ru
 
     Args:
         kinds: what cannot share a run.
-        max_runs: runs of all kinds together at most, but at least one of each kind; None = no limit, all sizes are
-            measured themselves.
+        max_runs: runs of all kinds together at most, but at least one of each kind; None = no limit, no size is
+            interpolated.
     """
     exact = [_exact(kind.wanted, kind.alignment) for kind in kinds]
     if max_runs is None:

@@ -1,7 +1,7 @@
-"""How several sizes become few runs of nccl-tests: `-b first -e last` with `-i` (bytes added) or `-f` (factor).
+"""Covers several sizes by few runs of nccl-tests: `-b first -e last` with `-i` (bytes added) or `-f` (factor).
 
 Starting a run costs seconds on one node and a minute on many, a row of its table far less. So a run may also measure
-sizes that nobody asked for, as long as they cost less than another start.
+sizes that are not needed, as long as they cost less than another start.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ncclt.core.message import Collective
 # nccl-tests gives each rank a whole number of 16 bytes for these (all_gather.cu, reduce_scatter.cu, alltoall.cu).
 _ALIGNED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
-# What a start and a row cost, in seconds, to weigh one against the other; only the order of magnitude matters. A start
-# loads CUDA and connects the ranks; a row makes some 64 calls in both halves with their checks, here at 10e9 bytes/s.
+# The cost of a start and of a row, in seconds, to compare them; only the order of magnitude matters. A start loads CUDA
+# and connects the ranks; a row makes some 64 calls in both halves with their checks, here at 10e9 bytes/s.
 _START_S = 10.0
 _ROW_S = 0.02
 _ROW_S_PER_BYTE = 64 / 10e9
 
 _FINEST_STEP = 16
-"""A step is at least this part of the distance of two wanted sizes; finer ones hardly ever pay."""
+"""A step is at least this part of the distance of two wanted sizes; finer ones rarely save a run."""
 
 _FACTORS = (2, 3, 4, 8)
 
@@ -53,7 +53,7 @@ class Sweep:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Return the options that say this to nccl-tests."""
+        """Return the options of nccl-tests for this sweep."""
         ends = ("-b", str(self.first), "-e", str(self.last))
         if self.factor:
             return (*ends, "-f", str(self.factor))
@@ -61,7 +61,7 @@ class Sweep:
 
 
 def sweep_of(arguments: Sequence[str]) -> Sweep:
-    """Return the sweep that the options of a command say, as `Sweep.arguments` wrote them."""
+    """Return the sweep of a command's options, the inverse of `Sweep.arguments`."""
     options = dict(pairwise(arguments))
     return Sweep(
         first=int(options["-b"]),
@@ -77,12 +77,12 @@ def alignment_bytes(collective: Collective, group_size: int, dtype_size: int) ->
 
 
 def requested_size(size_bytes: int, alignment: int) -> int:
-    """Return the size to ask for: the nearest that nccl-tests measures without rounding it, never 0."""
+    """Return the size to request: the nearest one that nccl-tests does not round, never 0."""
     return max(1, (size_bytes + alignment // 2) // alignment) * alignment
 
 
 def plan_sweeps(sizes: Iterable[int], *, alignment: int) -> tuple[Sweep, ...]:
-    """Cover distinct sizes with runs, at the least cost per size that is found, from the smallest size on.
+    """Cover distinct sizes with runs, greedily at the least cost per size, from the smallest size up.
 
     Any two sizes are a sequence, so at most half as many runs as sizes are needed (rounded up).
 
@@ -106,7 +106,7 @@ def _planned(sizes: tuple[int, ...], alignment: int) -> tuple[Sweep, ...]:
 
 
 def bracket(sizes: Iterable[int], *, alignment: int) -> Sweep:
-    """Return one run by factors of 2 whose ends lie around all sizes, so that none needs to be extrapolated."""
+    """Return one run by factors of 2 that encloses all sizes, so that none needs to be extrapolated."""
     wanted = sorted(set(sizes))
     smallest, largest = wanted[0], wanted[-1]
     if smallest == largest:
@@ -119,7 +119,7 @@ def bracket(sizes: Iterable[int], *, alignment: int) -> Sweep:
 
 
 def _candidates(left: list[int], alignment: int) -> Iterator[tuple[float, Sweep]]:
-    """Yield (cost per wanted size, sweep) from the smallest size on, up to each wanted size that a sweep meets."""
+    """Yield (cost per wanted size, sweep) from the smallest size up to each wanted size that a sweep hits."""
     first = left[0]
     yield _START_S, Sweep(first=first, last=first)
     steps = {
@@ -146,6 +146,6 @@ def _candidates(left: list[int], alignment: int) -> Iterator[tuple[float, Sweep]
 
 
 def _cost_s(wanted: Sequence[int], *, rows: int, total_bytes: int) -> float:
-    """Return the cost of a wanted size beyond its own row: a share of the start and of the rows nobody asked for."""
+    """Return the cost of a wanted size beyond its own row: its share of the start and of the rows not needed."""
     extra_s = _ROW_S * (rows - len(wanted)) + _ROW_S_PER_BYTE * (total_bytes - sum(wanted))
     return (_START_S + extra_s) / len(wanted)

@@ -1,1 +1,1 @@
-"""What the ranks run: one file that needs Python 3.9 and PyTorch, for it may be copied to where ncclt is not."""
+"""What the ranks run: files that need only Python 3.9 and PyTorch, because they are copied to nodes without ncclt."""

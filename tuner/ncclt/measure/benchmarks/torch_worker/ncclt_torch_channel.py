@@ -1,9 +1,9 @@
-"""The line between the controller and rank 0: one JSON document per line, each proven to come from the other end.
+"""The connection between the controller and rank 0: one JSON document per line, each authenticated.
 
-Both ends know a token that was made for this launch. They prove so to each other before anything else is said
-(HMAC-SHA256 over a fresh number of each end), and every later line carries a proof over its direction, its number and
-its text: what somebody else writes into the connection, says twice or leaves out is noticed. Nothing is encrypted.
-Shipped beside `ncclt_torch_worker.py` and used by both ends; like that it needs Python 3.9 alone.
+Both ends know a token that was made for this launch. They prove that to each other before anything else is sent
+(HMAC-SHA256 over a nonce of each end), and every later line carries a MAC over its direction, its number and its text:
+injected, repeated and missing lines are detected. Nothing is encrypted. Shipped beside `ncclt_torch_worker.py` and used
+by both ends; like that it needs only Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import socket
 import time
 from typing import Any
 
-PROTOCOL = 1  # of what is said; both ends have to be of it
-MOST_BYTES = 64 * 1024 * 1024  # of a line: some 2 KiB a message
+PROTOCOL = 1  # version; must be the same at both ends
+MOST_BYTES = 64 * 1024 * 1024  # of a line: some 2 KiB per message
 MOST_BYTES_BEFORE_PROOF = 4096
-SEND_S = 30.0  # an end that does not read for so long is gone
+SEND_S = 30.0  # an end that does not read for this long is considered dead
 
 _CHUNK_BYTES = 65536
 
 
 class ChannelError(Exception):
-    """The other end is gone, is not who it should be, or says what cannot be understood."""
+    """The other end has gone away, is not authentic, or sent something unreadable."""
 
 
 class GoneError(ChannelError):
-    """The other end is gone: it has closed the connection, ended, or does not read."""
+    """The other end has closed the connection, ended, or does not read."""
 
 
 class Channel:
@@ -38,22 +38,22 @@ class Channel:
 
     Args:
         connection: connected; closed by `close`.
-        token: known to both ends and to nobody else.
+        token: known only to both ends.
         controls: this is the controller's end.
     """
 
     def __init__(self, connection: socket.socket, token: bytes, *, controls: bool) -> None:
         self._socket, self._token = connection, token
         self._me, self._other = ("controller", "rank 0") if controls else ("rank 0", "controller")
-        self._key, self._said, self._heard = b"", 0, 0
+        self._key, self._sent, self._received = b"", 0, 0
         self._buffer = bytearray()
         _notice_silence(connection)
 
     def prove(self, within_s: float) -> None:
-        """Prove to the other end that this one knows the token, and see its proof.
+        """Prove to the other end that this one knows the token, and check its proof.
 
         Raises:
-            ChannelError: it is somebody else, another release, or too slow.
+            ChannelError: the other end does not know it, is of another release, or too slow.
         """
         deadline_s = time.monotonic() + within_s
         mine = secrets.token_hex(32)
@@ -66,30 +66,29 @@ class Channel:
         if self._me == "rank 0":
             self._write({"proof": self._proof(self._me, *numbers)})
         proof = self._before_proof(deadline_s).get("proof")
-        if not isinstance(proof, str) or not hmac.compare_digest(
-            proof.encode(), self._proof(self._other, *numbers).encode()
-        ):
+        expected = self._proof(self._other, *numbers)
+        if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), expected.encode()):
             raise ChannelError("the other end does not know the token of this launch")
         if self._me == "controller":
             self._write({"proof": self._proof(self._me, *numbers)})
         self._key = bytes.fromhex(self._proof("every line", *numbers))
 
     def send(self, document: Any) -> None:
-        """Say something.
+        """Send a document.
 
         Raises:
-            GoneError: there is nobody.
+            GoneError: the other end has gone away.
         """
         text = json.dumps(document, separators=(",", ":"))
-        self._said += 1
-        self._write([self._line_proof(self._me, self._said, text), text])
+        self._sent += 1
+        self._write([self._line_proof(self._me, self._sent, text), text])
 
     def receive(self, within_s: float) -> Any:
-        """Return what the other end says next; None = nothing yet.
+        """Return the next document of the other end; None = nothing yet.
 
         Raises:
-            GoneError: there is nobody.
-            ChannelError: this was not said by it.
+            GoneError: the other end has gone away.
+            ChannelError: the line was not written by it.
         """
         line = self._line(time.monotonic() + within_s, MOST_BYTES)
         if line is None:
@@ -97,15 +96,14 @@ class Channel:
         document = _parse(line)
         if not (isinstance(document, list) and len(document) == 2 and all(isinstance(word, str) for word in document)):
             raise ChannelError("a line that is none of ours")
-        self._heard += 1
-        if not hmac.compare_digest(
-            document[0].encode(), self._line_proof(self._other, self._heard, document[1]).encode()
-        ):
+        self._received += 1
+        expected = self._line_proof(self._other, self._received, document[1])
+        if not hmac.compare_digest(document[0].encode(), expected.encode()):
             raise ChannelError("a line that the other end has not written")
         return _parse(document[1].encode())
 
     def close(self) -> None:
-        """Close the connection; the other end sees it."""
+        """Close the connection; the other end notices."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -157,7 +155,7 @@ class Channel:
 
 
 def connect(address: str, token: bytes, *, within_s: float) -> Channel:
-    """Return rank 0's end, proven.
+    """Return rank 0's end, authenticated.
 
     Args:
         address: `host:port` of the controller.
@@ -165,7 +163,7 @@ def connect(address: str, token: bytes, *, within_s: float) -> Channel:
         within_s: for connecting and proving.
 
     Raises:
-        ChannelError: nobody is there, or somebody else.
+        ChannelError: the controller cannot be reached, or is not authentic.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -189,7 +187,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _notice_silence(connection: socket.socket) -> None:
-    """Let the system notice that the other host is gone although nothing was said: after 10 + 6 x 5 s."""
+    """Let the system notice during silence that the other host is down: after 10 + 6 x 5 s."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6), ("TCP_NODELAY", 1)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,6 +1,6 @@
 """Measures one message with PyTorch: sends it, times it, and checks every element.
 
-Shipped beside `ncclt_torch_worker.py`, which starts it; like that it needs Python 3.9 and PyTorch 2.6 alone.
+Shipped beside `ncclt_torch_worker.py`, which starts it; like that it needs only Python 3.9 and PyTorch 2.6.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 WARMUP_CALLS = 5  # first calls connect ranks, allocate and load kernels
 ALIGN_CALLS = 2  # ranks leave an agreement some 100 µs apart; these calls absorb that
 FIRST_BATCH, MOST_SAMPLES = 8, 256
-LEAST_CALLS = 2  # timed where a message is out of the question and a first batch would outlast the budget
-PRECISION = 0.02  # both ends of the interval of the median lie so near to it
-PERIOD = 4093  # of the numbers that are sent: prime, so that data which land a power of two away are noticed
-POISON = 127  # what no element is expected to be
+LEAST_CALLS = 2  # timed where a message is too slow to win and a first batch would exceed the budget
+PRECISION = 0.02  # both ends of the interval of the median are within this share of it
+PERIOD = 4093  # of the numbers that are sent: prime, so that data shifted by a power of two are detected
+POISON = 127  # a value that no element is expected to have
 
 
 class MeasuredMessage(NamedTuple):
@@ -38,7 +38,7 @@ class MeasuredMessage(NamedTuple):
 
     @classmethod
     def parse(cls, word: str) -> MeasuredMessage:
-        """Read `all_reduce:float32:4232978:8`, with `:across` behind it where the group spans nodes."""
+        """Read `all_reduce:float32:4232978:8`, followed by `:across` if the group spans nodes."""
         collective, dtype, elements, group_size, *across = word.split(":")
         if across not in ([], ["across"]):
             raise ValueError(f"{word} is not a message")
@@ -46,7 +46,7 @@ class MeasuredMessage(NamedTuple):
 
 
 class MeasuredGroup(NamedTuple):
-    """This rank's group of one kind; `ranks` are those of the world, `me` is this rank's place among them."""
+    """This rank's group of one kind; `ranks` are global ranks, `me` is this rank's index among them."""
 
     handle: Any
     ranks: list[int]
@@ -55,10 +55,10 @@ class MeasuredGroup(NamedTuple):
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033  as Python 3.9 has it
 def number_tables(ranks: int) -> tuple[list[int], list[int]]:
-    """Return numbers without order, and what comes out where `ranks` ranks add them up, rank r from the r-th on.
+    """Return random numbers, and their sums over `ranks` ranks, of which rank r starts at the r-th number.
 
-    With 0 ranks nothing is added up. All sums and partial sums stay below 127, so they are exact in every dtype in
-    every order of adding (bfloat16 has 8 bits, int8 has 7): with many ranks most numbers are 0.
+    With 0 ranks nothing is added up. All sums and partial sums stay below 127, so they are exact in every dtype and
+    every order of addition (bfloat16 has 8 bits, int8 has 7): with many ranks most numbers are 0.
     """
     table, thinning = random.Random(PERIOD).choices(range(4 if ranks else POISON), k=PERIOD), 1
     while True:
@@ -71,7 +71,7 @@ def number_tables(ranks: int) -> tuple[list[int], list[int]]:
 
 
 class MessageBuffers:
-    """The buffers of one message on this rank, how it is sent, and what has to come out."""
+    """The buffers of one message on this rank, how it is sent, and the expected result."""
 
     def __init__(self, message: MeasuredMessage, group: MeasuredGroup, device: torch.device) -> None:
         import torch
@@ -98,7 +98,7 @@ class MessageBuffers:
         self.call = _call(message.collective, self._received, self._sent, group)
 
     def fill(self) -> None:
-        """Write what is sent; what is received is something that is never expected."""
+        """Fill the buffer to send, and poison the one to receive."""
         self._received.fill_(POISON)
         for number, begin in enumerate(self._begins):
             self._sent[number * self._part :][: self._part] = self._numbers(self._table, begin)
@@ -116,12 +116,12 @@ def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: Me
     import torch.distributed as dist
 
     handle, root, me = group.handle, group.ranks[0], group.me
-    # torch 2.13 has renamed these two and warns of the old names.
+    # torch 2.13 renamed these two and warns about the old names.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     def exchange() -> None:
-        # Around a ring, as sendrecv_perf does; in one batch, so that no order of ranks can lock up.
+        # Around a ring, as sendrecv_perf does; in one batch, so that no order of ranks can deadlock.
         to, source = group.ranks[(me + 1) % len(group.ranks)], group.ranks[me - 1]
         both = [dist.P2POp(dist.isend, sent, to, handle), dist.P2POp(dist.irecv, received, source, handle)]
         for work in dist.batch_isend_irecv(both):
@@ -139,10 +139,10 @@ def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: Me
 
 
 def is_settled(samples: Sequence[float]) -> bool:
-    """Tell whether both ends of the 95 % interval of the median lie within 2 % of it.
+    """Return whether both ends of the 95 % interval of the median are within 2 % of it.
 
-    The ends are order statistics: the number of samples below the median is binomial, here taken as normal, so nothing
-    is assumed about how the times are spread. It takes 8 samples at least.
+    The ends are order statistics: the number of samples below the median is binomial, here approximated as normal, so
+    nothing is assumed about the distribution of the times. It takes at least 8 samples.
     """
     below = int(len(samples) / 2 - 0.98 * len(samples) ** 0.5)
     if below < 1:
@@ -163,10 +163,10 @@ def time_calls(
 
     Args:
         call: sends the message.
-        agreement: how the ranks come to one answer.
-        device: where the data lie.
-        budget_s: after which no batch is begun.
-        enough_us: median above which no more than a first batch is needed; None = there is none.
+        agreement: makes the ranks reach one answer.
+        device: of the data.
+        budget_s: after which no batch is started.
+        enough_us: median above which a first batch is enough; None = no such limit.
         counts: calls that are not timed, and calls of the first batch (`first_counts`).
     """
     slowest: list[float] = []
@@ -197,10 +197,10 @@ def first_counts(
     enough_us: float | None,
     first_us: float,
 ) -> tuple[int, int]:
-    """Return how many calls go untimed and how many make the first batch: fewer where they would take very long.
+    """Return how many calls are not timed and how many make the first batch: fewer where they would take very long.
 
-    What is out of the question and would outlast the budget before its first batch is done gets as many timed calls
-    as fit into the budget, `LEAST_CALLS` in any case, and no others: two calls have been made by then.
+    A message that is too slow to win and would exceed the budget before its first batch is done gets as many timed
+    calls as fit into the budget, at least `LEAST_CALLS`, and no untimed ones: two calls have been made by then.
 
     Args:
         call, agreement, device, budget_s, enough_us: as in `time_calls`.
@@ -211,7 +211,7 @@ def first_counts(
     def lasts(call_us: float) -> bool:
         return enough_us is not None and call_us > enough_us and call_us * usual > budget_s * 1e6
 
-    # The first call may have connected the ranks; only a second one tells that calls are slow.
+    # The first call may have connected the ranks; only a second one shows that calls are slow.
     if not lasts(first_us):
         return WARMUP_CALLS, FIRST_BATCH
     call_us = float(agreement.reach(_duration_us(call, device), max))
@@ -234,7 +234,7 @@ def _finish(device: torch.device) -> None:
     import torch
 
     if device.type == "cuda":
-        # This stream alone: what runs beside the messages has one of its own.
+        # Only this stream: the work beside the messages has its own.
         torch.cuda.current_stream(device).synchronize()
 
 
@@ -252,7 +252,7 @@ def _times_on_gpu(call: Callable[[], Any], count: int) -> list[float]:
     import torch
 
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
-    # The GPU waits (some 50 µs a call) until the host has queued all, so its own haste is measured and not the host's.
+    # The GPU waits (some 50 µs a call) until the host has queued all calls: its speed is measured, not the host's.
     torch.cuda._sleep(100_000 * (count + ALIGN_CALLS))  # type: ignore[no-untyped-call]
     for _ in range(ALIGN_CALLS):
         call()
@@ -265,7 +265,7 @@ def _times_on_gpu(call: Callable[[], Any], count: int) -> list[float]:
 
 
 class Gemm:
-    """Multiplies matrices beside the messages, on a stream and a thread of its own, from entering until leaving."""
+    """Multiplies matrices beside the messages, on its own stream and thread, while it is entered."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.products = device, 0
@@ -317,14 +317,14 @@ def measure(
     Args:
         message: what is sent; every rank of the job measures it at the same time, each in its own group.
         group: this rank's.
-        agreement: how the ranks come to one answer (`Agreement` of the worker).
-        device: where the data lie.
-        budget_s: for timing; a first batch of calls is timed in any case.
-        enough_us: time per call from which on nobody will choose this setting for this message: its first batch is
-            then enough, and a smaller one where calls are very slow. The same on all ranks; None = there is none.
+        agreement: makes the ranks reach one answer (`Agreement` of the worker).
+        device: of the data.
+        budget_s: for timing; a first batch of calls is always timed.
+        enough_us: time per call above which this setting cannot win for this message: its first batch is then enough,
+            or a smaller one if calls are very slow. The same on all ranks; None = no such limit.
 
     Returns:
-        samples of the slowest rank in µs (on rank 0 alone), whether their median is settled, and the number of
+        samples of the slowest rank in µs (on rank 0 only), whether their median is settled, and the number of
         elements that came out wrong on all ranks.
     """
     problem = ""

@@ -1,14 +1,14 @@
 """Keeps the ranks of the PyTorch worker alive: a controller sends settings, and each takes effect without a relaunch.
 
-Only rank 0 speaks with the controller; the other ranks hear everything from it over the rendezvous store. A setting
-comes into force in one of two ways, and on all ranks before the next collective begins:
+Only rank 0 is connected to the controller; the other ranks receive everything from it over the rendezvous store. A
+setting takes effect in one of two ways, on all ranks before the next collective begins:
 
 - through a table in memory of each rank that NCCL's tuner plugin reads at every call;
 - through variables that NCCL reads for every communicator: all communicators are closed on all ranks before any
-  variable changes, for NCCL's own threads read variables and none may run meanwhile, and are made anew afterwards.
+  variable changes, because NCCL's own threads read variables and none may run meanwhile, and are made again afterwards.
 
-Shipped beside `ncclt_torch_worker.py`, which hands itself over as `worker`; like that it needs Python 3.9 and PyTorch
-2.6 alone. Not tried on a GPU: proven on gloo.
+Shipped beside `ncclt_torch_worker.py`, which passes itself as `worker`; like that it needs only Python 3.9 and PyTorch
+2.6. Not tested on a GPU; tested on gloo.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-IDLE_S = 5.0  # how often ranks look whether all of them are still there while nothing is to be done
+IDLE_S = 5.0  # how often idle ranks check that all of them are still alive
 CONNECT_S = 60.0
 TABLE_VARIABLE, REPORT_VARIABLE = "NCCLT_POLICY_SHM", "NCCLT_PLUGIN_REPORT"  # of the plugin
-FOLDER, NAME = Path("/dev/shm"), "ncclt-torch-"  # noqa: S108  folders are made there for their owner alone
-FRESH_S = 60.0  # a folder so young may not have been locked yet by the rank that makes it
+FOLDER, NAME = Path("/dev/shm"), "ncclt-torch-"  # noqa: S108  folders there are readable by their owner only
+FRESH_S = 60.0  # a folder this young may not have been locked yet by the rank that makes it
 
 
 def persist(worker: Any, job: Any, options: argparse.Namespace, report: Any) -> None:
-    """Do what the controller sends until it says that this is enough, or is gone.
+    """Run what the controller sends until it ends the session or goes away.
 
     Raises:
-        RefusedError: of the worker, on all ranks: the controller is gone or is none.
+        RefusedError: of the worker, on all ranks: the controller has gone away or is not authentic.
     """
     channel, problem = None, ""
     if job.place.rank == 0:
@@ -63,10 +63,10 @@ class RankSession:
 
     Args:
         worker: the module that started this one.
-        job: what its ranks know of one another.
+        job: what its ranks know about each other.
         options: of the command line.
         report: of this rank.
-        channel: to the controller; rank 0 alone has one.
+        channel: to the controller; only on rank 0.
     """
 
     def __init__(self, worker: Any, job: Any, options: argparse.Namespace, report: Any, channel: Any) -> None:
@@ -86,9 +86,9 @@ class RankSession:
         self._gone = ""
 
     def run(self) -> None:
-        """Do what is asked, until the end."""
+        """Run the controller's orders until the end."""
         signal.signal(signal.SIGTERM, self._end_by_signal)
-        gc.freeze()  # PyTorch's own objects: looking through them after every trial would cost a tenth of a second
+        gc.freeze()  # PyTorch's own objects: scanning them after every trial would cost a tenth of a second
         try:
             self._begin()
             while True:
@@ -105,7 +105,7 @@ class RankSession:
             raise self._worker.RefusedError(order["reason"])
 
     def _begin(self) -> None:
-        """Make the shared table where one is wanted, and tell the controller that trials may come."""
+        """Make the shared table if one is requested, and report to the controller that trials may come."""
         self._meet()
         order: Any = {"do": "wait"}
         while order["do"] == "wait":
@@ -126,7 +126,7 @@ class RankSession:
         self._say({"ready": 0, "environment": self._environment, "reports": reports})
 
     def _meet(self) -> None:
-        """Compare what this rank has with what the others have, and go on only if all of them can work together."""
+        """Compare this rank with the others, and continue only if all of them can work together."""
         found = self._agreement.reach(self._own, self._worker.examine)
         if found["problem"]:
             raise self._worker.RefusedError(found["problem"])
@@ -134,17 +134,17 @@ class RankSession:
         self._report.document["environment"] = self._environment
 
     def _missing(self) -> str:
-        """Say what this rank lacks to choose as the others will: ranks that disagree hang or send wrong data."""
+        """Return what this rank lacks to choose as the others do: ranks that disagree hang or send wrong data."""
         me = f"rank {self._job.place.rank} on {self._own['host']}"
         library = os.environ.get("NCCL_TUNER_PLUGIN", "")
         return f"{me} does not find {library}" if "/" in library and not Path(library).is_file() else ""
 
     def _next_order(self) -> Any:
-        """Return what to do next; never fails, for every rank has to hear of the end."""
+        """Return what to do next; never fails, because every rank has to receive the end."""
         if not self._gone:
             try:
                 return self._channel.receive(min(IDLE_S, self._options.timeout_s / 4)) or {"do": "wait"}
-            except Exception as error:  # noqa: BLE001  whatever it is, it must not keep the others waiting
+            except Exception as error:  # noqa: BLE001  no failure may keep the others waiting
                 self._gone = f"the controller: {error}"
         return {"do": "end", "reason": self._gone}
 
@@ -157,10 +157,10 @@ class RankSession:
             self._gone = f"the controller: {error}"
 
     def _trial(self, order: Mapping[str, Any]) -> None:
-        """Put one setting into force, measure under it, and answer."""
-        self._agreement.reach(None, lambda _: None)  # all ranks live, and from here on the setting is to blame
+        """Apply one setting, measure under it, and answer."""
+        self._agreement.reach(None, lambda _: None)  # all ranks are alive; failures after this are the setting's
         if self._job.place.rank == 0:
-            # Outputs belong to the trial behind whose line they stand.
+            # Outputs belong to the trial whose line precedes them.
             print(order["line"], flush=True)  # noqa: T201
             print(order["line"], file=sys.stderr, flush=True)  # noqa: T201
         self._say({"begun": order["number"]})
@@ -174,7 +174,7 @@ class RankSession:
             self._measure(order)
             if order["attest"]:
                 decisions = self._attest()
-        except self._worker.RefusedError as error:  # every rank knows: nothing hangs, and the next trial may come
+        except self._worker.RefusedError as error:  # on every rank: nothing hangs, and the next trial may come
             said = self._report.failure(str(error))
         self._say(
             {
@@ -214,10 +214,10 @@ class RankSession:
         if self._job.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize(self._job.device)  # nothing of this trial may run when the next one begins
+            torch.cuda.synchronize(self._job.device)  # no work of this trial may run when the next one begins
 
     def _set(self, name: str, value: str | None) -> None:
-        """Set a variable of NCCL, or put it back to what the environment, or else a file of NCCL's, had brought."""
+        """Set a variable of NCCL, or restore its value of the environment or else of NCCL's files."""
         if not re.fullmatch(r"NCCL_[A-Z0-9_]{1,60}", name):
             raise self._worker.RefusedError(f"{name[:80]} is not a variable of NCCL")
         self._brought.setdefault(name, os.environ.get(name, self._files.get(name)))
@@ -235,7 +235,7 @@ class RankSession:
             self._groups = None
 
     def _attest(self) -> list[Any] | None:
-        """Return what the plugin decided since it was last asked: it tells when its communicators close."""
+        """Return what the plugin decided since the last call: it reports when its communicators close."""
         self._close_groups()
         if REPORT_VARIABLE not in os.environ:
             return None
@@ -246,7 +246,7 @@ class RankSession:
         return lines
 
     def _end_by_signal(self, number: int, _frame: object) -> None:
-        """Leave no reports behind where the launcher ends this rank."""
+        """Remove the reports when the launcher ends this rank."""
         if self._reports is not None:
             self._reports.remove()
         signal.signal(number, signal.SIG_DFL)
@@ -254,16 +254,16 @@ class RankSession:
 
 
 class RankTable:
-    """The table of this rank, laid out by the controller; this rank only puts its bytes where they belong.
+    """The table of this rank, laid out by the controller; this rank only writes its bytes to their offsets.
 
-    It lies in memory that has no name in any folder and is sealed: a file that somebody cuts short while the plugin has
-    it mapped would end the rank with SIGBUS.
+    It is in anonymous, sealed memory: a file that is truncated while the plugin has it mapped would end the rank with
+    SIGBUS.
     """
 
     def __init__(self, layout: Mapping[str, Any]) -> None:
         size = int(layout["bytes"])
         file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        # Written and not only extended: lack of memory must show here and not as SIGBUS in a call.
+        # Written, not only extended: lack of memory must show here and not as SIGBUS in a call.
         os.write(file, base64.b64decode(layout["head"]).ljust(size, b"\0"))
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._memory = mmap.mmap(file, size)
@@ -279,7 +279,7 @@ class RankTable:
 class Reports:
     """The folder in which the plugin of this rank reports what it decided.
 
-    It stays locked for as long as this process lives, so that the next one can tell what was left behind.
+    It stays locked for as long as this process lives, so that a later one can recognise what was left behind.
     """
 
     def __init__(self) -> None:
@@ -290,17 +290,17 @@ class Reports:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove it with all that lies in it."""
+        """Remove it with all reports."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def variables_of_files(
     environ: Mapping[str, str], *, home: Path | None = None, system: Path = Path("/etc/nccl.conf")
 ) -> dict[str, str]:
-    """Return the variables that NCCL takes from its files, where the environment does not have them.
+    """Return the variables that NCCL reads from its files unless the environment has them.
 
     It reads them once in the life of a process (setEnvFile in src/misc/param.cc): a variable that a trial had set and
-    that is then unset would not come back to what the file says.
+    that is then unset would not get its value of the file again.
 
     Args:
         environ: names the user's file in NCCL_CONF_FILE.
@@ -319,7 +319,7 @@ def variables_of_files(
 
 
 def _own_file(home: Path | None) -> list[Path]:
-    """Return the user's file; a user id without an account, as in many containers, has none, and NCCL goes on too."""
+    """Return the user's file; none for a user id without an account, as in many containers, like NCCL."""
     try:
         return [(home or Path(pwd.getpwuid(os.getuid()).pw_dir)) / ".nccl.conf"]
     except KeyError:
@@ -329,7 +329,7 @@ def _own_file(home: Path | None) -> list[Path]:
 def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:
     """Return the version of the NCCL library that this process has loaded, `2.30.4`; empty where there is none.
 
-    PyTorch tells the version of the headers that it was built with, and a newer or older library may take their place.
+    PyTorch reports the version of the headers that it was built with, and a newer or older library may be loaded.
     """
     files = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/libnccl.so" in line}
     number = ctypes.c_int()
@@ -342,8 +342,8 @@ def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove what a rank has left that was killed: nobody locks it any more."""
-    with contextlib.suppress(OSError):  # somebody else's, locked, no folder, or gone meanwhile
+    """Remove what a killed rank has left: it is no longer locked."""
+    with contextlib.suppress(OSError):  # another user's, locked, not a folder, or removed meanwhile
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if time.time() - os.fstat(folder).st_mtime >= FRESH_S:

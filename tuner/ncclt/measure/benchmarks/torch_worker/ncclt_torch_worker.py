@@ -1,9 +1,9 @@
 """Measures collectives with PyTorch, one process per rank, and reports what rank 0 found.
 
-This file and the one with the measuring stand alone, so that launchers can copy them to nodes without ncclt: Python
-3.9, PyTorch 2.6 and nothing else. Ranks agree over the rendezvous store and never over the backend, so nothing but the
-messages themselves passes NCCL. With `--controller` the ranks stay and are sent one trial after another
-(`ncclt_torch_session.py`); without it they measure once. Not tried on a GPU: proven on gloo.
+This file and the one with the measuring are self-contained, so that launchers can copy them to nodes without ncclt:
+Python 3.9, PyTorch 2.6 and nothing else. Ranks agree over the rendezvous store and never over the backend, so only the
+messages themselves go through NCCL. With `--controller` the ranks are persistent and receive one trial after another
+(`ncclt_torch_session.py`); without it they measure once. Not tested on a GPU; tested on gloo.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-VERSION = 1  # of the result; the reader knows this one alone
-CHUNK_CHARACTERS = 512  # a line stays far below what pipes and launchers cut at
+VERSION = 1  # of the result; the reader knows only this one
+CHUNK_CHARACTERS = 512  # far below the length at which pipes and launchers cut lines
 
 # (rank, ranks, rank on its node, number of the node), the most specific first: torchrun and mpirun run inside of
-# Slurm's environment too. SLURM_STEP_NUM_TASKS and not SLURM_NTASKS, which stands in batch scripts as well.
+# Slurm's environment too. SLURM_STEP_NUM_TASKS and not SLURM_NTASKS, which is set in batch scripts as well.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", ""),
@@ -48,12 +48,12 @@ FREE_VARIABLES = ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "N
 
 
 class RefusedError(Exception):
-    """The measurement cannot be done, and every rank knows why, so that rank 0 alone has to say it."""
+    """The measurement cannot be done, and every rank knows why, so that only rank 0 has to report it."""
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where this process stands in the job; the name of its node is NCCL's own idea first, then the launcher's."""
+    """The position of this process in the job; the name of its node is NCCL's if set, else the launcher's."""
 
     rank: int
     world_size: int
@@ -74,41 +74,41 @@ def find_place(environ: Mapping[str, str]) -> RankPlace:
 
 
 class Agreement:
-    """Lets all ranks come to one answer, over the rendezvous store alone."""
+    """Makes all ranks reach one answer, over the rendezvous store only."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
         self._store, self._rank, self._others, self._timeout_s = store, rank, range(1, world_size), timeout_s
         self._round = 0
 
     def reach(self, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """Return what rank 0 decides when it has heard every rank; all ranks have to ask in the same order."""
+        """Return what rank 0 decides from the values of all ranks; all ranks have to call in the same order."""
         self._forget()
         self._round += 1
         if self._rank:
             self._store.set(f"{self._round}/{self._rank}", json.dumps(mine))
-            return json.loads(self._hear(f"{self._round}/", [0])[0])
-        answer = decide([mine, *map(json.loads, self._hear(f"{self._round}/", self._others))])
+            return json.loads(self._wait(f"{self._round}/", [0])[0])
+        answer = decide([mine, *map(json.loads, self._wait(f"{self._round}/", self._others))])
         self._store.set(f"{self._round}/0", json.dumps(answer))
         return answer
 
     def require(self, problem: str) -> None:
-        """Go on only if no rank has a problem; otherwise every rank raises RefusedError with the first."""
+        """Return only if no rank has a problem; otherwise every rank raises RefusedError with the first."""
         if first := self.reach(problem, lambda problems: next(filter(None, problems), "")):
             raise RefusedError(first)
 
     def leave(self) -> None:
-        """Keep rank 0, which may host the store, until everybody has read the last answer."""
+        """Keep rank 0, which may host the store, until all ranks have read the last answer."""
         if self._rank:
             self._store.set(f"leave/{self._rank}", "")
         else:
-            self._hear("leave/", self._others)
+            self._wait("leave/", self._others)
 
     def _forget(self) -> None:
-        """Take out of the store what all have read (rank 0's answer once they speak again): days of trials fill it."""
+        """Delete what all have read from the store, which days of trials would fill; rank 0's answer a round later."""
         if (last := self._round if self._rank else self._round - 1) > 0:
             self._store.delete_key(f"{last}/{self._rank}")
 
-    def _hear(self, prefix: str, ranks: Sequence[int]) -> list[bytes]:
+    def _wait(self, prefix: str, ranks: Sequence[int]) -> list[bytes]:
         keys = [f"{prefix}{rank}" for rank in ranks]
         try:
             self._store.wait(keys, timedelta(seconds=self._timeout_s))
@@ -119,7 +119,7 @@ class Agreement:
 
 
 def describe_self(place: RankPlace, backend: str) -> dict[str, Any]:
-    """Return what the others have to know about this rank; `problem` says why it cannot take part."""
+    """Return what the others have to know about this rank; `problem` is why it cannot take part."""
     import torch
     import torch.distributed as dist
 
@@ -128,7 +128,7 @@ def describe_self(place: RankPlace, backend: str) -> dict[str, Any]:
     facts = {"host": socket.gethostname(), "node": place.node, "device": "cpu", "index": -1, "problem": ""}
     if backend == "nccl":
         count = torch.cuda.device_count()
-        # Where only one GPU is visible the launcher has dealt them out, or all ranks shall share it.
+        # If only one GPU is visible, the launcher has assigned it, or all ranks share it.
         index = 0 if count == 1 else place.local_rank
         if not dist.is_nccl_available():
             facts["problem"] = f"PyTorch {torch.__version__} is built without NCCL"
@@ -142,7 +142,7 @@ def describe_self(place: RankPlace, backend: str) -> dict[str, Any]:
 
 
 def examine(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compare what the ranks said, in their order: why not to go on (or nothing), and where everything runs."""
+    """Compare the facts of the ranks, in their order: return a problem (or none), and where everything runs."""
     nodes: dict[str, list[int]] = {}
     for rank, fact in enumerate(facts):
         nodes.setdefault(fact["node"], []).append(rank)
@@ -168,10 +168,10 @@ def _objections(facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def plan_groups(nodes: Sequence[Sequence[int]], group_size: int, across: bool) -> list[list[int]]:
-    """Cut the world into groups of one kind, which all work at the same time, as in a training.
+    """Divide the world into groups of one kind, which all work at the same time, as in a training.
 
-    Groups within nodes are neighbours. Groups across nodes take every n-th rank, so they lie evenly over as many nodes
-    as they can: ranks of equal place on their nodes where there are as many as nodes (data parallelism).
+    Groups within nodes are neighbours. Groups across nodes take every n-th rank, so they are spread evenly over as many
+    nodes as possible: ranks of equal local rank if there are as many as nodes (data parallelism).
     """
     order = [rank for node in nodes for rank in node]
     refusal = f"{len(order)} ranks on {len(nodes)} nodes cannot be cut into groups of {group_size}"
@@ -190,7 +190,7 @@ def plan_groups(nodes: Sequence[Sequence[int]], group_size: int, across: bool) -
 
 
 class WorkerReport:
-    """What this rank has found and how it ended; rank 0's is the result."""
+    """What this rank has measured and how it ended; rank 0's is the result."""
 
     def __init__(self, output: Path | None) -> None:
         self._output = output
@@ -199,23 +199,23 @@ class WorkerReport:
         self.document: dict[str, Any] = {"version": VERSION, "environment": {}, "beside": {}, "measurements": []}
 
     def begin(self) -> None:
-        """Count seconds from now, which is the same moment on every rank: the first failure is the cause of others."""
+        """Count seconds from now, the same moment on every rank: the first failure is the cause of the others."""
         self._began_s = time.monotonic()
 
     def fail(self, reason: str) -> int:
-        """Say in one line why this rank ends, and return its exit code."""
+        """Print in one line why this rank ends, and return its exit code."""
         print(self.failure(reason), file=sys.stderr)  # noqa: T201
         return 1
 
     def failure(self, reason: str) -> str:
-        """Note why what is asked cannot be done, and return it in one line."""
+        """Note why the measurement failed, and return it in one line."""
         after_s = time.monotonic() - self._began_s
         rank, line = f"rank {self.rank} on {socket.gethostname()}", " ".join(f"{self.doing}{reason}".split())[:1000]
         self.document["error"] = line
         return f"ncclt: {rank} failed after {after_s:.6f} s: {line}"
 
     def write(self) -> None:
-        """Write the result as a file, or in short lines that can be found between whatever else is printed."""
+        """Write the result as a file, or in short lines that can be found among other output."""
         if self.rank:
             return
         if self._output is not None and self._output.parent.is_dir():
@@ -235,9 +235,9 @@ class WorkerReport:
 
 
 class Groups:
-    """The groups to which this rank belongs, one of each kind, opened when a message needs them.
+    """The groups of this rank, one of each kind, opened when a message needs them.
 
-    Opened in the order of the messages, which is the same on all ranks, as making groups demands.
+    The order of the messages is the same on all ranks, as opening groups requires.
     """
 
     def __init__(self, nodes: Sequence[Sequence[int]], rank: int, timeout: timedelta) -> None:
@@ -245,7 +245,7 @@ class Groups:
         self._open: dict[tuple[int, bool], tuple[Any, list[int]]] = {}
 
     def of(self, message: Any) -> tuple[Any, list[int], int]:
-        """Return the handle of this rank's group, its ranks and this rank's place among them."""
+        """Return the handle of this rank's group, its ranks and this rank's index among them."""
         import torch.distributed as dist
 
         kind = message.group_size, message.across
@@ -260,7 +260,7 @@ class Groups:
 
 
 class RankJob(NamedTuple):
-    """What a rank knows once all have met: `own` is what it told the others, `environment` what was found of all."""
+    """What a rank knows once all have met: `own` are its facts for the others, `environment` those of all."""
 
     place: RankPlace
     own: Mapping[str, Any]
@@ -271,7 +271,7 @@ class RankJob(NamedTuple):
     timeout: timedelta
 
     def open_groups(self, name: str) -> Groups:
-        """Make the process groups; each name is used once, for ranks meet under it."""
+        """Make the process groups; each name is used once, because ranks meet under it."""
         import torch.distributed as dist
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -281,7 +281,7 @@ class RankJob(NamedTuple):
 
 
 def meet(options: argparse.Namespace, report: WorkerReport) -> RankJob:
-    """Meet the other ranks, and go on only if all of them can work together."""
+    """Meet the other ranks, and continue only if all of them can work together."""
     place = find_place(os.environ)
     report.rank = place.rank
     import torch
@@ -323,7 +323,7 @@ def run(options: argparse.Namespace, report: WorkerReport) -> None:
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033  as Python 3.9 has it
 def load(file: Path) -> ModuleType:
-    """Return the module in a file, by its contents: where it was brought it may have any name, even /dev/fd/4."""
+    """Return the module in a file, which may have any name where it was copied to, even /dev/fd/4."""
     loader = SourceFileLoader(f"ncclt shipped {file}", str(file))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None, "a loader of source always gives one"
@@ -335,7 +335,7 @@ def load(file: Path) -> ModuleType:
 def measure_all(
     options: argparse.Namespace, report: WorkerReport, agreement: Agreement, groups: Groups, device: torch.device
 ) -> None:
-    """Measure one message after another, all of them beside the same other work."""
+    """Measure one message after another, all of them beside the same work."""
     measuring = load(options.measuring)
     messages = [measuring.MeasuredMessage.parse(word) for word in options.messages]
     for message in messages:
@@ -376,17 +376,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and report; returns the exit code."""
-    gc.disable()  # its pauses would be measured, and importing PyTorch is faster by a tenth
+    gc.disable()  # its pauses would be measured, and importing PyTorch is a tenth faster
     options = parse(arguments)
     report = WorkerReport(options.output)
     code = 0
     try:
         run(options, report)
     except RefusedError as error:
-        # Every rank knows it. Rank 0 says it, and it alone fails: launchers end all ranks as soon as one has failed.
+        # All ranks have the reason. Only rank 0 prints it and fails: launchers end all ranks as soon as one has failed.
         if report.rank == 0:
             code = report.fail(str(error))
-    except Exception as error:  # noqa: BLE001  whatever it is, it has to be said in one line and end this rank
+    except Exception as error:  # noqa: BLE001  any failure is reported in one line and ends this rank
         code = report.fail(f"{type(error).__name__}: {error}")
     report.write()
     return code
@@ -396,5 +396,5 @@ if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # PyTorch takes half a second to be taken down, and after a failure a backend may wait for its peers for ever.
+    # PyTorch takes half a second to shut down, and after a failure a backend may wait for its peers for ever.
     os._exit(exit_code)
