@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -139,6 +139,19 @@ def heads(path: Path) -> tuple[bytes, ...]:
     return tuple(found)
 
 
+def any_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
+    """Tell whether the beginning of any document of a file is of a kind; False where it cannot be read."""
+    try:
+        return any(is_ours(one) for one in heads(path))
+    except TraceError:
+        return False
+
+
+def unmarked(beginning: bytes) -> bytes:
+    """Return the beginning of a text without byte order mark and blanks."""
+    return beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
 def check_readable(path: Path) -> None:
     """Raise unless a file exists, has content, and can be unpacked at its beginning.
 
@@ -170,6 +183,18 @@ def read_block(document: Document, size_bytes: int) -> bytes:
     """
     try:
         return document.stream.read(size_bytes)
+    except _DAMAGE as error:
+        raise _damaged(document.label, error) from error
+
+
+def read_line(document: Document, size_bytes: int) -> bytes:
+    """Return the next line of a document, at most `size_bytes` of it; empty at its end.
+
+    Raises:
+        TraceError: the compressed data end or break there.
+    """
+    try:
+        return document.stream.readline(size_bytes)
     except _DAMAGE as error:
         raise _damaged(document.label, error) from error
 

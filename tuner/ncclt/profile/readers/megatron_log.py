@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.documents import Document, documents, heads
+from ncclt.profile.documents import Document, any_head, documents
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_bounded, check_distinct, lines
+from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of
 
 # Of a launcher in front of the line: `3: `, `[rank3]:`, `[default3]:`, `[1,3]<stdout>:`.
 _RANK = re.compile(rb"^\s{0,4}(?:\[(?:rank|default)(\d{1,7})\]:|\[\d{1,3},(\d{1,7})\]<std\w{3}>:|(\d{1,7}): )")
@@ -55,11 +56,7 @@ _MARK = re.compile(rb"Number of buckets for gradient all-reduce|Params for bucke
 
 def recognises(path: Path) -> bool:
     """Tell whether a file has bucket lines near its beginning, and no calls logged by NCCL."""
-    try:
-        beginnings = heads(path)
-    except TraceError:
-        return False
-    return any(_MARK.search(one) for one in beginnings) and not any(LOGGED_CALL.search(one) for one in beginnings)
+    return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -82,11 +79,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     per_step = merge_ranks(views)
     if not per_step:
         raise _nothing(logs, left_out)
-    return Workload(
-        name=name,
-        messages=tuple(MessageCalls(message=message, calls_per_step=calls) for message, calls in per_step.items()),
-        provenance=_provenance(logs, job, left_out),
-    )
+    return workload_of(name, per_step, _provenance(logs, job, left_out))
 
 
 class _Job:
@@ -95,7 +88,7 @@ class _Job:
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.settings = settings
         self.assumptions: dict[str, None] = {}
-        self.is_sharded = settings.get("use_distributed_optimizer") == "True"
+        self.is_sharded = self._is_on("use_distributed_optimizer")
         self.world_size = _number(settings.get("world_size"))
         self.group_size = _number(settings.get("data_parallel_size"))
 
@@ -120,15 +113,17 @@ class _Job:
         half = self._half_precision()
         if in_fp32 == "False" and half:
             return half
-        self._assume("the log does not tell the gradients' dtype: float32 assumed, as Megatron reduces bf16 in fp32")
-        return "float32"
+        return self._assume(
+            "float32", "the log does not tell the gradients' dtype: float32 assumed, as Megatron reduces bf16 in fp32"
+        )
 
     def _parameter_dtype(self) -> str:
         half = self._half_precision()
         if half or self.settings.get("params_dtype"):
             return half or self._known(self.settings["params_dtype"], "parameters")
-        self._assume("the log does not tell the parameters' dtype: bfloat16 assumed for their all_gather")
-        return "bfloat16"
+        return self._assume(
+            "bfloat16", "the log does not tell the parameters' dtype: bfloat16 assumed for their all_gather"
+        )
 
     def _half_precision(self) -> str:
         return next((dtype for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")) if self._is_on(key)), "")
@@ -140,11 +135,11 @@ class _Job:
         try:
             return parse_dtype(spelled)
         except InputError:
-            self._assume(f"the dtype {spelled!r} of the {what} is not known: float32 assumed")
-            return "float32"
+            return self._assume("float32", f"the dtype {spelled!r} of the {what} is not known: float32 assumed")
 
-    def _assume(self, sentence: str) -> None:
+    def _assume(self, dtype: str, sentence: str) -> str:
         self.assumptions[sentence] = None
+        return dtype
 
 
 def _number(text: str | None) -> int:
@@ -152,9 +147,9 @@ def _number(text: str | None) -> int:
 
 
 def _nothing(logs: Sequence[BucketLog], left_out: Counter[str]) -> TraceError:
-    where = logs[0].label if len(logs) == 1 else f"the {len(logs)} files"
+    where = all_of([log.label for log in logs])
     if any(log.announced for log in logs) or left_out:
-        why = "; ".join(f"{count} x {reason}" for reason, count in sorted(left_out.items()))
+        why = "; ".join(reasons(left_out))
         return TraceError(
             f"no collectives in {where}: {why or 'buckets are announced, but their sizes are not there'}",
             hint="give the log with the lines `Params for bucket N (M elements)`, which follow at level INFO",
@@ -175,7 +170,7 @@ def _provenance(logs: Sequence[BucketLog], job: _Job, left_out: Counter[str]) ->
         detail=facts,
         world_size=job.world_size,
         ranks_read=tuple(sorted({rank for log in logs for rank in log.buckets if rank is not None})),
-        notes=(*_notes(logs, job), *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items()))),
+        notes=(*_notes(logs, job), *left_out_notes(left_out)),
     )
 
 
@@ -254,7 +249,9 @@ def read_buckets(document: Document) -> BucketLog:
             config += line.rstrip(b"\r\n")
         is_in_config = is_in_config and b")" not in config and len(config) < _CONFIG_BYTES
         if b" ..." in line and (argument := _ARGUMENT.search(line)) is not None:
-            _keep(arguments, argument[1].decode("ascii"), argument[2].decode("ascii"))
+            key, value = argument[1].decode("ascii"), argument[2].decode("ascii")
+            if key in _ARGUMENTS:
+                arguments.setdefault(key, value)
         elif b"bucket" in line:
             found += _add(log, line)
             check_bounded(found, log.label)
@@ -263,11 +260,6 @@ def read_buckets(document: Document) -> BucketLog:
     fields = _CONFIG_FIELD.findall(config.split(b")")[0].decode("utf-8", errors="replace"))
     log.settings = {**arguments, **dict(fields)}
     return log
-
-
-def _keep(arguments: dict[str, str], name: str, value: str) -> None:
-    if name in _ARGUMENTS:
-        arguments.setdefault(name, value)
 
 
 def _add(log: BucketLog, line: bytes) -> int:

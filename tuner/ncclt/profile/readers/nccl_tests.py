@@ -14,13 +14,15 @@ from pathlib import Path
 from statistics import fmean
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import BenchmarkError, InputError, TraceError
 from ncclt.nccl.nccl_tests.json import parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
-from ncclt.profile.documents import Document, documents, heads, read_block
+from ncclt.profile.documents import Document, any_head, documents, read_block
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
+from ncclt.profile.readers.nccl_log.ranks import PER_RANK
+from ncclt.profile.reading import joined, left_out_notes, reasons, told, workload_of
 
 name = "nccl_tests"
 
@@ -41,19 +43,13 @@ _PROGRAMS: dict[str, Collective] = {
     "sendrecv_perf": Collective.SEND_RECV,
 }
 
-_PER_RANK = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
-"""Where `size` is `count` x ranks x the size of the type."""
-
 
 def recognises(path: Path) -> bool:
     """Tell whether a file has a table of nccl-tests near its beginning, or is one of its result files.
 
     Where NCCL has logged its calls around the table, the log tells more.
     """
-    try:
-        return any(_is_output(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _is_output)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -78,30 +74,20 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             else:
                 times.setdefault(message, []).extend(_times_us(row, message))
     if not times:
-        reasons = [f"{count} x {reason}" for reason, count in sorted(left_out.items())]
         raise TraceError(
-            f"no collectives in {', '.join(labels)}: {'; '.join(reasons) or 'no table of nccl-tests is in it'}",
+            f"no collectives in {', '.join(labels)}: {'; '.join(reasons(left_out)) or 'no table of nccl-tests is in it'}",
             hint="give the output of all_reduce_perf or another program of nccl-tests, or the file of -J",
         )
     found = [test for test, _collective in tests]
-    facts = {
-        "files": ", ".join(labels),
-        "nccl_tests": ", ".join(dict.fromkeys(test.version for test in found if test.version)),
-    }
-    return Workload(
-        name=name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=1.0, recorded_us=fmean(taken) if taken else None)
-            for message, taken in times.items()
-        ),
-        provenance=Provenance(
-            source="nccl_tests",
-            detail={key: value for key, value in facts.items() if value},
-            world_size=max(test.ranks for test in found),
-            notes=tuple(_notes(found, left_out)),
-            whole_file=True,
-        ),
+    origin = Provenance(
+        source="nccl_tests",
+        detail=told({"files": ", ".join(labels), "nccl_tests": joined(test.version for test in found)}),
+        world_size=max(test.ranks for test in found),
+        notes=tuple(_notes(found, left_out)),
+        whole_file=True,
     )
+    times_us = {message: fmean(taken) for message, taken in times.items() if taken}
+    return workload_of(name, dict.fromkeys(times, 1.0), origin, times_us=times_us)
 
 
 def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
@@ -116,7 +102,7 @@ def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
     unreadable = sum(test.unreadable_lines for test in tests)
     if unreadable:
         notes.append(f"{unreadable} lines inside the tables are no rows: sizes may be missing")
-    return notes + [f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())]
+    return notes + left_out_notes(left_out)
 
 
 def _is_output(beginning: bytes) -> bool:
@@ -214,7 +200,7 @@ def _message(row: NcclTestRow, test: NcclTest, collective: Collective | None) ->
 def _times_us(row: NcclTestRow, message: Message) -> list[float]:
     """Return the time of the half that training does: in place, but between two buffers where a rank has a part."""
     halves = (row.in_place, row.out_of_place)
-    if message.collective in (*_PER_RANK, Collective.SEND_RECV):
+    if message.collective in (*PER_RANK, Collective.SEND_RECV):
         halves = (row.out_of_place, row.in_place)
     half = next((h for h in halves if h is not None), None)
     return [half.time_us] if half is not None and math.isfinite(half.time_us) and half.time_us > 0 else []

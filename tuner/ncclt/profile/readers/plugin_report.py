@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import documents, heads
+from ncclt.profile.documents import any_head, documents
 from ncclt.profile.readers.inspector.records import whole
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct, lines
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
+from ncclt.profile.reading import all_of, joined, largest_group_notes, left_out_notes, told, workload_of
 
 name = "plugin_report"
 
@@ -60,16 +61,13 @@ class CommunicatorReport:
     @property
     def group(self) -> str:
         """Return what tells the communicator apart on this rank."""
-        told = str(self.head["communicator"])
-        return told if told != _NO_COMMUNICATOR else f"{self.process}:{self.head['number']}"
+        named = str(self.head["communicator"])
+        return named if named != _NO_COMMUNICATOR else f"{self.process}:{self.head['number']}"
 
 
 def recognises(path: Path) -> bool:
     """Tell whether a file begins like a report of the plugin."""
-    try:
-        return any(one.startswith(_MARK) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, lambda beginning: beginning.startswith(_MARK))
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -84,16 +82,12 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     per_step = merge_ranks(views)
     if not per_step:
         raise TraceError(
-            f"no collectives in {reports[0].label if len(reports) == 1 else f'the {len(reports)} files'}",
+            f"no collectives in {all_of([report.label for report in reports])}",
             hint="let the job run some steps; send_recv and all_to_all never reach a tuner plugin",
         )
     if len(views) > world_size:
         world_size = 0
-    return Workload(
-        name=name,
-        messages=tuple(MessageCalls(message=message, calls_per_step=calls) for message, calls in per_step.items()),
-        provenance=_provenance(reports, views, world_size, sizes_left_out),
-    )
+    return workload_of(name, per_step, _provenance(reports, views, world_size, sizes_left_out))
 
 
 def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
@@ -186,11 +180,11 @@ def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
         report.uncounted += calls
         return
     report.calls[collective, size] += calls
-    told = {"applied": report.asked, "unavailable": report.refused}.get(str(row.get("outcome")))
-    if told is not None:
+    outcome = {"applied": report.asked, "unavailable": report.refused}.get(str(row.get("outcome")))
+    if outcome is not None:
         parts = [str(row.get("algorithm", "")).upper()[:24], str(row.get("protocol", "")).upper()[:24]]
         channels = whole(row.get("channels"))
-        told[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
+        outcome[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
 
 
 def _views(reports: Sequence[CommunicatorReport], world_size: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
@@ -215,7 +209,7 @@ def _views(reports: Sequence[CommunicatorReport], world_size: int) -> tuple[tupl
                 spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world_size,
             )
             counted[report.group, message] += calls
-    return tuple(RankMessages(rank=None, calls=dict(counted)) for counted in gpus.values()), left_out
+    return tuple(RankMessages(rank=None, calls=counted) for counted in gpus.values()), left_out
 
 
 def _provenance(
@@ -225,8 +219,8 @@ def _provenance(
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
         asked.add(collective, size, choice, calls)
     facts = {
-        "files": ", ".join(sorted({report.label for report in reports})),
-        "nccl_version": ", ".join(sorted({str(report.head["nccl"]) for report in reports} - {""})),
+        "files": joined(sorted(report.label for report in reports)),
+        "nccl_version": joined(sorted(str(report.head["nccl"]) for report in reports)),
         "nodes": str(max((int(r.head["nodes"]) for r in reports if r.head["ranks"] == world_size), default="")),
         "tables": ", ".join(sorted(_tables(reports))),
         "asked_for": asked.text(),
@@ -236,7 +230,7 @@ def _provenance(
     return Provenance(
         source=name,
         created=datetime.fromtimestamp(started / 1e6, tz=UTC).date().isoformat() if 0 < started < 4e15 else "",
-        detail={key: value for key, value in facts.items() if value},
+        detail=told(facts),
         world_size=world_size,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(reports, views, world_size, left_out),
@@ -267,10 +261,4 @@ def _notes(
         notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are not known")
     if any(not report.head.get("finished", True) for report in reports):
         notes.append("some communicators were open when their process ended")
-    if world_size:
-        notes.append(f"the largest communicator, of {world_size} ranks, is taken for the whole job")
-        if len(views) < world_size:
-            notes.append(f"{len(views)} of {world_size} ranks read; the busiest of them stands for all")
-    else:
-        notes.append(f"{len(views)} ranks read and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))
+    return (*notes, *largest_group_notes(len(views), world_size), *left_out_notes(left_out))

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.documents import Document, documents, heads
-from ncclt.profile.readers.csv_table.rows import DocumentLines, TableRow, cells_by_name, first_row, rows, whole_number
+from ncclt.profile.documents import Document, any_head, documents
+from ncclt.profile.readers.csv_table.rows import TableRow, cells_by_name, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import Operation, classify
+from ncclt.profile.reading import left_out_notes, partial_note, smallest, without_answered_receives, workload_of
 
-REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
+_REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
 """Columns of all three tables."""
 
-COUNTS = frozenset({"operation_count", "count"})
+_COUNTS = frozenset({"operation_count", "count"})
 """The column of the calls: per rank, or of the collapsed table."""
 
 _MEANS_US = ("dur_mean", "comm_latency_mean")
@@ -34,10 +35,7 @@ name = "tracelens"
 
 def recognises(path: Path) -> bool:
     """Tell whether a file begins with the header of a collective table of TraceLens."""
-    try:
-        return any(_is_report(first_row(one)) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, lambda beginning: _is_report(first_row(beginning)))
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -46,132 +44,34 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     Raises:
         TraceError: damaged, no such table, no collective, a rank in two tables, or two tables without ranks.
     """
-    reports = sorted(
-        (_report(document) for path in paths for document in documents(path)), key=lambda r: (r.ranks, r.label)
-    )
+    reports = sorted((_report(document) for path in paths for document in documents(path)), key=lambda r: r.order)
     _check_one_job(reports)
-    every = [row for report in reports for row in report.rows]
-    if not any(row.message for row in every):
-        raise TraceError(
-            f"no collectives in {', '.join(report.label for report in reports)}",
-            hint="make the report from a trace of the distributed run itself",
-        )
-    return _workload(reports, name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    label: str
-    rows: tuple[ReportRow, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({row.rank for row in self.rows if row.rank is not None}))
-
-
-def _is_report(header: Sequence[str]) -> bool:
-    return set(header) >= REQUIRED and bool(COUNTS & set(header))
-
-
-def _report(document: Document) -> _Report:
-    table = rows(DocumentLines(document), document.label)
-    header = next(table, None)
-    if header is None or not _is_report(header.cells):
-        raise TraceError(
-            f"{document.label} is not a collective table of TraceLens",
-            hint="give coll_analysis.csv, nccl_summary_long.csv or nccl_summary_implicit_sync.csv",
-        )
-    found = tuple(report_row(row, cells_by_name(header.cells, row)) for row in table)
-    return _Report(label=document.label, rows=found)
-
-
-def _check_one_job(reports: Sequence[_Report]) -> None:
-    if len(reports) > 1 and any(not report.ranks for report in reports):
-        raise TraceError(
-            f"{len(reports)} tables were given, and one does not say which ranks it is of",
-            hint="import a collapsed table (implicit_sync) on its own",
-        )
-    counted = Counter(rank for report in reports for rank in report.ranks)
-    twice = [rank for rank, times in counted.items() if times > 1]
-    if twice:
-        raise TraceError(f"rank {min(twice)} is in two tables", hint="give every rank once")
-
-
-def _workload(reports: Sequence[_Report], workload_name: str) -> Workload:
-    by_rank: dict[int | None, list[ReportRow]] = {}
+    by_rank: dict[int | None, list[_Row]] = {}
     for report in reports:
         for row in report.rows:
             by_rank.setdefault(row.rank, []).append(row)
-    sends = {rank: _without_answered_receives(mine) for rank, mine in by_rank.items()}
-    views = [_view(rank, mine) for rank, mine in sends.items()]
-    times_us = _times_us(sends.values())
+    labels = ", ".join(report.label for report in reports)
+    if not any(row.message for mine in by_rank.values() for row in mine):
+        raise TraceError(
+            f"no collectives in {labels}", hint="make the report from a trace of the distributed run itself"
+        )
+    sent = {rank: without_answered_receives(mine) for rank, mine in by_rank.items()}
     ranks = tuple(sorted(rank for rank in by_rank if rank is not None))
-    world_size = max((row.world_size for mine in by_rank.values() for row in mine), default=0)
-    return Workload(
-        name=workload_name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=count, recorded_us=times_us.get(message))
-            for message, count in merge_ranks(views).items()
-        ),
-        provenance=Provenance(
-            source=name,
-            detail={"files": ", ".join(report.label for report in reports)},
-            world_size=world_size,
-            ranks_read=ranks,
-            notes=tuple(_notes(by_rank, ranks, world_size)),
-            whole_file=True,
-        ),
+    world_size = max(row.world_size for mine in by_rank.values() for row in mine)
+    origin = Provenance(
+        source="tracelens",
+        detail={"files": labels},
+        world_size=world_size,
+        ranks_read=ranks,
+        notes=tuple(_notes(by_rank, ranks, world_size)),
+        whole_file=True,
     )
-
-
-def _without_answered_receives(mine: Sequence[ReportRow]) -> list[ReportRow]:
-    """Drop a rank's receives where it also sends: a message from rank to rank is one call (as in `kineto_calls`)."""
-    sends = any(row.message and row.message.collective == "send_recv" and not row.is_receive for row in mine)
-    return [row for row in mine if not (sends and row.is_receive)]
-
-
-def _view(rank: int | None, mine: Sequence[ReportRow]) -> RankMessages:
-    calls: Counter[tuple[str, Message]] = Counter()
-    for row in mine:
-        if row.message:
-            calls[row.group, row.message] += row.calls
-    return RankMessages(rank=rank, calls=dict(calls))
-
-
-def _times_us(ranks: Iterable[Sequence[ReportRow]]) -> dict[Message, float]:
-    """Return the smallest of the ranks' mean durations: the rank that comes last does not wait inside the kernel."""
-    smallest: dict[Message, float] = {}
-    for mine in ranks:
-        sums: dict[Message, tuple[float, int]] = {}
-        for row in mine:
-            if row.message and row.mean_us is not None:
-                total_us, calls = sums.get(row.message, (0.0, 0))
-                sums[row.message] = (total_us + row.mean_us * row.calls, calls + row.calls)
-        for message, (total_us, calls) in sums.items():
-            smallest[message] = min(smallest.get(message, total_us / calls), total_us / calls)
-    return smallest
-
-
-def _notes(by_rank: Mapping[int | None, Sequence[ReportRow]], ranks: Sequence[int], world_size: int) -> list[str]:
-    notes = [WHOLE_FILE]
-    left_out: dict[str, int] = {}
-    for mine in by_rank.values():
-        counted: Counter[str] = Counter()
-        for row in mine:
-            if row.left_out:
-                counted[row.left_out] += row.calls
-        for reason, calls in counted.items():
-            left_out[reason] = max(left_out.get(reason, 0), calls)
-    notes += [f"left out: {calls} x {reason}" for reason, calls in sorted(left_out.items())]
-    if not ranks:
-        notes.append("the table does not say which ranks it was made from")
-    elif len(ranks) < world_size:
-        notes.append(f"{len(ranks)} of {world_size} ranks read; the busiest of them stands for all")
-    return notes
+    per_step = merge_ranks(RankMessages(rank=rank, calls=_counts(mine)) for rank, mine in sent.items())
+    return workload_of(name, per_step, origin, times_us=smallest(map(_means_us, sent.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRow:
+class _Row:
     """What one row says.
 
     Attributes:
@@ -195,17 +95,83 @@ class ReportRow:
     mean_us: float | None
 
 
-def report_row(row: TableRow, cells: Mapping[str, str]) -> ReportRow:
-    """Read one row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    label: str
+    rows: tuple[_Row, ...]
 
-    Raises:
-        TraceError: a count is none, or the row contradicts itself; the message names the line.
-    """
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({row.rank for row in self.rows if row.rank is not None}))
+
+    @property
+    def order(self) -> tuple[tuple[int, ...], str]:
+        return self.ranks, self.label
+
+
+def _is_report(header: Sequence[str]) -> bool:
+    return set(header) >= _REQUIRED and bool(_COUNTS & set(header))
+
+
+def _report(document: Document) -> _Report:
+    table = rows(document)
+    header = next(table, None)
+    if header is None or not _is_report(header.cells):
+        raise TraceError(
+            f"{document.label} is not a collective table of TraceLens",
+            hint="give coll_analysis.csv, nccl_summary_long.csv or nccl_summary_implicit_sync.csv",
+        )
+    found = tuple(_report_row(row, cells_by_name(header.cells, row)) for row in table)
+    return _Report(label=document.label, rows=found)
+
+
+def _check_one_job(reports: Sequence[_Report]) -> None:
+    if len(reports) > 1 and any(not report.ranks for report in reports):
+        raise TraceError(
+            f"{len(reports)} tables were given, and one does not say which ranks it is of",
+            hint="import a collapsed table (implicit_sync) on its own",
+        )
+    counted = Counter(rank for report in reports for rank in report.ranks)
+    twice = [rank for rank, times in counted.items() if times > 1]
+    if twice:
+        raise TraceError(f"rank {min(twice)} is in two tables", hint="give every rank once")
+
+
+def _counts(mine: Sequence[_Row]) -> Counter[tuple[str, Message]]:
+    calls: Counter[tuple[str, Message]] = Counter()
+    for row in mine:
+        if row.message:
+            calls[row.group, row.message] += row.calls
+    return calls
+
+
+def _means_us(mine: Sequence[_Row]) -> dict[Message, float]:
+    sums: dict[Message, tuple[float, int]] = {}
+    for row in mine:
+        if row.message and row.mean_us is not None:
+            total_us, calls = sums.get(row.message, (0.0, 0))
+            sums[row.message] = (total_us + row.mean_us * row.calls, calls + row.calls)
+    return {message: total_us / calls for message, (total_us, calls) in sums.items()}
+
+
+def _notes(by_rank: Mapping[int | None, Sequence[_Row]], ranks: Sequence[int], world_size: int) -> list[str]:
+    left_out: Counter[str] = Counter()
+    for mine in by_rank.values():
+        counted: Counter[str] = Counter()
+        for row in mine:
+            if row.left_out:
+                counted[row.left_out] += row.calls
+        left_out |= counted  # the ranks show the same calls: the largest count, not the sum
+    unknown = [] if ranks else ["the table does not say which ranks it was made from"]
+    return [WHOLE_FILE, *left_out_notes(left_out), *(partial_note(len(ranks), world_size) if ranks else unknown)]
+
+
+def _report_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
     operation = classify(cells["Collective name"]) if cells["Collective name"] else None
     group, group_size = cells.get("Process Group Name", ""), _whole(row, cells, "Group size")
     message, left_out = _message(row, cells, operation, group_size)
     mean = next((cells[column] for column in _MEANS_US if cells.get(column)), "")
-    return ReportRow(
+    return _Row(
         rank=_whole(row, cells, "rank") if "rank" in cells else None,
         group=group,
         # PyTorch gives the default group, which is the whole job, the name 0.

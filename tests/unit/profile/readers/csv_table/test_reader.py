@@ -1,8 +1,9 @@
-"""The plain table, from files and from standard input."""
+"""The plain table."""
 
 import gzip
-import io
 import math
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,14 @@ from ncclt.profile.readers.csv_table import reader as table
 
 
 def read(text, name="mine"):
-    return table.read_stream(io.BytesIO(text.encode()), name=name)
+    return read_bytes(text.encode(), name)
+
+
+def read_bytes(data, name="mine"):
+    with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+        file.write(data)
+        file.flush()
+        return table.read([Path(file.name)], name=name)
 
 
 def refused(text):
@@ -155,7 +163,7 @@ def test_bad_tables_are_refused(text, why):
 def test_text_that_is_no_utf8_is_refused():
     """With the line it stands in."""
     with pytest.raises(TraceError, match="line 2: this is not UTF-8"):
-        table.read_stream(io.BytesIO(b"collective,size,calls\nall_reduce\xff,8,1\n"), name="x")
+        read_bytes(b"collective,size,calls\nall_reduce\xff,8,1\n")
 
 
 def test_equal_rows_add_up_and_times_are_weighted():
@@ -206,7 +214,7 @@ def test_endless_rows_are_refused(monkeypatch):
 def test_any_bytes_are_read_or_refused(data):
     """Never anything but a TraceError."""
     with pytest.raises(TraceError):
-        table.read_stream(io.BytesIO(data), name="x")
+        read_bytes(data)
 
 
 @given(st.integers(1, 2**50), st.floats(1e-6, 1e6), st.integers(0, 4096), st.booleans())

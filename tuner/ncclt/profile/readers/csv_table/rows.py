@@ -7,10 +7,10 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, read_block
+from ncclt.profile.documents import Document, read_line
 
 DELIMITERS = ",;\t"
 """What may stand between cells; the one that the header has most of is taken."""
@@ -22,37 +22,6 @@ _ROWS = 2_000_000
 """Most rows accepted: a table of distinct messages has hundreds, a list of every call of a long run some 100 000."""
 
 _WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,6})?")
-
-
-class ByteLines(Protocol):
-    """What is read from: a file, the member of an archive, or standard input."""
-
-    def readline(self, size: int, /) -> bytes:
-        """Return the next line, at most `size` bytes of it."""
-        ...
-
-
-class DocumentLines:
-    """The lines of a document, with damage in its compression named as every reader names it."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self._block = io.BytesIO()
-
-    def readline(self, size: int, /) -> bytes:
-        """Return the next line, at most `size` bytes of it.
-
-        Raises:
-            TraceError: the compressed data end or break there.
-        """
-        line = self._block.readline(size)
-        while not line.endswith(b"\n") and len(line) < size:
-            block = read_block(self._document, _LINE_BYTES)
-            if not block:
-                break
-            self._block = io.BytesIO(block)
-            line += self._block.readline(size - len(line))
-        return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +43,19 @@ class TableRow:
         return TraceError(f"{self.label}, line {self.number}: {why}", hint=hint)
 
 
-def rows(stream: ByteLines, label: str, *, comment: str = "#") -> Iterator[TableRow]:
+def rows(document: Document) -> Iterator[TableRow]:
     """Yield the rows of a table, its header first; empty lines and comment lines are skipped.
 
     Raises:
         TraceError: no UTF-8 text, a line or the table too long, or a quote that is never closed.
     """
-    lines = _Lines(stream, label, comment)
+    label, lines = document.label, _Lines(document)
     first = next(lines, None)
     if first is None:
         return
     delimiter = max(DELIMITERS, key=first.count)
     try:
-        for count, cells in enumerate(csv.reader(_chain(first, lines), delimiter=delimiter, strict=True)):
+        for count, cells in enumerate(csv.reader(chain([first], lines), delimiter=delimiter, strict=True)):
             if count > _ROWS:
                 raise TraceError(
                     f"{label} has more than {_ROWS} rows", hint="give one row per kind of message, with its calls"
@@ -99,10 +68,10 @@ def rows(stream: ByteLines, label: str, *, comment: str = "#") -> Iterator[Table
         ) from error
 
 
-def first_row(head: bytes, *, comment: str = "#") -> tuple[str, ...]:
+def first_row(head: bytes) -> tuple[str, ...]:
     """Return the cells of the first row in the beginning of a file, empty where it is no table."""
     try:
-        found = next(rows(io.BytesIO(head), "head", comment=comment), None)
+        found = next(rows(Document(label="head", stream=io.BufferedReader(io.BytesIO(head)))), None)
     except TraceError:
         return ()
     return found.cells if found else ()
@@ -131,15 +100,15 @@ def whole_number(text: str) -> int | None:
 class _Lines:
     """The lines that hold something, with the number of the last one given out."""
 
-    def __init__(self, stream: ByteLines, label: str, comment: str) -> None:
-        self._stream, self._label, self._comment = stream, label, comment
+    def __init__(self, document: Document) -> None:
+        self._document = document
         self.number = 0
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        while line := self._stream.readline(_LINE_BYTES + 1):
+        while line := read_line(self._document, _LINE_BYTES + 1):
             self.number += 1
             if len(line) > _LINE_BYTES:
                 raise self._refused("a line without end", "this is not a table of rows")
@@ -149,14 +118,9 @@ class _Lines:
                 raise self._refused("this is not UTF-8 text", "save the table as UTF-8") from error
             if "\0" in text:
                 raise self._refused("a zero byte in the text", "this is not a table; save it as UTF-8 text")
-            if text.strip() and not text.lstrip().startswith(self._comment):
+            if text.strip() and not text.lstrip().startswith("#"):
                 return text
         raise StopIteration
 
     def _refused(self, why: str, hint: str) -> TraceError:
-        return TraceError(f"{self._label}, line {self.number}: {why}", hint=hint)
-
-
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
+        return TraceError(f"{self._document.label}, line {self.number}: {why}", hint=hint)

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, documents, heads, load_json
+from ncclt.profile.documents import Document, any_head, documents, load_json
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.deepspeed.rows import CommsLog, LogRow, read_dictionary, read_text
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
+from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of
 
 name = "deepspeed"
 
@@ -45,11 +46,7 @@ _SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATT
 
 def recognises(path: Path) -> bool:
     """Tell whether a file has output of the comms logger near its beginning, and no calls logged by NCCL."""
-    try:
-        beginnings = heads(path)
-    except TraceError:
-        return False
-    return any(_MARK.search(one) for one in beginnings) and not any(LOGGED_CALL.search(one) for one in beginnings)
+    return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -71,18 +68,11 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             calls["", message] += row.calls
             if row.time_us > 0:
                 times[message] = min(row.time_us, times.get(message, row.time_us))
-        views.append(RankMessages(rank=rank, calls=dict(calls)))
+        views.append(RankMessages(rank=rank, calls=calls))
     per_step = merge_ranks(views)
     if not per_step:
         raise _nothing(logs, left_out)
-    return Workload(
-        name=name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=count, recorded_us=times.get(message))
-            for message, count in per_step.items()
-        ),
-        provenance=_provenance(logs, world_size, left_out),
-    )
+    return workload_of(name, per_step, _provenance(logs, world_size, left_out), times_us=times)
 
 
 def _read(document: Document) -> CommsLog:
@@ -141,11 +131,10 @@ def _world_size(logs: Sequence[CommsLog]) -> int:
 
 
 def _nothing(logs: Sequence[CommsLog], left_out: Counter[str]) -> TraceError:
-    where = logs[0].label if len(logs) == 1 else f"the {len(logs)} files"
-    reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(left_out.items()))
+    where = all_of([log.label for log in logs])
     if any(log.rows or log.tables or log.torn for log in logs):
         return TraceError(
-            f"no collectives in {where}: {reasons or 'its table has no row that can be read'}",
+            f"no collectives in {where}: {'; '.join(reasons(left_out)) or 'its table has no row that can be read'}",
             hint="dump deepspeed.comm.log_summary(return_dict=True) as JSON: it has exact sizes and the ranks",
         )
     return TraceError(
@@ -184,4 +173,4 @@ def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) ->
             notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: the fullest one is read")
         if log.torn:
             notes.append(f"left out: {log.torn} rows of a table in {log.label} without an operation above them")
-    return (*notes, *(f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())))
+    return (*notes, *left_out_notes(left_out))

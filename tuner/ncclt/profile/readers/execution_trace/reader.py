@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, heads, load_json
+from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.execution_trace.nodes import COMMS, CommsNode, TraceGroup, comms_node, groups_of
 from ncclt.profile.readers.execution_trace.steps import calls_in_steps, inside_barriers
 from ncclt.profile.readers.kineto.names import classify, is_barrier
@@ -32,10 +32,7 @@ _ROOTED = frozenset({"broadcast", "broadcastoop", "reduce", "reduceoop", "send",
 
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
-    try:
-        return any(_is_trace(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _is_trace)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -48,7 +45,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
 
 
 def _is_trace(beginning: bytes) -> bool:
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = unmarked(beginning)
     if not text.startswith(b"{"):
         return False
     if b'"workload_graph"' in text and b'"NodeType"' in text:

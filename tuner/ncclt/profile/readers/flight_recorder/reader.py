@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, head, heads, load_json
+from ncclt.profile.documents import Document, any_head, head, load_json, unmarked
 from ncclt.profile.readers.flight_recorder.dump import call_of, entries_of, groups_of, rank_of, world_size_of
 from ncclt.profile.readers.flight_recorder.pickle import load_pickle
 from ncclt.profile.readers.param_comms.calls import counted, ledger_of, shown, told_group_sizes
@@ -29,10 +29,7 @@ _PICKLE = b"\x80"  # PROTO, the first opcode of every pickle since protocol 2
 
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like a dump."""
-    try:
-        return any(_is_dump(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _is_dump)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -47,7 +44,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
 def _is_dump(beginning: bytes) -> bool:
     if beginning.startswith(_PICKLE):
         return b"pg_config" in beginning or b"profiling_name" in beginning
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = unmarked(beginning)
     if not text.startswith(b"{") or b'"traceEvents"' in text or b'"schemaVersion"' in text:
         return False
     # The groups of a huge job come first in some dumps and fill all that we see.

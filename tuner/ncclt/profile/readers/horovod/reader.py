@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.documents import documents, heads
+from ncclt.profile.documents import any_head, documents, unmarked
 from ncclt.profile.readers.horovod.events import CALLS, TensorCall, Timeline, read_timeline
+from ncclt.profile.reading import day_of, left_out_notes, reasons, workload_of
 
 name = "horovod"
 
@@ -27,10 +27,7 @@ _CLUSTER_RATIO = 1.25
 
 def recognises(path: Path) -> bool:
     """Tell whether a file begins like a Horovod timeline."""
-    try:
-        return any(_is_timeline(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _is_timeline)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -46,10 +43,27 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     groups = fusion_groups(timeline.calls, world_size=len(timeline.ranks))
     if not groups:
         raise TraceError(
-            f"no collectives in {label}: {_seen(timeline)}",
+            f"no collectives in {label}: {'; '.join(reasons(timeline.left_out)) or 'not one operation in it ended'}",
             hint="record a timeline of the training itself, over more than one rank",
         )
-    return _workload(timeline, groups, label=label, name=name)
+    steps, how = _steps(timeline.calls)
+    counts = Counter(group.message for group in groups)
+    total_us: dict[Message, float] = {}
+    for group in groups:
+        total_us[group.message] = total_us.get(group.message, 0.0) + group.time_us
+    origin = Provenance(
+        source="horovod",
+        created=day_of(timeline.started_s),
+        detail={"files": label, "size_clusters": _clusters(counts)},
+        world_size=len(timeline.ranks),
+        ranks_read=(0,),
+        steps=steps,
+        notes=(how, *_notes(timeline, groups, counts)),
+        whole_file=not steps,
+    )
+    per_step = {message: count / (steps or 1) for message, count in counts.items()}
+    means_us = {message: total / counts[message] for message, total in total_us.items() if total}
+    return workload_of(name, per_step, origin, times_us=means_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,41 +147,9 @@ class _Open:
 
 
 def _is_timeline(beginning: bytes) -> bool:
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = unmarked(beginning)
     marks = (b'"NEGOTIATE_', b'"start_time_since_epoch_in_micros"', b'"CYCLE_START"')
     return text.startswith(b"[") and b'"ph"' in text and any(mark in text for mark in marks)
-
-
-def _seen(timeline: Timeline) -> str:
-    seen = [f"{count} x {reason}" for reason, count in sorted(timeline.left_out.items())]
-    return "; ".join(seen) if seen else "not one operation in it ended"
-
-
-def _workload(timeline: Timeline, groups: Sequence[FusionGroup], *, label: str, name: str) -> Workload:
-    steps, how = _steps(timeline.calls)
-    counts = Counter(group.message for group in groups)
-    total_us: dict[Message, float] = {}
-    for group in groups:
-        total_us[group.message] = total_us.get(group.message, 0.0) + group.time_us
-    return Workload(
-        name=name,
-        messages=tuple(
-            MessageCalls(
-                message=message, calls_per_step=count / (steps or 1), recorded_us=total_us[message] / count or None
-            )
-            for message, count in counts.items()
-        ),
-        provenance=Provenance(
-            source="horovod",
-            created=_day(timeline.started_s),
-            detail={"files": label, "size_clusters": _clusters(counts)},
-            world_size=len(timeline.ranks),
-            ranks_read=(0,),
-            steps=steps,
-            notes=(how, *_notes(timeline, groups, counts)),
-            whole_file=not steps,
-        ),
-    )
 
 
 def _steps(calls: Sequence[TensorCall]) -> tuple[int, str]:
@@ -202,7 +184,7 @@ def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Me
     ]
     if len(counts) > 1:
         notes.append("groups form by timing and vary from step to step: judge them by clusters (detail size_clusters)")
-    notes += [f"left out: {count} x {reason}" for reason, count in sorted(timeline.left_out.items())]
+    notes += left_out_notes(timeline.left_out)
     if not timeline.ranks:
         notes.append("no negotiation was recorded: the groups are taken as the whole job")
     if timeline.is_cut:
@@ -210,9 +192,3 @@ def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Me
     if timeline.is_full:
         notes.append(f"only the first {CALLS} calls of tensors were read")
     return notes
-
-
-def _day(moment_s: float) -> str:
-    if not 1.4e9 < moment_s < 4.1e9:  # 2014 to 2099: anything else is no wall clock
-        return ""
-    return datetime.fromtimestamp(moment_s, UTC).date().isoformat()

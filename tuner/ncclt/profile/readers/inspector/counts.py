@@ -176,7 +176,7 @@ def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
                 tally.left_out[message] += count
             else:
                 calls.setdefault(gpu, Counter())[series.header.comm, message] += count
-    return tuple(RankMessages(rank=None, calls=dict(counted)) for counted in calls.values())
+    return tuple(RankMessages(rank=None, calls=counted) for counted in calls.values())
 
 
 def mean_times(tally: Tally) -> dict[Message, float]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import documents, heads
+from ncclt.profile.documents import any_head, documents
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
+from ncclt.profile.reading import all_of, joined, largest_group_notes, reasons, told, workload_of
 
 name = "inspector"
 
@@ -27,10 +28,7 @@ _RECORD = "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENA
 
 def recognises(path: Path) -> bool:
     """Tell whether a file begins with records of Inspector."""
-    try:
-        return any(_has_records(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _has_records)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -47,14 +45,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     per_step, times = merge_ranks(rank_views(tally)), mean_times(tally)
     if not per_step:
         raise _nothing(tally, files)
-    return Workload(
-        name=name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=calls, recorded_us=times.get(message))
-            for message, calls in per_step.items()
-        ),
-        provenance=_provenance(tally, files),
-    )
+    return workload_of(name, per_step, _provenance(tally, files), times_us=times)
 
 
 def _has_records(beginning: bytes) -> bool:
@@ -63,11 +54,10 @@ def _has_records(beginning: bytes) -> bool:
 
 
 def _nothing(tally: Tally, files: Sequence[str]) -> TraceError:
-    where = files[0] if len(files) == 1 else f"the {len(files)} files"
-    reasons = _left_out(tally)
+    where = all_of(files)
     if tally.slots:
         return TraceError(
-            f"no collectives in {where}: {'; '.join(reasons) or 'no record is of a call'}",
+            f"no collectives in {where}: {'; '.join(_left_out(tally)) or 'no record is of a call'}",
             hint="record more steps, and set NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0 for small messages",
         )
     return TraceError(f"{where} holds no record of NCCL Inspector", hint=f"record with {_RECORD}, without Prometheus")
@@ -76,7 +66,7 @@ def _nothing(tally: Tally, files: Sequence[str]) -> TraceError:
 def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
     facts = {
         "files": ", ".join(sorted(files)),
-        "format": ", ".join(sorted(tally.versions - {""})),
+        "format": joined(sorted(tally.versions)),
         "nodes": str(tally.worlds.get(tally.world_size, 0) or ""),
         "nccl_choices": tally.choices.text(),
     }
@@ -84,7 +74,7 @@ def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
     return Provenance(
         source=name,
         created=min(tally.dates - {""}, default=""),
-        detail={key: value for key, value in facts.items() if value},
+        detail=told(facts),
         world_size=tally.world_size,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(tally),
@@ -111,16 +101,10 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         notes.append(f"{gaps} calls between the recorded ones are missing: too small, untimed or dropped")
     if tally.dropped:
         notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
-    world_size = tally.world_size
-    if world_size:
-        notes.append(f"the largest communicator, of {world_size} ranks, is taken for the whole job")
-        if tally.ranks_seen < world_size:
-            notes.append(f"{tally.ranks_seen} of {world_size} ranks read; the busiest of them stands for all")
-    else:
-        notes.append(f"{tally.ranks_seen} ranks read and no communicator of all of them: the job's size is not known")
+    notes += largest_group_notes(tally.ranks_seen, tally.world_size)
     return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))
 
 
 def _left_out(tally: Tally) -> list[str]:
-    reasons = [f"{count} x {reason}" for reason, count in sorted(tally.left_out.items())]
-    return reasons + ([f"{tally.unread} lines that are cut off or no record"] if tally.unread else [])
+    unread = [f"{tally.unread} lines that are cut off or no record"] if tally.unread else []
+    return reasons(tally.left_out) + unread

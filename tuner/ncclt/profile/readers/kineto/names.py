@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclt.core.message import Collective
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,25 @@ class Operation:
     word: str
     collective: Collective | None
     is_receive: bool = False
+
+    def message(self, dtype: str, elements: int, *, group_size: int, spans_nodes: bool = False) -> Message | str:
+        """Return the message of `elements` of `dtype`, counted as in `Message.size_bytes`, or why there is none."""
+        if self.collective is None:
+            return f"{self.word}, which ncclt has no message for"
+        try:
+            known = parse_dtype(dtype)
+        except InputError:
+            return f"{self.word} of dtype {dtype!r}, whose size is not known"
+        size_bytes = elements * DTYPE_SIZES[known]
+        if not 0 < size_bytes <= MOST_BYTES:
+            return f"{self.word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
+        return Message(
+            collective=self.collective,
+            dtype=known,
+            size_bytes=size_bytes,
+            group_size=group_size,
+            spans_nodes=spans_nodes,
+        )
 
 
 # One table for the three spellings of each: record_param_comms ("allreduce", "_allgather_base"), annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, documents, heads
+from ncclt.profile.documents import Document, any_head, documents, unmarked
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.kineto.calls import CallBook
 from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed
@@ -32,10 +32,7 @@ name = "kineto"
 
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like a Kineto trace."""
-    try:
-        return any(_is_kineto(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _is_kineto)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -73,7 +70,7 @@ class _RankReading:
 
 
 def _is_kineto(beginning: bytes) -> bool:
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = unmarked(beginning)
     if not text.startswith(b"{"):
         return False
     # Files cut by hand keep little but the events; the head of a huge job can push the events out of our sight.
@@ -83,7 +80,7 @@ def _is_kineto(beginning: bytes) -> bool:
 def _is_object(document: Document) -> bool:
     """Tell whether a document can be a trace; archives also hold notes and file-system debris."""
     beginning = document.stream.peek(512)
-    return beginning.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") or ":" not in document.label
+    return unmarked(beginning).startswith(b"{") or ":" not in document.label
 
 
 def _read_rank(document: Document) -> _RankReading:

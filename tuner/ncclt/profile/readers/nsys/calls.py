@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date
 
 from ncclt.profile.readers.nsys.file import Export
 from ncclt.profile.readers.nsys.kernels import Kernel, kernel_of
 from ncclt.profile.readers.nsys.payload import Payload, payload_of_blob, payload_of_json, schemas_of
+from ncclt.profile.reading import day_in
 
 _CALL = re.compile(r"nccl[A-Z]\w{1,60}")
 _RANGES = "(59, 60)"
@@ -84,21 +84,13 @@ def recording_of(export: Export) -> NsysExport:
     dates = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
     recording = NsysExport(
         label=export.label,
-        recorded_on=next((_day(value) for (value,) in dates), ""),
+        recorded_on=next((day_in(str(moment)) for (moment,) in dates), ""),
         facts=export.facts(),
     )
     names = export.names()
     _count_calls(export, names, recording)
     _count_kernels(export, names, recording)
     return recording
-
-
-def _day(moment: object) -> str:
-    """Return the ISO date of `2026-05-26T09:18:46`, empty for what is none."""
-    try:
-        return date.fromisoformat(str(moment)[:10]).isoformat()
-    except ValueError:
-        return ""
 
 
 def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:

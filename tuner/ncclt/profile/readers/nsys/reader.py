@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
+from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nsys.calls import NsysExport, Process, recording_of
 from ncclt.profile.readers.nsys.file import is_export, opened
 from ncclt.profile.readers.nsys.kernels import shown
 from ncclt.profile.readers.nsys.messages import FUNCTIONS, Sizing, messages_of
 from ncclt.profile.readers.nsys.refusal import kernel_words, refusal
+from ncclt.profile.reading import joined, left_out_notes, partial_note, told, workload_of
 
 name = "nsys"
 
@@ -32,19 +34,17 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         TraceError: damaged, no export, no NCCL in it, no sizes in it (the hint is the command that exports them), or
             a rank that is there twice.
     """
-    places = sorted((path.resolve() for path in paths), key=lambda place: (place.name, str(place)))
-    if len(set(places)) < len(places):
-        raise TraceError("a file was given twice", hint="name every file once")
-    recordings = [_recording(place) for place in places]
+    check_distinct(paths)
+    recordings = [_recording(path) for path in sorted(paths, key=lambda path: (path.name, str(path.resolve())))]
     _check_ranks(recordings)
     sizing = messages_of(recordings)
     if not any(view.calls for view in sizing.views):
         raise refusal(recordings, sizing.left_out)
-    return _workload(recordings, sizing, name)
+    return workload_of(name, merge_ranks(sizing.views), _provenance(recordings, sizing))
 
 
 def _recording(path: Path) -> NsysExport:
-    with opened(path) as export:
+    with opened(path.resolve()) as export:
         return recording_of(export)
 
 
@@ -64,7 +64,7 @@ def _check_ranks(recordings: Sequence[NsysExport]) -> None:
                     )
 
 
-def _workload(recordings: Sequence[NsysExport], sizing: Sizing, workload_name: str) -> Workload:
+def _provenance(recordings: Sequence[NsysExport], sizing: Sizing) -> Provenance:
     world_size = max((member.ranks for recording in recordings for member in recording.members.values()), default=0)
     ranks = {
         rank
@@ -75,31 +75,22 @@ def _workload(recordings: Sequence[NsysExport], sizing: Sizing, workload_name: s
     }
     facts = {
         "files": ", ".join(recording.label for recording in recordings),
-        "nsys": ", ".join(dict.fromkeys(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)).strip(
-            ", "
-        ),
+        "nsys": joined(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings),
         "kernels": shown(kernel_words(recordings)),
     }
-    return Workload(
-        name=workload_name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=count) for message, count in merge_ranks(sizing.views).items()
-        ),
-        provenance=Provenance(
-            source=name,
-            created=min((recording.recorded_on for recording in recordings if recording.recorded_on), default=""),
-            detail={key: value for key, value in facts.items() if value},
-            world_size=world_size,
-            ranks_read=tuple(sorted(ranks)),
-            notes=tuple(_notes(recordings, sizing, read=len(ranks), world_size=world_size)),
-            whole_file=True,
-        ),
+    return Provenance(
+        source=name,
+        created=min((recording.recorded_on for recording in recordings if recording.recorded_on), default=""),
+        detail=told(facts),
+        world_size=world_size,
+        ranks_read=tuple(sorted(ranks)),
+        notes=tuple(_notes(recordings, sizing, read=len(ranks), world_size=world_size)),
+        whole_file=True,
     )
 
 
 def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world_size: int) -> list[str]:
-    notes = [WHOLE_FILE, *sizing.assumed]
-    notes += [f"left out: {count} x {reason}" for reason, count in sorted(sizing.left_out.items())]
+    notes = [WHOLE_FILE, *sizing.assumed, *left_out_notes(sizing.left_out)]
     bare = sum(
         count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS
     ) - sum(
@@ -110,6 +101,4 @@ def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world
     graphed = sum(recording.graphed for recording in recordings)
     if graphed:
         notes.append(f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured")
-    if read and read < world_size:
-        notes.append(f"{read} of {world_size} ranks read; the busiest of them stands for all")
-    return notes
+    return notes + (partial_note(read, world_size) if read else [])

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from ncclt.errors import TraceError
 from ncclt.profile.readers.nsys.calls import NsysExport
 from ncclt.profile.readers.nsys.kernels import shown
+from ncclt.profile.reading import reasons
 
 _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
 
@@ -32,8 +33,8 @@ def refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> Tr
             hint=f"record NVTX as well: {_RECORD}; then export with --include-blobs=true",
         )
     if left_out:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(left_out.items()))
-        return TraceError(f"no message in {labels}: {reasons}", hint=f"record from the start of the job: {_RECORD}")
+        why = "; ".join(reasons(left_out))
+        return TraceError(f"no message in {labels}: {why}", hint=f"record from the start of the job: {_RECORD}")
     if any(recording.undecoded for recording in recordings):
         return TraceError(
             f"no message sizes in {labels}: the export has payloads but not the schemas that explain them ({seen})",

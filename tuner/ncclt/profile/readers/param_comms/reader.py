@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, heads, load_json
+from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.kineto.shapes import Tensor
 from ncclt.profile.readers.param_comms.calls import MOST_RANKS, RecordedCall, counted, ledger_of, told_group_sizes
 from ncclt.profile.readers.param_comms.ranks import RankReading, merged_workload, read_ranks
@@ -32,10 +32,7 @@ _PARAM_WORDS = {"isend": "send", "irecv": "recv", "alltoallsingle": "alltoall"}
 
 def recognises(path: Path) -> bool:
     """Tell whether a file, or a member of an archive, begins like a comms trace."""
-    try:
-        return any(_is_comms_trace(one) for one in heads(path))
-    except TraceError:
-        return False
+    return any_head(path, _is_comms_trace)
 
 
 def read(paths: Sequence[Path], *, name: str) -> Workload:
@@ -48,7 +45,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
 
 
 def _is_comms_trace(beginning: bytes) -> bool:
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = unmarked(beginning)
     return text.startswith(b"[") and _KEY.search(text) is not None and any(key in text for key in _OTHER_KEYS)
 
 

@@ -1,0 +1,135 @@
+"""What every reader does with what it has counted: a workload, notes on what is missing, a refusal where nothing is left.
+
+The sentences that users read about files of any kind are here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Protocol, TypeVar
+
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+
+class HalfOfSend(Protocol):
+    """A call that may be the receiving half of a send_recv."""
+
+    @property
+    def message(self) -> Message | None:
+        """Return the message, None where the call makes none."""
+        ...
+
+    @property
+    def is_receive(self) -> bool:
+        """Tell whether the call is the receiving half."""
+        ...
+
+
+Half = TypeVar("Half", bound=HalfOfSend)
+
+
+def without_answered_receives(calls: Iterable[Half]) -> tuple[Half, ...]:
+    """Return the calls of one rank, of point-to-point ones the sends alone where there are sends.
+
+    A message from rank to rank is one call: on a rank that does both halves the sends stand for it, and a rank that
+    only receives shows it by its receives.
+    """
+    every = tuple(calls)
+    sends = any(c.message and c.message.collective is Collective.SEND_RECV and not c.is_receive for c in every)
+    return tuple(c for c in every if not (sends and c.is_receive))
+
+
+def workload_of(
+    name: str,
+    calls_per_step: Mapping[Message, float],
+    origin: Provenance,
+    *,
+    times_us: Mapping[Message, float] | None = None,
+    step_time_us: float | None = None,
+    exposed_us: float | None = None,
+) -> Workload:
+    """Return the workload of counted messages.
+
+    Args:
+        name: of the workload.
+        calls_per_step: the messages.
+        origin: where they come from.
+        times_us: mean duration of a call, µs, of messages that have one.
+        step_time_us, exposed_us: see `Workload`.
+    """
+    times = times_us or {}
+    return Workload(
+        name=name,
+        messages=tuple(
+            MessageCalls(message=message, calls_per_step=calls, recorded_us=times.get(message))
+            for message, calls in calls_per_step.items()
+        ),
+        provenance=origin,
+        step_time_us=step_time_us,
+        exposed_us=exposed_us,
+    )
+
+
+def smallest(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:
+    """Return the smallest of the ranks' mean durations, µs.
+
+    A rank that comes early waits inside the call for the last one, so the smallest is closest to the transfer.
+    """
+    found: dict[Message, float] = {}
+    for rank in times_us:
+        for message, time_us in rank.items():
+            found[message] = min(time_us, found.get(message, time_us))
+    return found
+
+
+def reasons(left_out: Mapping[str, int]) -> list[str]:
+    """Return `3 x REASON` for everything that was left out."""
+    return [f"{count} x {reason}" for reason, count in sorted(left_out.items())]
+
+
+def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
+    """Return one note per reason for which something was left out."""
+    return [f"left out: {reason}" for reason in reasons(left_out)]
+
+
+def partial_note(read: int, world_size: int) -> list[str]:
+    """Return the note on ranks that were not read, none where all were."""
+    return [f"{read} of {world_size} ranks read; the busiest of them stands for all"] if read < world_size else []
+
+
+def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
+    """Return the notes of a source that shows communicators, the largest of which is the whole job (0 = none is)."""
+    if not world_size:
+        return [f"{ranks_seen} ranks read and no communicator of all of them: the job's size is not known"]
+    whole = f"the largest communicator, of {world_size} ranks, is taken for the whole job"
+    return [whole, *partial_note(ranks_seen, world_size)]
+
+
+def all_of(labels: Sequence[str]) -> str:
+    """Name files in a message: the only one, or how many there are."""
+    return labels[0] if len(labels) == 1 else f"the {len(labels)} files"
+
+
+def told(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts that are known."""
+    return {key: value for key, value in facts.items() if value}
+
+
+def joined(values: Iterable[str | None]) -> str:
+    """Return the values that are not empty, each once."""
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def day_of(moment_s: float) -> str:
+    """Return the ISO date of a moment, seconds since 1970; empty outside of 2014 to 2099: that is no wall clock."""
+    return datetime.fromtimestamp(moment_s, UTC).date().isoformat() if 1.4e9 < moment_s < 4.1e9 else ""
+
+
+def day_in(text: object) -> str:
+    """Return the ISO date of `2024-04-17 16:29:57` or `2024-04-17T16:29:57`, empty for anything else."""
+    try:
+        return date.fromisoformat(text[:10]).isoformat() if isinstance(text, str) else ""
+    except ValueError:
+        return ""
