@@ -109,7 +109,7 @@ def preflight(
     All nodes are measured together in one launch, and that is all if they reach what is expected. Otherwise halves,
     pairs and GPUs are measured until it is clear what is slow; each suspect is measured three times before it is named.
     """
-    from ncclt.cli.preflight_plot import check_plot, write_plot
+    from ncclt.cli.preflight_plot import check_plot, svg, write_svg
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher
     from ncclt.health.preflight import PreflightRequest, Probes, cost
     from ncclt.health.preflight import preflight as run
@@ -180,7 +180,7 @@ def preflight(
     else:
         print_preflight(result, quiet=quiet)
     if plot is not None:
-        write_plot(result, plot)
+        write_svg(svg(result), plot)
     if store:
         _keep(result, storage, quiet=hidden)
     raise typer.Exit(EXIT_CODES[result.state])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _CELL, _LEFT, _TOP, _GAP = 44, 110, 60, 30
 """Pixels: edge of a cell, room for names at the left and above, room between maps."""
 
-_TEXT = 'font-family="sans-serif" font-size="12"'
+TEXT = 'font-family="sans-serif" font-size="12"'
 
 
 def check_plot(path: Path) -> None:
@@ -30,15 +30,15 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"--plot cannot write {path}: there is no folder {path.parent}", hint="make it first")
 
 
-def write_plot(preflight: Preflight, path: Path) -> None:
-    """Write the heat maps of a preflight.
+def write_svg(picture: str, path: Path) -> None:
+    """Write a picture.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: see `check_plot`, or the file cannot be written.
     """
     check_plot(path)
     try:
-        path.write_text(svg(preflight), encoding="utf-8")
+        path.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="choose another file for --plot"
@@ -54,14 +54,14 @@ def svg(preflight: Preflight) -> str:
         parts.append(_map(one, y))
         y += _TOP + _CELL * len(one.names) + _GAP
     if not maps:
-        parts.append(f'<text x="10" y="{y}" {_TEXT}>no pairs were measured</text>')
+        parts.append(f'<text x="10" y="{y}" {TEXT}>no pairs were measured</text>')
         y += 20
     title = escape(f"{preflight.cluster}, {preflight.created}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}">\n'
         f'<rect width="{width}" height="{y}" fill="#ffffff"/>\n'
-        f'<text x="10" y="20" {_TEXT} font-weight="bold">{escape(_short(preflight.verdict))}</text>\n'
-        f'<text x="10" y="38" {_TEXT} fill="#555555">{title}</text>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<text x="10" y="20" {TEXT} font-weight="bold">{escape(_short(preflight.verdict))}</text>\n'
+        f'<text x="10" y="38" {TEXT} fill="#555555">{title}</text>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
@@ -71,14 +71,14 @@ def _short(text: str) -> str:
 
 def _map(one: HeatMap, y: int) -> str:
     more = f" ({one.left_out} better ones are not shown)" if one.left_out else ""
-    lines = [f'<text x="10" y="{y + 14}" {_TEXT}>{escape(one.title + more)}</text>']
+    lines = [f'<text x="10" y="{y + 14}" {TEXT}>{escape(one.title + more)}</text>']
     for column, name in enumerate(one.names):
         x = _LEFT + column * _CELL + _CELL / 2
-        lines.append(f'<text x="{x}" y="{y + _TOP - 6}" {_TEXT} text-anchor="middle">{escape(name[-6:])}</text>')
+        lines.append(f'<text x="{x}" y="{y + _TOP - 6}" {TEXT} text-anchor="middle">{escape(name[-6:])}</text>')
     for row, first in enumerate(one.names):
         top = y + _TOP + row * _CELL
         label = escape(first[-14:])
-        lines.append(f'<text x="{_LEFT - 6}" y="{top + 26}" {_TEXT} text-anchor="end">{label}</text>')
+        lines.append(f'<text x="{_LEFT - 6}" y="{top + 26}" {TEXT} text-anchor="end">{label}</text>')
         for column, second in enumerate(one.names):
             lines.append(_cell(one, first, second, x=_LEFT + column * _CELL, y=top))
     return "\n".join(lines)
@@ -91,7 +91,7 @@ def _cell(one: HeatMap, first: str, second: str, *, x: int, y: int) -> str:
     return (
         f'<rect x="{x}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}" fill="{_colour(share)}">'
         f"<title>{escape(said)}</title></rect>"
-        f'<text x="{x + _CELL / 2}" y="{y + 26}" {_TEXT} text-anchor="middle">{text}</text>'
+        f'<text x="{x + _CELL / 2}" y="{y + 26}" {TEXT} text-anchor="middle">{text}</text>'
     )
 
 

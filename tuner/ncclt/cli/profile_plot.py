@@ -1,85 +1,62 @@
-"""`ncclt profile show --plot FILE`: how many calls and bytes of a step fall into each power of two."""
+"""`ncclt profile show --plot FILE.svg`: how many calls and bytes of a step fall into each power of two."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
 
+from ncclt.cli.preflight_plot import TEXT
 from ncclt.core.message import format_bytes
-from ncclt.errors import MissingDependencyError, UsageError
 from ncclt.profile.views.histogram import histogram
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ncclt.core.workload import Workload
 
-FORMATS = (".svg", ".png")
-"""Endings of the files that can be written."""
-
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 820, 180, 70, 50, 30
+"""Pixels: of a chart, room for its scale at the left and above both, room between them."""
 
 _MIB = 1 << 20
 
 
-def check_plot(path: Path) -> None:
-    """Raise unless a picture can be written under this name.
-
-    Raises:
-        UsageError: the name tells no kind of picture that we write.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"--plot cannot write {path}", hint=f"end the name in {' or '.join(FORMATS)}")
-    try:
-        import matplotlib as _matplotlib
-    except ImportError as error:
-        raise MissingDependencyError("pictures need matplotlib", hint="pip install 'ncclt[plot]'") from error
-    del _matplotlib
-
-
-def write_plot(workload: Workload, path: Path) -> None:
-    """Write the message-size histogram of a workload as SVG or PNG, by the name of the file.
-
-    Raises:
-        UsageError: the name tells neither, or the file cannot be written.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    check_plot(path)
-    import matplotlib as mpl
-
-    try:
-        # Text stays text in an SVG, and no date goes in, so that one workload gives one file.
-        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ncclt"}):
-            metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-            figure(workload).savefig(path, dpi=150, metadata=metadata)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="choose another file for --plot"
-        ) from error
-
-
-def figure(workload: Workload) -> Figure:
+def svg(workload: Workload) -> str:
     """Return the histogram: calls above, bytes below, on one axis of sizes."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     bins = histogram(workload)
-    exponents = [one.exponent for one in bins]
-    # Without pyplot: no window system is looked for, and nothing outlives the figure.
-    drawn = Figure(figsize=(9, 5), layout="constrained")
-    above, below = drawn.subplots(2, 1, sharex=True)
-    # A name is shown as it is: matplotlib would read a formula between two dollars.
     held = "a whole file" if workload.provenance.whole_file else "one training step"
-    drawn.suptitle(f"{workload.name}: messages of {held} by size", parse_math=False)
-    above.bar(exponents, [one.calls for one in bins], color="#4477aa")
-    above.set_ylabel(f"calls per {workload.unit}")
-    below.bar(exponents, [one.bytes_per_step / _MIB for one in bins], color="#228833")
-    below.set_ylabel(f"MiB per {workload.unit}")
-    below.set_xlabel("message size (powers of two)")
-    below.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: format_bytes(2 ** max(0, round(value)))))
-    for axes in (above, below):
-        axes.grid(axis="y", color="#dddddd")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return drawn
+    names = [format_bytes(2**one.exponent) for one in bins]
+    below = _TOP + _HEIGHT + _GAP
+    width, height = _LEFT + _WIDTH + 20, below + _HEIGHT + 60
+    parts = [
+        f'<text x="10" y="24" {TEXT} font-weight="bold">'
+        f"{escape(f'{workload.name}: messages of {held} by size')}</text>",
+        *_bars([one.calls for one in bins], names, f"calls per {workload.unit}", "#4477aa", _TOP),
+        *_bars([one.bytes_per_step / _MIB for one in bins], names, f"MiB per {workload.unit}", "#228833", below),
+    ]
+    step, every = _WIDTH / len(bins), -(-len(bins) // 10)
+    parts += [
+        f'<text x="{_LEFT + (place + 0.5) * step:.1f}" y="{height - 40}" {TEXT} text-anchor="middle">{name}</text>'
+        for place, name in enumerate(names)
+        if place % every == 0
+    ]
+    parts.append(f'<text x="{_LEFT}" y="{height - 14}" {TEXT}>message size (powers of two)</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">\n'
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _bars(values: Sequence[float], names: Sequence[str], title: str, colour: str, top: int) -> list[str]:
+    """Draw a chart whose upper edge, the largest value, is at `top`; a bar tells its figures where it is pointed at."""
+    step, largest = _WIDTH / len(values), max(values)
+    rows = [f'<text x="{_LEFT}" y="{top - 6}" {TEXT}>{title}</text>']
+    for share in (0, 0.5, 1):
+        y = top + _HEIGHT * (1 - share)
+        rows.append(f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
+        rows.append(f'<text x="{_LEFT - 6}" y="{y + 4}" {TEXT} text-anchor="end">{largest * share:.4g}</text>')
+    for place, (value, name) in enumerate(zip(values, names, strict=True)):
+        tall = _HEIGHT * value / largest
+        rows.append(
+            f'<rect x="{_LEFT + (place + 0.1) * step:.1f}" y="{top + _HEIGHT - tall:.1f}" width="{0.8 * step:.1f}" '
+            f'height="{tall:.1f}" fill="{colour}"><title>from {name}: {value:.6g} {title}</title></rect>'
+        )
+    return rows

@@ -1,4 +1,4 @@
-"""What every reader does with what it has counted: a workload, notes on what is missing, a refusal where nothing is left.
+"""What every reader does with what it has counted: a workload, notes on what is missing, words for a refusal.
 
 The sentences that users read about files of any kind are here, once.
 """

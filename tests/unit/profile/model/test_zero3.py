@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import Collective
 from ncclt.errors import UsageError
-from ncclt.profile.model.zero3 import PERSISTENCE_ELEMENTS, REDUCE_BUCKET_ELEMENTS, zero3_messages
+from ncclt.profile.model.workload import PERSISTENCE_ELEMENTS, REDUCE_BUCKET_ELEMENTS, zero3_messages
 
 
 def _rows(messages):

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,10 +99,8 @@ def build_model(name: str, *, config: Path | None = None) -> NamedModel:
 
 
 def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> NamedModel:
-    from ncclt.profile.model.meta import made_on_meta
-
     try:
-        module = made_on_meta(maker)
+        module = _made_on_meta(maker)
     except _BUILD_ERRORS as error:
         raise UsageError(
             f"{library.__name__} cannot build {name!r} from its own defaults: {_first_line(error)}",
@@ -109,6 +108,32 @@ def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> Na
         ) from error
     shown = name if library.__name__ != "transformers" else type(module).__name__
     return NamedModel(module=module, name=shown, library=f"{library.__name__} {library.__version__}")
+
+
+def _made_on_meta(maker: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that `maker` builds, without memory for its weights.
+
+    A constructor that reads the value of a tensor fails on the meta device; it gets a second try with number sequences
+    on the CPU: some compute widths with them and read the result (torchvision's RegNet).
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class NumbersOnCpu(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            options = dict(kwargs or {})
+            if func in (torch.arange, torch.linspace, torch.tensor):
+                options.setdefault("device", "cpu")
+            return func(*args, **options)
+
+    # Warnings are advice on initial weights, and there are no weights.
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return maker()
+        except (NotImplementedError, RuntimeError):
+            with NumbersOnCpu():
+                return maker()
 
 
 def _load(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The workload of a model that nobody has recorded yet, by the model's name."""
+"""The workload of a model, from its name alone: no recording is needed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile.model.libraries import NamedModel, build_model
 from ncclt.profile.model.shapes import buffer_elements, fsdp_units, trainable_shapes
-from ncclt.profile.model.workload import buffer_messages, ddp_messages, fsdp_messages
-from ncclt.profile.model.zero3 import zero3_messages
+from ncclt.profile.model.workload import (
+    FIRST_BUCKET_MB,
+    buffer_messages,
+    ddp_messages,
+    fsdp_messages,
+    zero3_messages,
+)
 
 if TYPE_CHECKING:
     from torch import nn
-
-FIRST_BUCKET_MB = 1
-"""Cap of DDP's first bucket, MiB (`dist._DEFAULT_FIRST_BUCKET_BYTES`)."""
 
 
 class Sharding(StrEnum):
@@ -37,7 +39,7 @@ class ModelRequest:
     """A model and how it is trained.
 
     Attributes:
-        model: its name, see `model_libraries.build_model`.
+        model: its name, see `libraries.build_model`.
         config: `config.json` of a transformers model, None = the defaults of its class.
         dtype: of parameters and gradients.
         reduce_dtype: of the reduced gradients, empty = `dtype`; FSDP's mixed precision often reduces in float32.
@@ -110,7 +112,7 @@ def _check(request: ModelRequest, dtype: str, reduce_dtype: str) -> None:
 def _ddp(module: nn.Module, dtype: str, _reduce: str, cap_mb: float) -> tuple[tuple[MessageCalls, ...], list[str]]:
     buffers = buffer_messages(buffer_elements(module, dtype))
     notes = ["buffers are broadcast before each forward pass (broadcast_buffers=True, the default)"] if buffers else []
-    return (*ddp_messages(trainable_shapes(module), dtype, cap_mb, FIRST_BUCKET_MB), *buffers), notes
+    return (*ddp_messages(trainable_shapes(module), dtype, cap_mb), *buffers), notes
 
 
 def _fsdp(module: nn.Module, dtype: str, reduce: str, _cap_mb: float) -> tuple[tuple[MessageCalls, ...], list[str]]:

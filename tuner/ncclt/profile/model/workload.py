@@ -1,4 +1,4 @@
-"""The messages of a model that nobody has recorded yet, from the shapes of its parameters alone.
+"""The messages of a model that was never recorded, from the shapes of its parameters alone.
 
 No weights and no GPU: shapes are enough, because a gradient has the shape of its parameter. All messages are those of
 the whole job (group size 0). Frozen parameters send nothing and tied ones send once, so leave them out of `shapes`.
@@ -6,9 +6,8 @@ the whole job (group size 0). Frozen parameters send nothing and tied ones send 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,15 @@ if TYPE_CHECKING:
     import torch
 
 _MIB = 1024 * 1024
+
+FIRST_BUCKET_MB = 1
+"""Cap of DDP's first bucket, MiB (`dist._DEFAULT_FIRST_BUCKET_BYTES`)."""
+
+PERSISTENCE_ELEMENTS = 100_000
+"""Parameters up to this size stay whole on every rank (param_persistence_threshold, deepspeed zero/config.py)."""
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""Gradients that are reduced together at most (reduce_bucket_size, deepspeed zero/config.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +48,7 @@ class FsdpUnit:
 
 
 def ddp_messages(
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
-    dtype: str,
-    bucket_cap_mb: float = 25,
-    first_bucket_mb: float = 1,
+    shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str, bucket_cap_mb: float = 25, first_bucket_mb: float = FIRST_BUCKET_MB
 ) -> tuple[MessageCalls, ...]:
     """Return the all_reduces of one backward pass under DistributedDataParallel.
 
@@ -56,7 +61,7 @@ def ddp_messages(
         shapes: (name, shape) of every trainable parameter, in the order of `named_parameters()`.
         dtype: dtype of the gradients.
         bucket_cap_mb: DDP's `bucket_cap_mb`, MiB.
-        first_bucket_mb: cap of the first bucket, MiB (`dist._DEFAULT_FIRST_BUCKET_BYTES`).
+        first_bucket_mb: cap of the first bucket, MiB.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -97,25 +102,18 @@ def buffer_messages(buffers: Mapping[str, int]) -> tuple[MessageCalls, ...]:
     )
 
 
-def unfused_messages(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) -> tuple[MessageCalls, ...]:
-    """Return one all_reduce per parameter, as Horovod sends with its fusion buffer switched off."""
-    return _calls(Collective.ALL_REDUCE, parse_dtype(dtype), (math.prod(shape) for _name, shape in shapes))
-
-
-def fsdp_messages(
-    units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str, *, last_unit_kept: bool = False
-) -> tuple[MessageCalls, ...]:
+def fsdp_messages(units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str) -> tuple[MessageCalls, ...]:
     """Return what FullyShardedDataParallel (full sharding) sends in one step.
 
     Every unit's parameters are gathered for the forward pass and again for the backward pass; the root keeps its own
-    in between. Every unit's gradients are reduce-scattered once. Padding to a multiple of the world size is left out:
+    in between (the public trace of Llama-3 70B keeps the last layer as well: one all_gather fewer). Every unit's
+    gradients are reduce-scattered once. Padding to a multiple of the world size is left out:
     it depends on the world and is below one element per rank and parameter.
 
     Args:
         units: the wrapped modules.
         param_dtype: dtype of the gathered parameters.
         reduce_dtype: dtype of the reduced gradients.
-        last_unit_kept: the unit before the root stays gathered as well, as in the public trace of Llama-3 70B.
 
     Raises:
         UsageError: there is no unit.
@@ -127,13 +125,53 @@ def fsdp_messages(
     for unit in units:
         gathers[unit.parameters] += unit.count * (1 if unit.is_root else 2)
         scatters[unit.parameters] += unit.count
-    inner = [unit for unit in units if not unit.is_root]
-    if last_unit_kept and inner:
-        gathers[inner[-1].parameters] -= 1
     return (
         *_calls(Collective.ALL_GATHER, parse_dtype(param_dtype), gathers.elements()),
         *_calls(Collective.REDUCE_SCATTER, parse_dtype(reduce_dtype), scatters.elements()),
     )
+
+
+def zero3_messages(
+    parameters: Sequence[int], trainable: Sequence[int], param_dtype: str, reduce_dtype: str
+) -> tuple[MessageCalls, ...]:
+    """Return the messages of one step, without gradient accumulation.
+
+    Each parameter is gathered for the forward and again for the backward pass; small ones stay, and are gathered one
+    by one after the optimizer's step (deepspeed zero/stage3.py, `_post_step`). Gradients are reduce-scattered in
+    buckets, last parameter first; the one that would overfill a bucket opens the next (stage3.py,
+    `reduce_independent_p_g_buckets_and_remove_grads`). Padding to a multiple of the group size is left out, and so is
+    joining: DeepSpeed gathers the parameters of one module, and those it prefetches, in one call where it can.
+
+    Args:
+        parameters: elements of each parameter, in the order of the model.
+        trainable: elements of those that get a gradient.
+        param_dtype: dtype of the gathered parameters.
+        reduce_dtype: dtype of the reduced gradients.
+
+    Raises:
+        UsageError: no parameter gets a gradient.
+    """
+    if not trainable:
+        raise UsageError("a model without trainable parameters sends nothing")
+    gathers: Counter[int] = Counter()
+    for elements in parameters:
+        gathers[elements] += 1 if elements <= PERSISTENCE_ELEMENTS else 2
+    scatters = Counter(_buckets(reversed(trainable)))
+    return (
+        *_calls(Collective.ALL_GATHER, parse_dtype(param_dtype), gathers.elements()),
+        *_calls(Collective.REDUCE_SCATTER, parse_dtype(reduce_dtype), scatters.elements()),
+    )
+
+
+def _buckets(gradients: Iterable[int]) -> Iterator[int]:
+    filled = 0
+    for elements in gradients:
+        if filled and filled + elements > REDUCE_BUCKET_ELEMENTS:
+            yield filled
+            filled = 0
+        filled += elements
+    if filled:
+        yield filled
 
 
 def _calls(collective: Collective, dtype: str, element_counts: Iterable[int]) -> tuple[MessageCalls, ...]:
@@ -145,6 +183,7 @@ def _calls(collective: Collective, dtype: str, element_counts: Iterable[int]) ->
             calls_per_step=float(times),
         )
         for elements, times in counts.items()
+        if elements
     )
 
 

@@ -74,8 +74,9 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             else:
                 times.setdefault(message, []).extend(_times_us(row, message))
     if not times:
+        why = "; ".join(reasons(left_out)) or "no table of nccl-tests is in it"
         raise TraceError(
-            f"no collectives in {', '.join(labels)}: {'; '.join(reasons(left_out)) or 'no table of nccl-tests is in it'}",
+            f"no collectives in {', '.join(labels)}: {why}",
             hint="give the output of all_reduce_perf or another program of nccl-tests, or the file of -J",
         )
     found = [test for test, _collective in tests]

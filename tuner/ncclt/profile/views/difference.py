@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ncclt.core.message import Message
@@ -69,7 +69,7 @@ class Difference:
             "removed": [_row(c.message, calls_before=c.calls_per_step, calls_after=0.0) for c in self.removed],
             "changed": [_row(c.message, calls_before=c.calls_before, calls_after=c.calls_after) for c in self.changed],
             "unchanged": self.unchanged,
-            "totals": {"before": _sums(self.before), "after": _sums(self.after)},
+            "totals": {"before": asdict(self.before), "after": asdict(self.after)},
         }
 
 
@@ -113,23 +113,4 @@ def _totals(workload: Workload) -> Totals:
 
 
 def _row(message: Message, *, calls_before: float, calls_after: float) -> dict[str, Any]:
-    return {
-        "collective": message.collective.value,
-        "dtype": message.dtype,
-        "size_bytes": message.size_bytes,
-        "group_size": message.group_size,
-        "spans_nodes": message.spans_nodes,
-        "calls_before": calls_before,
-        "calls_after": calls_after,
-    }
-
-
-def _sums(totals: Totals) -> dict[str, Any]:
-    return {
-        "messages": totals.messages,
-        "calls": totals.calls,
-        "bytes_per_step": totals.bytes_per_step,
-        "communication_us": totals.communication_us,
-        "step_time_us": totals.step_time_us,
-        "exposed_us": totals.exposed_us,
-    }
+    return {**asdict(message), "calls_before": calls_before, "calls_after": calls_after}

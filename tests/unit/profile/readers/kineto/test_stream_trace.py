@@ -12,6 +12,7 @@ from ncclt.profile.readers.kineto import reader as kineto
 from ncclt.profile.readers.kineto import stream as kineto_stream
 from ncclt.profile.readers.kineto.job import number
 from ncclt.profile.readers.kineto.trace import EventPicker, launches, rank_trace
+from ncclt.profile.reading import without_answered_receives
 
 _NAMES = st.sampled_from(
     ["record_param_comms", "record_param_comms ", "nccl:all_reduce", "gloo:x", "xccl:send 0->1", "ucc", "c10d::barrier",
@@ -140,7 +141,7 @@ def test_only_launches_of_unexplained_kernels_are_looked_for(trace):
     asked = []
     for document in documents(trace.write()):
         picked = rank_trace(document)
-    calls = kineto._calls(picked).without_answered_receives()
+    calls = without_answered_receives(kineto._calls(picked).calls)
     times = kineto.kernel_times(picked, calls, find_launches=lambda numbers: asked.append(numbers) or {})
     assert asked == [set()]
     assert times.unmatched == 0

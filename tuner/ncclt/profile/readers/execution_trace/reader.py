@@ -8,7 +8,6 @@ Chakra's `workload_graph` JSON, whose communication nodes have no sizes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.execution_trace.nodes import COMMS, CommsNode, TraceGroup, comms_node, groups_of
 from ncclt.profile.readers.execution_trace.steps import calls_in_steps, inside_barriers
 from ncclt.profile.readers.kineto.names import classify, is_barrier
-from ncclt.profile.readers.param_comms.calls import RecordedCall, ledger_of, shown, told_group_sizes
-from ncclt.profile.readers.param_comms.ranks import RankReading, merged_workload, read_ranks
+from ncclt.profile.readers.param_comms.calls import RecordedCall, counts_of, ledger_of, shown, told_group_sizes
+from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
+from ncclt.profile.reading import day_in, without_answered_receives
 
 name = "execution_trace"
 
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     Raises:
         TraceError: damaged, no trace, no collectives or none with a size, several jobs, or a rank twice.
     """
-    return merged_workload(read_ranks(paths, _read_rank, starts=(b"{",)), source="execution_trace", name=name)
+    return read_ranks(paths, _read_rank, starts=b"{", source="execution_trace", name=name)
 
 
 def _is_trace(beginning: bytes) -> bool:
@@ -68,15 +68,15 @@ def _read_rank(document: Document) -> RankReading:
     records = [_record(node, groups) for node in kept]
     sizes = told_group_sizes(records)
     ledger = ledger_of(records, sizes=sizes)
-    steps = calls_in_steps(ledger.without_answered_receives(), rows)
+    steps = calls_in_steps(without_answered_receives(ledger.calls), rows)
     elsewhere = len(comms) - len(kept)
     return RankReading(
         label=label,
         rank=_rank(comms, groups),
         world_size=_world_size(comms, groups, sizes),
-        calls=steps.calls,
+        calls=counts_of(steps.calls),
         steps=steps.count,
-        recorded_on=_date(trace.get("time")),
+        recorded_on=day_in(trace.get("time")),
         facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
         notes=(
             "an ExecutionTrace has no durations",
@@ -149,14 +149,6 @@ def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup], si
     default = {sizes.get(node.group, 0) for node in comms if node.description == "default_pg"}
     names = {node.group for node in comms}
     return max(default or ({sizes.get(names.pop(), 0)} if len(names) == 1 else {0}))
-
-
-def _date(value: object) -> str:
-    """Return the day of `2024-04-17 16:29:57`."""
-    try:
-        return date.fromisoformat(value[:10]).isoformat() if isinstance(value, str) else ""
-    except ValueError:
-        return ""
 
 
 def _no_trace(trace: object, label: str) -> TraceError:

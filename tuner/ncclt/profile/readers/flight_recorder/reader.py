@@ -6,18 +6,20 @@ run with its set-up calls, not a number of steps. Dumps of torch 2.3 have sizes 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ncclt.core.message import Message
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, any_head, head, load_json, unmarked
 from ncclt.profile.readers.flight_recorder.dump import call_of, entries_of, groups_of, rank_of, world_size_of
 from ncclt.profile.readers.flight_recorder.pickle import load_pickle
-from ncclt.profile.readers.param_comms.calls import counted, ledger_of, shown, told_group_sizes
-from ncclt.profile.readers.param_comms.ranks import RankReading, merged_workload, read_ranks
+from ncclt.profile.readers.param_comms.calls import counted, counts_of, ledger_of, shown, told_group_sizes
+from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
+from ncclt.profile.reading import day_of, without_answered_receives
 
 name = "flight_recorder"
 
@@ -38,7 +40,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     Raises:
         TraceError: damaged, no dump, not plain values, no collectives, several jobs, or a rank twice.
     """
-    return merged_workload(read_ranks(paths, _read_rank, starts=(b"{", _PICKLE)), source="flight_recorder", name=name)
+    return read_ranks(paths, _read_rank, starts=(b"{", _PICKLE), source="flight_recorder", name=name)
 
 
 def _is_dump(beginning: bytes) -> bool:
@@ -66,12 +68,18 @@ def _read_rank(document: Document) -> RankReading:
     records = [call_of(entry, groups) for entry in entries]
     sizes = told_group_sizes(records)
     ledger = ledger_of(records, sizes=sizes)
+    calls = without_answered_receives(ledger.calls)
+    durations_us: dict[Message, list[float]] = defaultdict(list)
+    for call in calls:
+        if call.duration_us is not None:
+            durations_us[call.message].append(call.duration_us)
     rank, where = rank_of(entries, groups, document.label)
     return RankReading(
         label=document.label,
         rank=rank,
         world_size=world_size_of(groups),
-        calls=ledger.without_answered_receives(),
+        calls=counts_of(calls),
+        mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
         recorded_on=_recorded_on(entries),
         facts={
             "version": _text(dump.get("version")),
@@ -127,10 +135,7 @@ def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
 def _recorded_on(entries: list[Mapping[str, Any]]) -> str:
     """Return the day of the first call; `time_created_ns` counts from 1970."""
     moments_ns = [n for entry in entries if (n := counted(entry.get("time_created_ns"), 2**62)) is not None]
-    moment_s = min(moments_ns, default=0) / 1e9
-    if not 1.4e9 < moment_s < 4.1e9:  # 2014 to 2099: anything else is no wall clock
-        return ""
-    return datetime.fromtimestamp(moment_s, UTC).date().isoformat()
+    return day_of(min(moments_ns, default=0) / 1e9)
 
 
 def _text(value: object) -> str:

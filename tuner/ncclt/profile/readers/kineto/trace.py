@@ -7,7 +7,6 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from heapq import merge
 from itertools import takewhile
 from typing import Any
@@ -18,6 +17,7 @@ from ncclt.profile.readers.kineto.job import KinetoJob, integer, job_of, number
 from ncclt.profile.readers.kineto.names import is_barrier
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.readers.kineto.stream_kernels import KERNEL_CATEGORIES, note_kernels
+from ncclt.profile.reading import day_of
 
 # Each backend of c10d names its annotations after itself: nccl, hccl (Ascend, Gaudi), xccl (Intel), cncl, gloo, ...
 _ANNOTATION = re.compile(r"(?:[a-z]ccl|cncl|gloo|mpi|ucc):")
@@ -262,7 +262,4 @@ def _shared(value: object) -> object:
 
 def _date(first_us: float | None, base_ns: object) -> str:
     """Return the day of the first event: `ts` counts from baseTimeNanoseconds, before torch 2.3 from 1970."""
-    moment_s = (first_us or 0.0) / 1e6 + number(base_ns) / 1e9
-    if not 1.4e9 < moment_s < 4.1e9:  # 2014 to 2099: anything else is no wall clock
-        return ""
-    return datetime.fromtimestamp(moment_s, UTC).date().isoformat()
+    return day_of((first_us or 0.0) / 1e6 + number(base_ns) / 1e9)

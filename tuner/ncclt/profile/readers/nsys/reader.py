@@ -35,7 +35,8 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             a rank that is there twice.
     """
     check_distinct(paths)
-    recordings = [_recording(path) for path in sorted(paths, key=lambda path: (path.name, str(path.resolve())))]
+    places = sorted((path.resolve() for path in paths), key=lambda place: (place.name, str(place)))
+    recordings = [_recording(place) for place in places]
     _check_ranks(recordings)
     sizing = messages_of(recordings)
     if not any(view.calls for view in sizing.views):
@@ -44,7 +45,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
 
 
 def _recording(path: Path) -> NsysExport:
-    with opened(path.resolve()) as export:
+    with opened(path) as export:
         return recording_of(export)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.errors import InputError
+from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.profile.readers.kineto.job import integer
 from ncclt.profile.readers.kineto.names import Operation, classify
 from ncclt.profile.readers.kineto.shapes import Tensor
+from ncclt.profile.reading import left_out_notes
 
 MOST_ELEMENTS = MOST_BYTES
 """More elements than any buffer has: a larger count is damage."""
@@ -74,15 +74,10 @@ class CallLedger:
     left_out: Counter[str] = field(default_factory=Counter)
     assumptions: dict[str, None] = field(default_factory=dict)
 
-    def without_answered_receives(self) -> tuple[SentCall, ...]:
-        """Return the calls, of point-to-point ones the sends alone where there are sends: both halves are one call."""
-        sends = any(c.message.collective is Collective.SEND_RECV and not c.is_receive for c in self.calls)
-        return tuple(c for c in self.calls if not (sends and c.is_receive))
-
     def notes(self) -> tuple[str, ...]:
         """Return one sentence per assumption and per reason of leaving calls out."""
         commonest = self.left_out.most_common(_REASONS_SHOWN)
-        notes = [*self.assumptions, *(f"left out: {count} x {reason}" for reason, count in sorted(commonest))]
+        notes = [*self.assumptions, *left_out_notes(dict(commonest))]
         others = self.left_out.total() - sum(count for _reason, count in commonest)
         return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
 
@@ -103,8 +98,25 @@ def ledger_of(records: Iterable[RecordedCall], *, sizes: Mapping[str, int]) -> C
         if not size:
             ledger.assumptions["the size of some groups is not told: they are taken to be the whole job"] = None
         for into, out in _parts(operation, record):
-            _add(ledger, operation, record, into, out, size)
+            made = _made(operation, into, out, size)
+            if isinstance(made, str):
+                ledger.left_out[made] += 1
+                continue
+            ledger.calls.append(
+                SentCall(
+                    message=made,
+                    group=record.group,
+                    position=record.position,
+                    is_receive=operation.is_receive,
+                    duration_us=record.duration_us,
+                )
+            )
     return ledger
+
+
+def counts_of(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:
+    """Return (group, message) -> calls."""
+    return Counter((call.group, call.message) for call in calls)
 
 
 def told_group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
@@ -143,52 +155,17 @@ def _parts(operation: Operation, record: RecordedCall) -> Sequence[tuple[tuple[T
     return [(into, out)]
 
 
-def _add(
-    ledger: CallLedger,
-    operation: Operation,
-    record: RecordedCall,
-    into: tuple[Tensor, ...],
-    out: tuple[Tensor, ...],
-    group_size: int,
-) -> None:
-    word = shown(operation.word)
-    if operation.collective is None:
-        ledger.left_out[f"{word}, which ncclt has no message for"] += 1
-        return
-    if not (into or out):
-        ledger.left_out[f"{word} without a usable size"] += 1
-        return
-    spelled = (into or out)[0].dtype
-    try:
-        dtype = parse_dtype(spelled)
-    except InputError:
-        ledger.left_out[
-            f"{word} of dtype {shown(spelled)!r}, whose size is not known" if spelled else f"{word} without a dtype"
-        ] += 1
-        return
+def _made(operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int) -> Message | str:
+    """Return the message of a call, or why it makes none."""
+    operation = replace(operation, word=shown(operation.word))
+    spelled = next((tensor.dtype for tensor in (*into, *out)), "")
+    if operation.collective and not spelled:
+        return f"{operation.word} without a {'dtype' if into or out else 'usable size'}"
     elements = _tuning_elements(operation, into, out, group_size)
-    if elements is None:
-        ledger.left_out[f"{word} with one side alone, in a group of unknown size"] += 1
-        return
-    size_bytes = elements * DTYPE_SIZES[dtype]
-    if not 0 < size_bytes <= MOST_BYTES:
-        ledger.left_out[f"{word} of 0 bytes" if not elements else f"{word} of an impossible size"] += 1
-        return
-    message = Message(
-        collective=operation.collective,
-        dtype=dtype,
-        size_bytes=size_bytes,
-        group_size=group_size,
-    )
-    ledger.calls.append(
-        SentCall(
-            message=message,
-            group=record.group,
-            position=record.position,
-            is_receive=operation.is_receive,
-            duration_us=record.duration_us,
-        )
-    )
+    made = operation.message(shown(spelled.strip()), 1 if elements is None else elements, group_size=group_size)
+    if elements is None and isinstance(made, Message):
+        return f"{operation.word} with one side alone, in a group of unknown size"
+    return made
 
 
 def _tuning_elements(

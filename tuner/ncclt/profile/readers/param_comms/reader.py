@@ -15,8 +15,16 @@ from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.kineto.shapes import Tensor
-from ncclt.profile.readers.param_comms.calls import MOST_RANKS, RecordedCall, counted, ledger_of, told_group_sizes
-from ncclt.profile.readers.param_comms.ranks import RankReading, merged_workload, read_ranks
+from ncclt.profile.readers.param_comms.calls import (
+    MOST_RANKS,
+    RecordedCall,
+    counted,
+    counts_of,
+    ledger_of,
+    told_group_sizes,
+)
+from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
+from ncclt.profile.reading import without_answered_receives
 
 name = "param_comms"
 
@@ -41,7 +49,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     Raises:
         TraceError: damaged, no comms trace, no collectives, several jobs, or a rank twice.
     """
-    return merged_workload(read_ranks(paths, _read_rank, starts=(b"[",)), source="param_comms", name=name)
+    return read_ranks(paths, _read_rank, starts=b"[", source="param_comms", name=name)
 
 
 def _is_comms_trace(beginning: bytes) -> bool:
@@ -66,7 +74,7 @@ def _read_rank(document: Document) -> RankReading:
         rank=_rank(comms),
         # A trace with one group shows a job of one group; with several nobody says which of them is all of it.
         world_size=max(sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
-        calls=ledger.without_answered_receives(),
+        calls=counts_of(without_answered_receives(ledger.calls)),
         notes=(
             "a comms trace has no durations",
             *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
