@@ -20,8 +20,8 @@ from ncclt.measure.redact import without_secrets, words_without_secrets
 from ncclt.nccl.compile import compile_policy
 from ncclt.profile.record.launchers import forwarded
 from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
+from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
-from ncclt.profile.record.times import StepTimes, read_step_times
 from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, Pairs, decide, judge
 
 _BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.profile.record.times import read_step_times
+from ncclt.profile.record.ranks import read_step_times
 
 
 def _write(folder, *ranks):

@@ -6,6 +6,7 @@ the whole job (group size 0). Frozen parameters send nothing and tied ones send 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ class FsdpUnit:
 
 
 def ddp_messages(
-    shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str, bucket_cap_mb: float = 25, first_bucket_mb: float = FIRST_BUCKET_MB
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    dtype: str,
+    bucket_cap_mb: float = 25,
+    first_bucket_mb: float = FIRST_BUCKET_MB,
 ) -> tuple[MessageCalls, ...]:
     """Return the all_reduces of one backward pass under DistributedDataParallel.
 
@@ -100,6 +104,11 @@ def buffer_messages(buffers: Mapping[str, int]) -> tuple[MessageCalls, ...]:
         if elements
         for calls in _calls(Collective.BROADCAST, parse_dtype(dtype), [elements])
     )
+
+
+def unfused_messages(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) -> tuple[MessageCalls, ...]:
+    """Return one all_reduce per parameter, as Horovod sends with its fusion buffer switched off."""
+    return _calls(Collective.ALL_REDUCE, parse_dtype(dtype), (math.prod(shape) for _name, shape in shapes))
 
 
 def fsdp_messages(units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str) -> tuple[MessageCalls, ...]:

@@ -16,9 +16,9 @@ from ncclt.core.message import MOST_BYTES, Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, any_head, documents
-from ncclt.profile.readers.csv_table.columns import NO_DTYPE
 from ncclt.profile.readers.csv_table.rows import TableRow, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import classify
+from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import left_out_notes, reasons, without_answered_receives, workload_of
 
 _HEADER = ("comm_type", "comm_group", "comm_group_size", "msg_size", "stage")
@@ -94,7 +94,7 @@ class _File:
 
 
 def _notes(file: _File) -> list[str]:
-    notes = [f"no dtype is given: taken as {NO_DTYPE}, bytes of no known type"]
+    notes = [f"no dtype is given: taken as {UNKNOWN_DTYPE}, bytes of no known type"]
     if not file.steps:
         notes.append(WHOLE_FILE)
     unknown = sorted({call.group for call in file.calls if call.message.group_size == 0})
@@ -191,7 +191,9 @@ def _call(row: TableRow, cells: Mapping[str, str]) -> _Call | str:
     if count < 1:
         raise row.refused(f"count is {count}", "a row stands for at least one call")
     group_size = 0 if cells["comm_group_size"] in ("None", "") else _whole(row, cells, "comm_group_size")
-    message = Message(collective=operation.collective, dtype=NO_DTYPE, size_bytes=size_bytes, group_size=group_size)
+    message = Message(
+        collective=operation.collective, dtype=UNKNOWN_DTYPE, size_bytes=size_bytes, group_size=group_size
+    )
     return _Call(
         group=_word(cells["comm_group"]),
         message=message,

@@ -33,12 +33,7 @@ _JSON_KEYS = (b'"version"', b'"config"', b'"nthreads"', b'"ngpus"')
 _MOST_TEXT_BYTES = 64 * 1024 * 1024
 """A sweep prints a few KiB; logs mixed into it can make some MiB of that."""
 
-_PROGRAMS: dict[str, Collective] = {
-    "all_reduce_perf": Collective.ALL_REDUCE,
-    "all_gather_perf": Collective.ALL_GATHER,
-    "reduce_scatter_perf": Collective.REDUCE_SCATTER,
-    "broadcast_perf": Collective.BROADCAST,
-    "reduce_perf": Collective.REDUCE,
+_PROGRAMS = {f"{c}_perf": c for c in Collective if c not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)} | {
     "alltoall_perf": Collective.ALL_TO_ALL,
     "sendrecv_perf": Collective.SEND_RECV,
 }

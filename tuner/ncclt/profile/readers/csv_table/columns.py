@@ -11,9 +11,7 @@ from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, par
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.readers.csv_table.rows import TableRow, cells_by_name, whole_number
 from ncclt.profile.readers.kineto.names import classify
-
-NO_DTYPE = "uint8"
-"""Stands for bytes of a type that a source does not tell; always said in the notes."""
+from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "collective": ("collective", "coll", "operation", "op"),
@@ -155,7 +153,7 @@ def _collective(row: TableRow, text: str) -> Collective:
 
 def _dtype(row: TableRow, text: str) -> str:
     if not text:
-        return NO_DTYPE
+        return UNKNOWN_DTYPE
     try:
         return parse_dtype(text)
     except InputError as error:

@@ -8,16 +8,31 @@ Chakra's `workload_graph` JSON, whose communication nodes have no sizes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, any_head, load_json, unmarked
-from ncclt.profile.readers.execution_trace.nodes import COMMS, CommsNode, TraceGroup, comms_node, groups_of
-from ncclt.profile.readers.execution_trace.steps import calls_in_steps, inside_barriers
+from ncclt.profile.readers.execution_trace.nodes import (
+    COMMS,
+    CommsNode,
+    TraceGroup,
+    comms_node,
+    groups_of,
+    node_number,
+    parent_number,
+)
 from ncclt.profile.readers.kineto.names import classify, is_barrier
-from ncclt.profile.readers.param_comms.calls import RecordedCall, counts_of, ledger_of, shown, told_group_sizes
+from ncclt.profile.readers.param_comms.calls import (
+    RecordedCall,
+    SentCall,
+    counts_of,
+    ledger_of,
+    shown,
+    told_group_sizes,
+)
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_in, without_answered_receives
 
@@ -68,7 +83,7 @@ def _read_rank(document: Document) -> RankReading:
     records = [_record(node, groups) for node in kept]
     sizes = told_group_sizes(records)
     ledger = ledger_of(records, sizes=sizes)
-    steps = calls_in_steps(without_answered_receives(ledger.calls), rows)
+    steps = _calls_in_steps(without_answered_receives(ledger.calls), rows)
     elsewhere = len(comms) - len(kept)
     return RankReading(
         label=label,
@@ -91,7 +106,7 @@ def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
     comms = [comms_node(row) for row in rows if row.get("name") == COMMS]
     barriers = {node.number for node in comms if is_barrier(node.name)}
-    within = inside_barriers(rows, barriers)
+    within = _inside_barriers(rows, barriers)
     return sorted(
         (n for n in comms if n.number not in within and n.name and classify(n.name) is not None), key=lambda n: n.number
     )
@@ -179,3 +194,74 @@ def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
         f"no collectives in {label}: none of its {len(rows)} nodes is a record_param_comms with a collective",
         hint="record steps of the distributed run itself",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """The calls of complete steps; `count` is 0 and all calls are there where no step is marked."""
+
+    calls: tuple[SentCall, ...]
+    count: int
+    notes: tuple[str, ...] = ()
+
+
+def _calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> _Steps:
+    """Keep the calls inside complete steps; what lies between two of them belongs to the first.
+
+    Nodes have no times. Their ids grow in the order in which operators start, on all threads together, and a node is
+    written when its operator ends: a `ProfilerStep#N` that is there was seen from start to end.
+    """
+    everything = tuple(calls)
+    starts = sorted(node_number(node) for node in nodes if _is_step(node))
+    if not starts:
+        return _Steps(calls=everything, count=0)
+    inside = tuple(c for c in everything if starts[0] < c.position < _end(starts[-1], nodes))
+    if not inside:
+        return _Steps(calls=everything, count=0, notes=("no collective lies inside the marked steps",))
+    if len(starts) > 1 and inside[-1].position < starts[-1]:
+        # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
+        starts.pop()
+    dropped = len(everything) - len(inside)
+    notes = (f"left out: {dropped} of {len(everything)} calls, outside complete steps",) if dropped else ()
+    return _Steps(calls=inside, count=len(starts), notes=notes)
+
+
+def _inside_barriers(nodes: Sequence[Mapping[str, Any]], barriers: set[int]) -> set[int]:
+    """Return the ids of the `record_param_comms` nodes below one of `barriers`: an older barrier is an all-reduce."""
+    if not barriers:
+        return set()
+    parents = {node_number(node): parent_number(node) for node in nodes}
+    below: dict[int, bool] = {}
+    for node in nodes:
+        if node.get("name") == COMMS:
+            _climb(node_number(node), parents, barriers, below)
+    return {number for number, is_below in below.items() if is_below}
+
+
+def _climb(number: int, parents: Mapping[int, int | None], barriers: set[int], below: dict[int, bool]) -> None:
+    """Find out about a node and all on its way up, each once in the whole file, however the parents are linked."""
+    path: list[int] = []
+    at: int | None = number
+    while at is not None and at not in below:
+        below[at] = False  # a circle of parents ends here
+        path.append(at)
+        at = parents.get(at)
+        if at in barriers:
+            break
+    found = at is not None and (at in barriers or below[at])
+    below.update(dict.fromkeys(path, found))
+
+
+def _end(last_step: int, nodes: Sequence[Mapping[str, Any]]) -> float:
+    """Return where the last complete step ends: at the first operator behind it that never ended itself.
+
+    Only its children show such an operator, by a parent that is not in the file; it is the step that was cut off.
+    """
+    there = {node_number(node) for node in nodes}
+    cut = (parent for node in nodes if (parent := parent_number(node)) is not None and parent not in there)
+    return min((number for number in cut if number > last_step), default=float("inf"))
+
+
+def _is_step(node: Mapping[str, Any]) -> bool:
+    name = node.get("name")
+    return isinstance(name, str) and name.startswith("ProfilerStep#")

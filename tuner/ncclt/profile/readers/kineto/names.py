@@ -45,29 +45,20 @@ class Operation:
 # One table for the three spellings of each: record_param_comms ("allreduce", "_allgather_base"), annotations
 # ("nccl:all_reduce", "nccl:_all_gather_base") and operators ("c10d::allreduce_", "c10d::_allgather_base_").
 # Source: torch/csrc/distributed/c10d/{ProcessGroupNCCL,ProcessGroupGloo,Ops}.cpp, torch 1.12 to 2.13.
-_COLLECTIVES: dict[str, Collective] = {
-    "allreduce": Collective.ALL_REDUCE,
-    "allreducecoalesced": Collective.ALL_REDUCE,
-    "allgather": Collective.ALL_GATHER,
-    "allgatherbase": Collective.ALL_GATHER,
-    "allgathercoalesced": Collective.ALL_GATHER,
-    "allgatherintotensor": Collective.ALL_GATHER,
-    "allgatherintotensorcoalesced": Collective.ALL_GATHER,
-    "reducescatter": Collective.REDUCE_SCATTER,
-    "reducescatterbase": Collective.REDUCE_SCATTER,
-    "reducescattertensor": Collective.REDUCE_SCATTER,
-    "reducescattertensorcoalesced": Collective.REDUCE_SCATTER,
-    "broadcast": Collective.BROADCAST,
-    "broadcastoop": Collective.BROADCAST,
-    "reduce": Collective.REDUCE,
-    "reduceoop": Collective.REDUCE,
-    "alltoall": Collective.ALL_TO_ALL,
-    "alltoallv": Collective.ALL_TO_ALL,
-    "alltoallbase": Collective.ALL_TO_ALL,
-    "send": Collective.SEND_RECV,
-    "recv": Collective.SEND_RECV,
-    "recvanysource": Collective.SEND_RECV,
-}
+_WORDS: dict[Collective, tuple[str, ...]] = {
+    Collective.ALL_REDUCE: ("allreduce", "allreducecoalesced"),
+    Collective.ALL_GATHER: (
+        "allgather", "allgatherbase", "allgathercoalesced", "allgatherintotensor", "allgatherintotensorcoalesced",
+    ),
+    Collective.REDUCE_SCATTER: (
+        "reducescatter", "reducescatterbase", "reducescattertensor", "reducescattertensorcoalesced",
+    ),
+    Collective.BROADCAST: ("broadcast", "broadcastoop"),
+    Collective.REDUCE: ("reduce", "reduceoop"),
+    Collective.ALL_TO_ALL: ("alltoall", "alltoallv", "alltoallbase"),
+    Collective.SEND_RECV: ("send", "recv", "recvanysource"),
+}  # fmt: skip
+_COLLECTIVES = {word: collective for collective, words in _WORDS.items() for word in words}
 
 # Waiting, set-up and bookkeeping; a barrier is a 1-element all-reduce that no training step waits for by size.
 _SYNCHRONISATION = frozenset(

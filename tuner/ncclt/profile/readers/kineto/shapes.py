@@ -28,13 +28,8 @@ class Tensor:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What an operator and its annotation have in common."""
-
-    collective: Collective | None
-    input: Tensor
-
+_Key = tuple[Collective | None, Tensor]
+"""What an operator and its annotation have in common: collective and input."""
 
 # Where each operator with plain tensors keeps output and input (torch/csrc/distributed/c10d/Ops.cpp).
 _OUTPUT, _INPUT = 0, 1
@@ -85,7 +80,7 @@ class _Pool:
         for event in events:
             operation, tensors = classify(event.name), recorded_tensors(event)
             if operation is not None and len(tensors) == 1:
-                self._waiting[_Key(operation.collective, tensors[0])].append(event)
+                self._waiting[operation.collective, tensors[0]].append(event)
             else:
                 self._alone.append(event)
 
@@ -114,19 +109,17 @@ def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
     operation, tensors = classify(event.name), recorded_tensors(event)
     if operation is None or operation.word not in _PLAIN_OPERATORS or len(tensors) != 2 or trace.in_barrier(event):
         return
-    keys = [_Key(operation.collective, tensors[_INPUT])]
+    keys = [(operation.collective, tensors[_INPUT])]
     if operation.collective is Collective.REDUCE_SCATTER:
         # ProcessGroupGloo emulates reduce_scatter by an all_reduce of the whole input.
-        keys.append(_Key(Collective.ALL_REDUCE, tensors[_INPUT]))
+        keys.append((Collective.ALL_REDUCE, tensors[_INPUT]))
     annotated_here = any(pool.take(key) for key in keys)
     if not annotated_here and any(elsewhere.take(key) for key in keys):
         return
     out, into = tensors[_OUTPUT].elements, tensors[_INPUT].elements
-    match operation.collective:
-        case Collective.ALL_TO_ALL:
-            elements, size = into, _assumed_size(book, trace)
-        case _:
-            elements, size = max(out, into), max(out, into) // max(1, min(out, into))
+    elements, size = max(out, into), max(out, into) // max(1, min(out, into))
+    if operation.collective is Collective.ALL_TO_ALL:
+        elements, size = into, _assumed_size(book, trace)
     book.add(operation, event, dtype=tensors[_INPUT].dtype, elements=elements, group_size=size)
 
 

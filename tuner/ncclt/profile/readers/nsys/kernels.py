@@ -12,18 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ncclt.core.message import Collective
+from ncclt.profile.readers.nccl_log.ranks import OPERATIONS
 
 # 2.7 to 2.18 ncclKernel_AllReduce_RING_LL_Sum_float, since 2.19 ncclDevKernel_AllReduce_Sum_f32_RING_LL, since 2.27
 # ncclSymDevKernel_..., since 2.28 ncclSymkDevKernel_...
 _KERNEL = re.compile(r"\bnccl(?:Symk?)?(?:Dev)?Kernel_([A-Za-z]+)(?:_(\w+))?")
-_COLLECTIVES = {
-    "AllReduce": Collective.ALL_REDUCE,
-    "AllGather": Collective.ALL_GATHER,
-    "ReduceScatter": Collective.REDUCE_SCATTER,
-    "Broadcast": Collective.BROADCAST,
-    "Reduce": Collective.REDUCE,
-    "SendRecv": Collective.SEND_RECV,
-}
+_COLLECTIVES = {**OPERATIONS, "SendRecv": Collective.SEND_RECV}
 REDUCTIONS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE})
 """The others move bytes: their kernels have no dtype, or the placeholder int8_t."""
 

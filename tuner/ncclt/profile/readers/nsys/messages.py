@@ -8,27 +8,12 @@ from dataclasses import dataclass
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.core.workload import RankMessages
+from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
 from ncclt.profile.readers.nsys.calls import CallKind, Membership, NsysExport, Process
 from ncclt.profile.readers.nsys.kernels import agreed_dtypes
 
-NO_DTYPE = "uint8"
-"""Stands for bytes of a type that payloads do not tell; said in the notes."""
-
-FUNCTIONS = {
-    "ncclAllReduce": Collective.ALL_REDUCE,
-    "ncclAllGather": Collective.ALL_GATHER,
-    "ncclReduceScatter": Collective.REDUCE_SCATTER,
-    "ncclBroadcast": Collective.BROADCAST,
-    "ncclBcast": Collective.BROADCAST,
-    "ncclReduce": Collective.REDUCE,
-    "ncclAlltoAll": Collective.ALL_TO_ALL,
-    "ncclSend": Collective.SEND_RECV,
-    "ncclRecv": Collective.SEND_RECV,
-}
+FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items()} | {"ncclBcast": Collective.BROADCAST}
 """Function of NCCL -> collective; gather, scatter and what manages communicators make no message."""
-
-_PER_RANK = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL})
-"""Their payload has the bytes of one rank's count, and a message has the full buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,26 +87,25 @@ def _message(kind: CallKind, group: _Group, dtypes: Mapping[Collective, str]) ->
     collective = FUNCTIONS[kind.function]
     if not 0 < kind.size_bytes <= MOST_BYTES:
         return f"{kind.function} of {'0' if not kind.size_bytes else 'impossibly many'} bytes"
-    if collective in _PER_RANK and not group.ranks:
+    if collective in PER_RANK and not group.ranks:
         return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not tell"
-    size_bytes = kind.size_bytes * (group.ranks if collective in _PER_RANK else 1)
+    size_bytes = kind.size_bytes * (group.ranks if collective in PER_RANK else 1)
     if size_bytes > MOST_BYTES:
         return f"{kind.function} of impossibly many bytes"
-    dtype = dtypes.get(collective, NO_DTYPE)
+    dtype = dtypes.get(collective, UNKNOWN_DTYPE)
     return Message(
         collective=collective,
-        dtype=dtype if size_bytes % DTYPE_SIZES[dtype] == 0 else NO_DTYPE,
+        dtype=dtype if size_bytes % DTYPE_SIZES[dtype] == 0 else UNKNOWN_DTYPE,
         size_bytes=size_bytes,
         group_size=group.ranks,
     )
 
 
 def _assumptions(message: Message, group: _Group) -> list[str]:
-    assumed = []
-    if message.dtype == NO_DTYPE:
-        assumed.append(f"payloads tell no dtype: {message.collective} is taken as {NO_DTYPE}, bytes of no known type")
-    else:
-        assumed.append(f"payloads tell no dtype: {message.collective} is {message.dtype} by the names of its kernels")
+    how = f"is {message.dtype} by the names of its kernels"
+    if message.dtype == UNKNOWN_DTYPE:
+        how = f"is taken as {UNKNOWN_DTYPE}, bytes of no known type"
+    assumed = [f"payloads tell no dtype: {message.collective} {how}"]
     if not group.ranks:
         assumed.append("the creation of a communicator was not recorded: its group is taken as the whole job")
     elif group.is_assumed:
