@@ -131,7 +131,7 @@ def heads(path: Path) -> tuple[bytes, ...]:
         return looks[path]
     found: list[bytes] = []
     for document in documents(path, enough=LOOK_BYTES):
-        found.append(head(document))
+        found.append(read_block(document, HEAD_BYTES))
         if len(found) == LOOK_DOCUMENTS:
             break
     if looks is not None:
@@ -164,15 +164,6 @@ def check_readable(path: Path) -> None:
         raise TraceError(f"{path} does not exist", hint="check the path; shell patterns must match at least one file")
     if not any(one.strip() for one in heads(path)):
         raise TraceError(f"{path.name} is empty", hint="was the profiler still writing? export the trace again")
-
-
-def head(document: Document) -> bytes:
-    """Return the beginning of a document.
-
-    Raises:
-        TraceError: the compressed data end or break there.
-    """
-    return read_block(document, HEAD_BYTES)
 
 
 def read_block(document: Document, size_bytes: int) -> bytes:

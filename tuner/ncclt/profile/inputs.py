@@ -186,11 +186,8 @@ def _is_pipe(path: Path, error: type[InputError]) -> bool:
 
 
 def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }  # fmt: skip
-    return kinds.get(stat.S_IFMT(mode), "no file")
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "no file")
 
 
 def _label(path: Path) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,19 +207,16 @@ _MAKERS: dict[str, Callable[[ModuleType, str], Callable[[], Any] | None]] = {
     "timm": _timm,
 }
 
+_NAMES: dict[str, Callable[[ModuleType], Iterable[str]]] = {
+    "torchvision": lambda library: library.models.list_models(),
+    "transformers": lambda library: library.CONFIG_MAPPING.keys(),
+    "timm": lambda library: library.list_models(),
+}
+
 
 def _not_found(
     name: str, loaded: Sequence[ModuleType], missing: Sequence[str]
 ) -> NotFoundError | MissingDependencyError | UsageError:
-    names: list[str] = []
-    for library in loaded:
-        match library.__name__:
-            case "torchvision":
-                names += library.models.list_models()
-            case "timm":
-                names += library.list_models()
-            case _:
-                names += library.CONFIG_MAPPING.keys()
     if "/" in name:
         return UsageError(
             f"{name} is a name on a model hub, and ncclt fetches nothing",
@@ -230,6 +227,7 @@ def _not_found(
             f"no installed library knows the model {name!r}, and {'; '.join(missing)}",
             hint=f"pip install {' '.join(LIBRARIES)}",
         )
+    names = [known for library in loaded for known in _NAMES[library.__name__](library)]
     from_hub = "for a checkpoint of a hub save its config.json and give --config config.json"
     return NotFoundError(
         f"{', '.join(library.__name__ for library in loaded)} know no model {name!r}",

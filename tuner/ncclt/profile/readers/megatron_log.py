@@ -26,7 +26,7 @@ _RANK = re.compile(rb"^\s{0,4}(?:\[(?:rank|default)(\d{1,7})\]:|\[\d{1,3},(\d{1,
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
 
 _BUCKET = re.compile(
-    rb"Params for bucket (\d{1,7}) \((\d{1,15}) elements(?:, (\d{1,15}) padded size)?"
+    rb"Params for bucket \d{1,7} \((\d{1,15}) elements(?:, (\d{1,15}) padded size)?"
     rb"(?:, \d{1,9} param\(s\) with extra main_grads)?(?:, dtype torch\.(\w{1,24}))?\)?"
 )
 
@@ -161,13 +161,11 @@ def _nothing(logs: Sequence[BucketLog], left_out: Counter[str]) -> TraceError:
 
 
 def _provenance(logs: Sequence[BucketLog], job: _Job, left_out: Counter[str]) -> Provenance:
-    facts = {"files": ", ".join(log.label for log in logs), "read_from": "bucket lines"}
-    for key in ("grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "bucket_size"):
-        if key in job.settings:
-            facts[key] = job.settings[key]
+    shown = ("grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "bucket_size")
     return Provenance(
         source=name,
-        detail=facts,
+        detail={"files": ", ".join(log.label for log in logs), "read_from": "bucket lines"}
+        | {key: job.settings[key] for key in shown if key in job.settings},
         world_size=job.world_size,
         ranks_read=tuple(sorted({rank for log in logs for rank in log.buckets if rank is not None})),
         notes=(*_notes(logs, job), *left_out_notes(left_out)),
@@ -202,12 +200,10 @@ class Bucket:
     """One gradient bucket.
 
     Attributes:
-        number: from 1 on, within its buffer.
         elements: with the padding, where it is told, because the padding is sent too.
         dtype: of the gradients, empty where not told.
     """
 
-    number: int
     elements: int
     dtype: str = ""
 
@@ -275,8 +271,8 @@ def _add(log: BucketLog, line: bytes) -> int:
         log.announced[rank] = log.announced.get(rank, 0) + int(count[1])
         log.buffers[rank] = log.buffers.get(rank, 0) + 1
     if bucket is not None:
-        number, elements, padded, dtype = bucket.groups()
-        one = Bucket(number=int(number), elements=int(padded or elements), dtype=(dtype or b"").decode("ascii"))
+        elements, padded, dtype = bucket.groups()
+        one = Bucket(elements=int(padded or elements), dtype=(dtype or b"").decode("ascii"))
         log.buckets.setdefault(rank, []).append(one)
     return int(count is not None or bucket is not None)
 

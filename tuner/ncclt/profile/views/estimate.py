@@ -169,11 +169,7 @@ def estimate(
         time_us, source = on_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, Source.LINKS)
         rows.append(
             MessageTime(
-                message=message,
-                calls_per_step=calls.calls_per_step,
-                time_us=time_us,
-                source=source,
-                link_gbps=gbps,
+                message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
             )
         )
         links_us += at_links_us * calls.calls_per_step

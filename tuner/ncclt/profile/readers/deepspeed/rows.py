@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -89,8 +89,9 @@ def read_text(document: Document) -> CommsLog:
     for line in lines(document):
         if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
             for said in every:  # more than one where line feeds were lost
-                rank, row = _verbose_row(said)
-                rows = verbose.setdefault(rank, {})
+                rank, name, time_ms, number, unit, *speeds = said.groups()
+                row = _row(name.decode("ascii"), (number, unit), 1, (time_ms, *speeds))
+                rows = verbose.setdefault(None if rank is None else int(rank), {})
                 key = (row.operation, row.size_bytes)
                 kinds += key not in rows
                 rows[key] = _joined(rows[key], row) if key in rows else row
@@ -100,7 +101,8 @@ def read_text(document: Document) -> CommsLog:
                 tables.append([])
         elif is_open and (found := _ROW.search(line)) is not None:
             if operation:
-                tables[-1].append(_table_row(operation, found))
+                number, unit, calls, _total_ms, *figures = found.groups()
+                tables[-1].append(_row(operation, (number, unit), int(calls), figures))
                 kinds += 1
             else:
                 torn += 1
@@ -148,29 +150,17 @@ def _dictionary_rows(operations: object) -> Iterator[LogRow]:
                 )
 
 
-def _table_row(operation: str, found: re.Match[bytes]) -> LogRow:
-    number, unit, calls, _total, mean, tput, busbw = found.groups()
+def _row(operation: str, size: tuple[bytes, bytes], calls: int, figures: Sequence[bytes]) -> LogRow:
+    """Return a row from texts: number and unit of its size; mean time in ms, throughput and bus bandwidth."""
+    mean_ms, tput, busbw = map(float, figures)
     return LogRow(
         operation=operation,
-        size_bytes=_bytes(number, unit),
-        calls=int(calls),
-        time_us=float(mean) * 1e3,
-        tput_gbps=float(tput),
-        busbw_gbps=float(busbw),
+        size_bytes=round(float(size[0]) * _UNITS[size[1].decode("ascii")]),
+        calls=calls,
+        time_us=mean_ms * 1e3,
+        tput_gbps=tput,
+        busbw_gbps=busbw,
     )
-
-
-def _verbose_row(said: re.Match[bytes]) -> tuple[int | None, LogRow]:
-    rank, operation, time, number, unit, tput, busbw = said.groups()
-    row = LogRow(
-        operation=operation.decode("ascii"),
-        size_bytes=_bytes(number, unit),
-        calls=1,
-        time_us=float(time) * 1e3,
-        tput_gbps=float(tput),
-        busbw_gbps=float(busbw),
-    )
-    return (None if rank is None else int(rank)), row
 
 
 def _joined(before: LogRow, row: LogRow) -> LogRow:
@@ -178,10 +168,6 @@ def _joined(before: LogRow, row: LogRow) -> LogRow:
     calls = before.calls + row.calls
     faster = max(before, row, key=lambda one: one.tput_gbps)
     return replace(faster, calls=calls, time_us=(before.time_us * before.calls + row.time_us * row.calls) / calls)
-
-
-def _bytes(number: bytes, unit: bytes) -> int:
-    return round(float(number) * _UNITS[unit.decode("ascii")])
 
 
 def _number(value: object) -> float:

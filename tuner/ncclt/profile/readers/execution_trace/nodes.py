@@ -108,7 +108,7 @@ def groups_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, TraceGroup]:
     for node in nodes:
         values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
         for row in _listed(values[0] if values else None):
-            ranks = [counted(n, MOST_RANKS) for n in row["ranks"]] if isinstance(row.get("ranks"), list) else []
+            ranks = [counted(n, MOST_RANKS) for n in _list(row.get("ranks"))]
             size = counted(row.get("group_size"), MOST_RANKS) or len(ranks)
             group = TraceGroup(
                 size=size,
@@ -130,26 +130,27 @@ def _listed(text: object) -> list[Mapping[str, Any]]:
         rows = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    return [row for row in _list(rows) if isinstance(row, Mapping)]
 
 
 def _values(node: Mapping[str, Any], side: str) -> list[Any]:
     found = node.get(side)
-    values = found.get("values") if isinstance(found, Mapping) else found
-    return values if isinstance(values, list) else []
+    return _list(found.get("values") if isinstance(found, Mapping) else found)
 
 
 def _types(node: Mapping[str, Any], side: str) -> list[Any]:
     found = node.get(side)
-    types = found.get("types") if isinstance(found, Mapping) else node.get(f"{side[:-1]}_types")
-    return types if isinstance(types, list) else []
+    return _list(found.get("types") if isinstance(found, Mapping) else node.get(f"{side[:-1]}_types"))
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
-    rows = node.get("attrs")
     return {
         row["name"]: row.get("value")
-        for row in (rows if isinstance(rows, list) else ())
+        for row in _list(node.get("attrs"))
         if isinstance(row, Mapping) and isinstance(row.get("name"), str)
     }
 

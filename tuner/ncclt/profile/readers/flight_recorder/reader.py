@@ -14,7 +14,7 @@ from typing import Any
 from ncclt.core.message import Message
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, head, load_json, unmarked
+from ncclt.profile.documents import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
 from ncclt.profile.readers.flight_recorder.dump import call_of, entries_of, groups_of, rank_of, world_size_of
 from ncclt.profile.readers.flight_recorder.pickle import load_pickle
 from ncclt.profile.readers.param_comms.calls import counted, counts_of, ledger_of, shown, told_group_sizes
@@ -94,7 +94,7 @@ def _load(document: Document) -> Any:
     if not document.stream.peek(1).startswith(_PICKLE):
         return load_json(document)
     data = bytearray()
-    while part := head(document):
+    while part := read_block(document, HEAD_BYTES):
         data += part
         if len(data) > MAX_PICKLE_BYTES:
             raise TraceError(

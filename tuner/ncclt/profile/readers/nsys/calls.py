@@ -96,14 +96,8 @@ def recording_of(export: Export) -> NsysExport:
 def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
     columns = export.columns.get("NVTX_EVENTS", frozenset())
     schemas = schemas_of(export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset"))
-    ways = [
-        condition
-        for column, condition in (
-            ("textId", "textId IN (SELECT id FROM StringIds WHERE value GLOB 'nccl[A-Z]*')"),
-            ("text", "text GLOB 'nccl[A-Z]*'"),
-        )
-        if column in columns and (column == "text" or names)
-    ]
+    by_id = ["textId IN (SELECT id FROM StringIds WHERE value GLOB 'nccl[A-Z]*')"] if "textId" in columns else []
+    ways = (by_id if names else []) + (["text GLOB 'nccl[A-Z]*'"] if "text" in columns else [])
     if not ways:
         return
     kind = f" AND eventType IN {_RANGES}" if "eventType" in columns else ""
