@@ -1,9 +1,9 @@
-"""The one door through which the files that a user names are opened: regular files as they are, pipes once.
+"""Open the files that a user names, all of them here: regular files as they are, pipes once.
 
 A file is looked at more than once, first for its kind and then for its content, and a pipe can be read only once. So a
 FIFO, a shell's `<(...)` and standard input are copied to a temporary file before anything else is done with them.
-Nothing that can block for ever or has no end is opened: no FIFO without a writer, no socket, no device. What is
-compressed may not grow beyond all proportion while it is unpacked.
+Nothing that can block forever or never ends is opened: no FIFO without a writer, no socket, no device. Compressed
+input may grow only so much while it is unpacked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def regular_files(paths: Sequence[Path], *, error: type[InputError] = InputError
         error: what is raised.
 
     Raises:
-        InputError: nobody writes into a FIFO, it gives too much, or the path leads to a socket or device.
+        InputError: a FIFO has no writer or yields too much, or the path leads to a socket or device.
     """
     with ExitStack() as stack:
         files = []
@@ -179,7 +179,7 @@ def _is_pipe(path: Path, error: type[InputError]) -> bool:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return False  # whoever opens it says what is wrong
+        return False  # reported when it is opened
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISFIFO(mode)):
         raise error(f"{path} is {_kind(mode)}", hint="name a file or a pipe; - is standard input")
     return stat.S_ISFIFO(mode)

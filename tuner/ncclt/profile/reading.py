@@ -112,7 +112,7 @@ def all_of(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"the {len(labels)} files"
 
 
-def told(facts: Mapping[str, str]) -> dict[str, str]:
+def known(facts: Mapping[str, str]) -> dict[str, str]:
     """Return the facts that are known."""
     return {key: value for key, value in facts.items() if value}
 

@@ -152,7 +152,7 @@ def _load(name: str) -> ModuleType:
 def _torchvision(library: ModuleType, name: str) -> Callable[[], nn.Module] | None:
     if name not in library.models.list_models():
         return None
-    # Detection and segmentation models fetch the weights of their backbone unless told otherwise.
+    # Detection and segmentation models fetch the weights of their backbone by default.
     known = inspect.signature(library.models.get_model_builder(name)).parameters
     off: dict[str, Any] = {option: None for option in ("weights", "weights_backbone") if option in known}
     return lambda: library.models.get_model(name, **off)

@@ -200,8 +200,8 @@ class Bucket:
     """One gradient bucket.
 
     Attributes:
-        elements: with the padding, where it is told, because the padding is sent too.
-        dtype: of the gradients, empty where not told.
+        elements: with the padding where it is logged, because the padding is sent too.
+        dtype: of the gradients, empty where unknown.
     """
 
     elements: int

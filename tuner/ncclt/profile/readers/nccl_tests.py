@@ -22,7 +22,7 @@ from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.profile.documents import Document, any_head, documents, read_block
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import PER_RANK
-from ncclt.profile.reading import joined, left_out_notes, reasons, told, workload_of
+from ncclt.profile.reading import joined, known, left_out_notes, reasons, workload_of
 
 name = "nccl_tests"
 
@@ -77,7 +77,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     found = [test for test, _collective in tests]
     origin = Provenance(
         source="nccl_tests",
-        detail=told({"files": ", ".join(labels), "nccl_tests": joined(test.version for test in found)}),
+        detail=known({"files": ", ".join(labels), "nccl_tests": joined(test.version for test in found)}),
         world_size=max(test.ranks for test in found),
         notes=tuple(_notes(found, left_out)),
         whole_file=True,

@@ -22,7 +22,7 @@ from ncclt.profile.readers.inspector.records import whole
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct, lines
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import all_of, joined, largest_group_notes, left_out_notes, told, workload_of
+from ncclt.profile.reading import all_of, joined, known, largest_group_notes, left_out_notes, workload_of
 
 name = "plugin_report"
 
@@ -30,7 +30,7 @@ _MARK = b'{"ncclt_plugin_report":'
 _FORMAT = 1
 _TUNABLE = {collective.value: collective for collective in Collective if collective.is_tunable}
 _NO_COMMUNICATOR = "0" * 16
-"""Before tuner API v5 NCCL told a plugin no id."""
+"""Before tuner API v5 NCCL gave a plugin no id."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,7 +230,7 @@ def _provenance(
     return Provenance(
         source=name,
         created=datetime.fromtimestamp(started / 1e6, tz=UTC).date().isoformat() if 0 < started < 4e15 else "",
-        detail=told(facts),
+        detail=known(facts),
         world_size=world_size,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(reports, views, world_size, left_out),

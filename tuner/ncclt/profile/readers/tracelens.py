@@ -77,7 +77,7 @@ class _Row:
     Attributes:
         rank: global rank, None where the ranks are collapsed.
         group: name of the process group.
-        world_size: ranks of the job, 0 where the row does not tell.
+        world_size: ranks of the job, 0 where the row does not say.
         message: None where the row makes no message.
         left_out: why it makes none, empty for waiting and barriers.
         is_receive: the receiving half of a send_recv.

@@ -32,7 +32,7 @@ def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
 def forwarded(
     argv: tuple[str, ...], names: Sequence[str], *, environ: Mapping[str, str], open_mpi: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the command, told to hand on some variables, and the variables that this needs itself.
+    """Return the command with the options that forward some variables, and the variables that these options need.
 
     Args:
         argv: the command.

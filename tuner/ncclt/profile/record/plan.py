@@ -57,7 +57,7 @@ class RecordPlan:
     """A recording, decided but not begun.
 
     Attributes:
-        argv: the command, told to forward the variables where its launcher forwards none by itself.
+        argv: the command, with options that forward the variables where its launcher forwards none by itself.
         set_env: variables added to its environment, sorted.
         files: files of the recording's folder, relative path -> content.
         notes: what the user should know beforehand, one sentence each.

@@ -122,7 +122,7 @@ def read_plugin_reports(
 def _files(folder: Path) -> tuple[list[Path], int, list[str]]:
     """Return reports, the number of cut-off ones, and names of what else lies there.
 
-    The command may have written there too: what is no plain file is never opened, as a pipe would wait for ever.
+    The command may have written there too: only plain files are opened, as opening a pipe could wait forever.
     """
     reports, unfinished, others = [], 0, []
     for path in sorted(folder.iterdir()):

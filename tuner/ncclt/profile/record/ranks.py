@@ -15,7 +15,7 @@ class RankReport:
     """One process that loaded PyTorch's optimizers.
 
     Attributes:
-        rank: its global rank, None where no step told it.
+        rank: its global rank, None before the first recorded step.
         state: `loaded`, `recording` (it did not live to write), `recorded`, `cut short` or `failed`.
         steps_seen: training steps it made while it was watched.
         steps_recorded: of these, complete ones in its trace.
@@ -23,7 +23,7 @@ class RankReport:
         write_s: time it took to write the trace, s.
         failures: what went wrong in the recording, never in the training.
         host: the name of its machine.
-        world_size: ranks of the job, 0 where no process group told it.
+        world_size: ranks of the job, 0 without a process group.
     """
 
     rank: int | None
@@ -131,13 +131,13 @@ def _report(path: Path) -> RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What the ranks of one launch tell about its steps.
+    """Step times that the ranks of one launch recorded.
 
     Attributes:
         step_us: time of each step of the window on the slowest rank of that step, µs; empty where `failure` is set.
-        ranks: how many ranks told their times.
+        ranks: how many ranks recorded their times.
         world_size: how many there are, 0 where none knew.
-        hosts: machines of the ranks that told.
+        hosts: machines of these ranks.
         failure: why there are no times; empty where there are.
     """
 

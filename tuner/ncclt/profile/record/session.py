@@ -53,7 +53,7 @@ def make_folder(base: Path, *, keep: Path | None) -> Path:
         raise UsageError(f"{keep} is there already and not an empty folder", hint="name another folder with --keep")
     folder = None
     try:
-        # mkdtemp gives 0700: traces show the paths and shapes of somebody's model.
+        # mkdtemp gives 0700: traces show the paths and shapes of a private model.
         folder = Path(tempfile.mkdtemp(prefix=".ncclt-record-", dir=base.resolve()))
         for sub in FOLDERS:
             (folder / sub).mkdir()

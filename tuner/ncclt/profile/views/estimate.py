@@ -161,7 +161,7 @@ def estimate(
     for calls in workload.messages:
         message = calls.message
         if message.group_size == 1:
-            continue  # nobody to send to
+            continue  # a group of one sends nothing
         gbps = link_busbw_gbps(cluster, message)
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
         at_links_us = carried / gbps / 1e3

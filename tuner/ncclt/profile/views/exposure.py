@@ -71,7 +71,7 @@ def exposure(
     Args:
         communication: when communication kernels ran, µs, in any order; they may overlap.
         compute: when compute kernels ran on the same clock.
-        windows: the training steps; what lies outside of them does not count. None = everything counts.
+        windows: the training steps; what is outside them does not count. None = everything counts.
     """
     sending = merged(communication)
     if windows is not None:

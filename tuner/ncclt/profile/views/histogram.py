@@ -110,7 +110,7 @@ def size_classes(workload: Workload) -> tuple[SizeClass, ...]:
 
 
 def cross_over(workload: Workload) -> CrossOver:
-    """Return where the calls, the bytes and the time of a workload lie."""
+    """Return the sizes that split the calls, the bytes and the time of a workload in half."""
     rows = sorted(workload.messages, key=lambda row: row.message.size_bytes)
     timed = bool(workload.communication_us)
     return CrossOver(

@@ -1,4 +1,4 @@
-"""A plain table of messages, the door for every source that ncclt has no reader for.
+"""A plain table of messages: the way in for every source that ncclt has no reader for.
 
 Columns `collective,size_bytes,calls`, and as wanted `dtype,group_size,spans_nodes,steps,time_us`, in any order, divided
 by commas, semicolons or tabs. `size_bytes` is that of `ncclt.core.message.Message`, the `size` of nccl-tests: for

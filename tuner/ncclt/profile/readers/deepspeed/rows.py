@@ -56,7 +56,7 @@ class CommsLog:
     Attributes:
         label: name of the file.
         kind: `table`, `verbose lines` or `dictionary`.
-        rows: rank (None where not told) -> its rows.
+        rows: rank (None where unknown) -> its rows.
         tables: how many tables there are.
         world_size: ranks of the job as the file tells them, 0 where it does not.
         is_rounded: whether sizes are rounded to two decimals of their unit.

@@ -40,10 +40,10 @@ class CommsNode:
     Attributes:
         number: id of the node; ids grow in the order in which operators start.
         name: the collective, empty where it cannot be found.
-        group: name or number of the process group, empty where the node does not tell.
-        group_size: 0 where the node does not tell.
+        group: name or number of the process group, empty where the node does not say.
+        group_size: 0 where the node does not say.
         place: rank inside the group; the root of a rooted collective, the peer of a send or receive.
-        start: first global rank of the group, None where not told or not regular.
+        start: first global rank of the group, None where unknown or not regular.
         stride: distance of its ranks, likewise.
         description: `default_pg` and the like.
         inputs: tensors that go in.

@@ -59,7 +59,7 @@ class Timeline:
         calls: tensors' parts of all_reduces, in the order in which they ended.
         left_out: reason -> operations that make no message.
         ranks: ranks ever seen in a negotiation.
-        started_s: wall clock at its start, seconds since 1970, 0 where not told.
+        started_s: wall clock at its start, seconds since 1970, 0 where unknown.
         is_cut: whether the last event is incomplete or an operation never ended.
         is_full: whether reading stopped at the largest number of calls.
     """
@@ -155,7 +155,7 @@ def _take(event: Mapping[str, Any], timeline: Timeline, tensors: dict[object, _T
     if phase == "B":
         if name.startswith("NEGOTIATE_"):
             tensor.ranks = set()
-        # Operation and activity are all that nests; a deeper one is no timeline of Horovod.
+        # Only operation and activity nest; Horovod writes nothing deeper.
         if len(tensor.open) < 8:
             tensor.open.append((name, moment))
     elif phase == "X" and tensor.open and tensor.open[-1][0].startswith("NEGOTIATE_") and name.isdigit():
@@ -203,7 +203,7 @@ _WHY = {
 
 
 def _number(value: object) -> float | None:
-    """Return a moment, µs; None for what is none (not finite, absurdly large, no number)."""
+    """Return a moment, µs; None for anything that cannot be one (not finite, absurdly large, not a number)."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return float(value) if -1e18 < value < 1e18 else None  # NaN compares false

@@ -16,12 +16,12 @@ from ncclt.profile.documents import any_head, documents
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import all_of, joined, largest_group_notes, reasons, told, workload_of
+from ncclt.profile.reading import all_of, joined, known, largest_group_notes, reasons, workload_of
 
 name = "inspector"
 
 SMALLEST_BYTES = 8192
-"""NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES when nobody sets it, of one rank's part (since NCCL 2.30)."""
+"""Default of NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, of one rank's part (since NCCL 2.30)."""
 
 _RECORD = "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENABLE=1"
 
@@ -74,7 +74,7 @@ def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
     return Provenance(
         source=name,
         created=min(tally.dates - {""}, default=""),
-        detail=told(facts),
+        detail=known(facts),
         world_size=tally.world_size,
         ranks_read=tuple(sorted(ranks)),
         notes=_notes(tally),

@@ -29,7 +29,7 @@ class Header:
         comm: id of the communicator, the same on all of its ranks.
         rank: rank in it.
         ranks: its size, at least 1.
-        nodes: nodes it reaches over, 0 where not told.
+        nodes: nodes it reaches over, 0 where unknown.
         process: host and process id.
         keeps_all: NCCL 2.30 or later, which names communicators and keeps every call in a ring; before, only the last
             call of each dump interval was kept.

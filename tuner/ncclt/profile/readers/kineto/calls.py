@@ -17,7 +17,7 @@ class Call:
 
     Attributes:
         message: what was sent.
-        group: name of the process group, empty where the trace does not tell.
+        group: name of the process group, empty where the trace does not say.
         is_receive: the receiving half of a send_recv.
         event: the event that showed it.
     """

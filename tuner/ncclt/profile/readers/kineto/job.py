@@ -24,9 +24,9 @@ class KinetoJob:
     """The job as one rank's trace describes it.
 
     Attributes:
-        rank: global rank, None where the trace does not tell.
-        world_size: ranks of the job, 0 where the trace does not tell.
-        backend: `nccl`, `gloo`, ..., empty where the trace does not tell.
+        rank: global rank, None where the trace does not say.
+        world_size: ranks of the job, 0 where the trace does not say.
+        backend: `nccl`, `gloo`, ..., empty where the trace does not say.
         nccl_version: as written in the trace, may be empty.
         groups: name of a process group -> what is said of it, where listed.
         node_gpus: GPUs that the recording process saw, 0 where not listed.
@@ -51,7 +51,7 @@ class KinetoJob:
         return known is not None and "nccl" in self.backend and "nccl" not in known.backend
 
     def spans_nodes(self, *, start: int | None, stride: int | None, size: int) -> bool:
-        """Tell whether a group of part of the job reaches over nodes; False where nobody can know.
+        """Tell whether a group of part of the job reaches over nodes; False where that is not known.
 
         Ranks are taken to fill the nodes in order, as torchrun places them, and a node to have as many GPUs as the
         recording process saw. Groups of the whole job stay False: their place is known only when they are placed.

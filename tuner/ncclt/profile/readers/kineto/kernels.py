@@ -31,7 +31,7 @@ class KernelTimes:
 
 
 FindLaunches = Callable[[Set[int]], Mapping[int, Event]]
-"""Returns the calls that launched kernels, by the correlation of both; costs a second look into the file."""
+"""Returns the calls that launched kernels, by the correlation of both; reads the file a second time."""
 
 
 def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: FindLaunches) -> KernelTimes:

@@ -77,7 +77,7 @@ def _add(book: CallBook, event: Event, job: KinetoJob) -> None:
     into = _elements(args, _IN_KEYS) or 0
     out = _elements(args, _OUT_KEYS) or 0
     if into < 0 or out < 0:
-        # torch 2.3 and 2.4 keep the count in a C int; one wrap is the only one that can be told.
+        # torch 2.3 and 2.4 keep the count in a C int; only a single wrap can be recognised.
         into, out = (n + 2**32 if n < 0 else n for n in (into, out))
         book.assume("a count of elements overflowed 32 bits (torch before 2.5) and was taken to have wrapped once")
     if operation.word.endswith("coalesced"):

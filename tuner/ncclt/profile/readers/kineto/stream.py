@@ -1,6 +1,6 @@
 """Kineto's JSON as a stream: of gigabytes of events only those that may matter are parsed, the rest is skipped.
 
-What is skipped is not checked: an event that matters to nobody may be damaged without anyone noticing. The structure
+What is skipped is not checked: damage inside an event that is not read goes unnoticed. The structure
 around the events is checked to the last byte, so that a document that was cut off is never taken for a whole one.
 """
 
@@ -190,7 +190,7 @@ class _Window:
             raise self.no_json(str(error)) from error
 
     def no_json(self, why: str) -> TraceError:
-        """Return the error that says so."""
+        """Return the error for a document that cannot be parsed."""
         return TraceError(
             f"{self._document.label} is cut off or not JSON: {why}",
             hint="the profiler may have been stopped while it wrote; export the trace again",

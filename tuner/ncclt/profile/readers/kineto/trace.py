@@ -93,7 +93,7 @@ class RankTrace:
         kernels: NCCL's kernels on the GPU's time line.
         steps: number of a training step -> its range.
         timeline: when all kernels ran.
-        recorded_on: ISO date of the recording, empty where the clock does not tell.
+        recorded_on: ISO date of the recording, empty where the clock does not say.
     """
 
     label: str

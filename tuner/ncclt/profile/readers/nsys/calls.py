@@ -54,7 +54,7 @@ class NsysExport:
 
     Attributes:
         label: the file's name.
-        recorded_on: ISO date of the recording, empty where not told.
+        recorded_on: ISO date of the recording, empty where unknown.
         facts: how it was exported, `EXPORT_...` -> value.
         functions: every call by its name, with a payload or without.
         sized: (process, kind) -> calls whose payload tells a size.

@@ -1,4 +1,4 @@
-"""A SQLite export of Nsight Systems, opened so that nothing in it can write, run or take for ever."""
+"""A SQLite export of Nsight Systems, opened so that nothing in it can write, run code or run forever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS = frozenset({"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "META_DATA_EXPO
 _STEP = 100_000
 _OPERATIONS_PER_BYTE = 20
 """Operations of SQLite's virtual machine allowed for each byte of the file; a scan needs about one. A statement that
-recurses for ever, or a join without end, meets this bound instead."""
+recurses forever, or a join without end, meets this bound instead."""
 
 _CELL_BYTES = 1 << 20
 """Largest cell read; payloads of NCCL have 56 bytes."""
@@ -84,7 +84,7 @@ def opened(path: Path) -> Iterator[Export]:
     """Open an export for reading.
 
     Raises:
-        TraceError: it cannot be opened, is no SQLite file, is damaged, or takes beyond all measure to read; also for
+        TraceError: it cannot be opened, is no SQLite file, is damaged, or takes too long to read; also for
             what is read inside the `with` block.
     """
     try:

@@ -36,7 +36,7 @@ class Kernel:
     Attributes:
         word: the operation as written, `AllReduce`, `Generic`.
         collective: None where the name is of several.
-        dtype: None where the name does not tell.
+        dtype: None where the name does not say.
     """
 
     word: str

@@ -78,7 +78,7 @@ def _group(
         sizes = {member.ranks for (_process, other), member in members.items() if other is None}
         ranks = sizes.pop() if len(sizes) == 1 else 0
         return _Group(ranks=ranks, local=local, is_assumed=ranks > 0)
-    # The hash is the same on all ranks: another process may have told the size that this one does not.
+    # The hash is the same on all ranks: another process may have recorded the size that this one lacks.
     known = [member.ranks for (_process, other), member in members.items() if other == communicator]
     return _Group(ranks=known[0] if known else 0, local=local, is_assumed=False)
 

@@ -52,8 +52,8 @@ class Payload:
 def schemas_of(rows: Iterable[tuple[Any, ...]]) -> Schemas:
     """Return the schemas from rows of (domainId, schemaId, name, type, offset).
 
-    An export of several processes repeats its schemas; one that two processes define differently is dropped, because
-    nobody can tell which of them an event means. An offset that is missing is 0, the first field.
+    An export of several processes repeats its schemas; one that two processes define differently is dropped,
+    because an event does not say which of them it means. An offset that is missing is 0, the first field.
     """
     found: dict[tuple[int, int], dict[str, tuple[str, int]]] = {}
     disputed: set[tuple[int, int]] = set()

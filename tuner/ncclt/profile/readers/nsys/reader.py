@@ -1,7 +1,7 @@
 """Nsight Systems: SQLite exports of `nsys profile -t cuda,nvtx`, one file per node or rank, or all ranks in one.
 
-Sizes stand in the NVTX payloads of NCCL 2.16 and later, and only in an export that was told to keep them. Kernels tell
-the collective and, of reductions, the dtype; never the size, and never the algorithm or protocol that was used.
+Sizes are in the NVTX payloads of NCCL 2.16 and later, and only in an export made with `--include-blobs=true`. Kernel
+names give the collective and, of reductions, the dtype; never the size, nor the algorithm or protocol that was used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ncclt.profile.readers.nsys.calls import NsysExport, Process, recording_of
 from ncclt.profile.readers.nsys.file import is_export, opened
 from ncclt.profile.readers.nsys.kernels import shown
 from ncclt.profile.readers.nsys.messages import FUNCTIONS, Sizing, messages_of
-from ncclt.profile.reading import joined, left_out_notes, partial_note, reasons, told, workload_of
+from ncclt.profile.reading import joined, known, left_out_notes, partial_note, reasons, workload_of
 
 name = "nsys"
 
@@ -85,7 +85,7 @@ def _provenance(recordings: Sequence[NsysExport], sizing: Sizing) -> Provenance:
     return Provenance(
         source=name,
         created=min((recording.recorded_on for recording in recordings if recording.recorded_on), default=""),
-        detail=told(facts),
+        detail=known(facts),
         world_size=world_size,
         ranks_read=tuple(sorted(ranks)),
         notes=tuple(_notes(recordings, sizing, read=len(ranks), world_size=world_size)),
@@ -165,7 +165,7 @@ def _export_command(recording: NsysExport) -> str:
 
 
 def _may_have_lost_payloads(recordings: Sequence[NsysExport]) -> bool:
-    """Tell whether a switch was off; older exports do not say, and then nobody knows."""
+    """Tell whether a switch was off; older exports do not say, and may have lost them."""
     return any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
 
 

@@ -33,7 +33,7 @@ class RecordedCall:
     Attributes:
         name: the collective, in any of c10d's spellings.
         group: what tells its process group from the others of the file, empty where nothing does.
-        group_size: ranks of that group, 0 where the call does not tell.
+        group_size: ranks of that group, 0 where the call does not say.
         inputs: tensors that go in.
         outputs: tensors that come out.
         position: place in the order of the recording.
@@ -189,7 +189,7 @@ def _tuning_elements(
 
 
 def _buffer_ratio(record: RecordedCall) -> int:
-    """Return how many ranks share the full buffer, 0 where the call does not tell."""
+    """Return how many ranks share the full buffer, 0 where the call does not say."""
     operation = classify(record.name)
     if operation is None or operation.collective not in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
         return 0

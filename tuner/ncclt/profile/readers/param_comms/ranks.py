@@ -13,7 +13,7 @@ from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, documents, unmarked
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.nccl_log.lines import check_distinct
-from ncclt.profile.reading import all_of, joined, partial_note, smallest, told, workload_of
+from ncclt.profile.reading import all_of, joined, known, partial_note, smallest, workload_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class RankReading:
 
     Attributes:
         label: the file's name.
-        rank: global rank, None where the file does not tell.
-        world_size: ranks of the job, 0 where the file does not tell.
+        rank: global rank, None where the file does not say.
+        world_size: ranks of the job, 0 where the file does not say.
         calls: (process group, message) -> calls in the complete steps.
         mean_us: message -> mean duration of a call, µs, where recorded.
         steps: complete training steps, 0 where none is marked.
@@ -154,7 +154,7 @@ def provenance_of(
         source=source,
         created=min((r.recorded_on for r in ranks if r.recorded_on), default=""),
         detail={"files": ", ".join(r.label for r in ranks)}
-        | told({key: joined(r.facts.get(key) for r in ranks) for key in keys}),
+        | known({key: joined(r.facts.get(key) for r in ranks) for key in keys}),
         world_size=world_size,
         ranks_read=tuple(r.rank for r in ranks if r.rank is not None),
         steps=min(r.steps for r in counted_ranks(ranks)),

@@ -72,7 +72,7 @@ def _read_rank(document: Document) -> RankReading:
     return RankReading(
         label=document.label,
         rank=_rank(comms),
-        # A trace with one group shows a job of one group; with several nobody says which of them is all of it.
+        # A trace with one group shows a job of one group; with several, none is known to be all of it.
         world_size=max(sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
         calls=counts_of(without_answered_receives(ledger.calls)),
         notes=(

@@ -1,4 +1,4 @@
-"""What the launching side is told about a process, errors of the recording included."""
+"""What a process reports to the launching side, errors of the recording included."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Journal:
         """Change some facts and write all."""
         self.facts.update(changes)
         part = self._path.with_suffix(".part")
-        with suppress(OSError):  # a full disk, or a folder that is gone: there is nobody left to tell
+        with suppress(OSError):  # a full disk, or a folder that is gone: there is nowhere left to report it
             part.write_text(json.dumps(self.facts), encoding="utf-8")
             part.replace(self._path)
 

@@ -48,7 +48,7 @@ class Trace:
     """Records a window of steps and writes it as one Kineto trace.
 
     Args:
-        path: where the trace will lie, under this name only when it is whole.
+        path: of the trace; it has this name only once it is complete.
         window: the steps.
     """
 
@@ -126,7 +126,7 @@ class Timing:
         """End inside the window: `save` or not, there is nothing to write, and the others wait no longer for it."""
 
     def is_by(self, _profiler: object) -> bool:
-        """Tell that no profiler is in the way, for there is none of ours."""
+        """Return True: no profiler of ours is in the way."""
         return True
 
 

@@ -40,7 +40,7 @@ class Watch:
         return other is not None and getattr(other, "kineto_results", None) is None
 
     def end(self) -> None:
-        """Take everything back; whoever patched a function after us keeps his patch."""
+        """Restore everything but functions that were patched again after us."""
         while self._patched:
             owner, name, patched, original = self._patched.pop()
             if vars(owner).get(name) is patched:
