@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ncclt.errors import TraceError
@@ -33,10 +33,6 @@ def check_one_job(files: Sequence[RankFile]) -> None:
     if len(worlds) > 1:
         shown = ", ".join(f"{label} of {world_size} ranks" for world_size, label in sorted(worlds.items()))
         raise TraceError(f"the files are of different jobs: {shown}", hint="import each job on its own")
-    _check_ranks(files)
-
-
-def _check_ranks(files: Iterable[RankFile]) -> None:
     seen: dict[int, str] = {}
     for file in files:
         for rank in file.ranks:

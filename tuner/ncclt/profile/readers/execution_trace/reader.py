@@ -25,14 +25,7 @@ from ncclt.profile.readers.execution_trace.nodes import (
     parent_number,
 )
 from ncclt.profile.readers.kineto.names import classify, is_barrier
-from ncclt.profile.readers.param_comms.calls import (
-    RecordedCall,
-    SentCall,
-    counts_of,
-    ledger_of,
-    shown,
-    told_group_sizes,
-)
+from ncclt.profile.readers.param_comms.calls import RecordedCall, SentCall, counts_of, ledger_of, shown
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_in, without_answered_receives
 
@@ -80,15 +73,13 @@ def _read_rank(document: Document) -> RankReading:
         raise _no_calls(rows, label)
     groups = groups_of(rows)
     kept = [node for node in comms if not _bypasses_nccl(node.group, groups)]
-    records = [_record(node, groups) for node in kept]
-    sizes = told_group_sizes(records)
-    ledger = ledger_of(records, sizes=sizes)
+    ledger = ledger_of([_record(node, groups) for node in kept])
     steps = _calls_in_steps(without_answered_receives(ledger.calls), rows)
     elsewhere = len(comms) - len(kept)
     return RankReading(
         label=label,
         rank=_rank(comms, groups),
-        world_size=_world_size(comms, groups, sizes),
+        world_size=_world_size(comms, groups, ledger.group_sizes),
         calls=counts_of(steps.calls),
         steps=steps.count,
         recorded_on=day_in(trace.get("time")),

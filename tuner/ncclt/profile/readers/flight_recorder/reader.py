@@ -17,7 +17,7 @@ from ncclt.errors import TraceError
 from ncclt.profile.documents import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
 from ncclt.profile.readers.flight_recorder.dump import call_of, entries_of, groups_of, rank_of, world_size_of
 from ncclt.profile.readers.flight_recorder.pickle import load_pickle
-from ncclt.profile.readers.param_comms.calls import counted, counts_of, ledger_of, shown, told_group_sizes
+from ncclt.profile.readers.param_comms.calls import counted, counts_of, ledger_of, shown
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_of, without_answered_receives
 
@@ -65,9 +65,7 @@ def _read_rank(document: Document) -> RankReading:
     if len(named) < len(dump["entries"]):
         notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
     groups = groups_of(dump)
-    records = [call_of(entry, groups) for entry in entries]
-    sizes = told_group_sizes(records)
-    ledger = ledger_of(records, sizes=sizes)
+    ledger = ledger_of([call_of(entry, groups) for entry in entries])
     calls = without_answered_receives(ledger.calls)
     durations_us: dict[Message, list[float]] = defaultdict(list)
     for call in calls:

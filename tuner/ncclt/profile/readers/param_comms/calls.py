@@ -65,11 +65,13 @@ class CallLedger:
     """What was made of the recorded calls.
 
     Attributes:
+        group_sizes: ranks of every group whose size is known.
         calls: the messages, in order.
         left_out: reason -> calls left out for it.
         assumptions: what was taken for granted, one sentence each.
     """
 
+    group_sizes: Mapping[str, int]
     calls: list[SentCall] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     assumptions: dict[str, None] = field(default_factory=dict)
@@ -82,14 +84,10 @@ class CallLedger:
         return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
 
 
-def ledger_of(records: Iterable[RecordedCall], *, sizes: Mapping[str, int]) -> CallLedger:
-    """Turn recorded calls into messages.
-
-    Args:
-        records: the calls, in order.
-        sizes: ranks of every group whose size is known.
-    """
-    ledger = CallLedger()
+def ledger_of(records: Sequence[RecordedCall]) -> CallLedger:
+    """Turn recorded calls, in their order, into messages."""
+    sizes = _group_sizes(records)
+    ledger = CallLedger(group_sizes=sizes)
     for record in records:
         operation = classify(record.name)
         if operation is None:
@@ -119,10 +117,10 @@ def counts_of(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:
     return Counter((call.group, call.message) for call in calls)
 
 
-def told_group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
-    """Return the ranks of every group of which one call tells them.
+def _group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
+    """Return the ranks of every group of which one call shows them.
 
-    An all_gather and a reduce_scatter tell them by the ratio of their buffers, where no call states them.
+    Where no call states them, an all_gather or a reduce_scatter shows them by the ratio of its buffers.
     """
     stated: dict[str, int] = {}
     derived: dict[str, int] = {}

@@ -15,14 +15,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.kineto.shapes import Tensor
-from ncclt.profile.readers.param_comms.calls import (
-    MOST_RANKS,
-    RecordedCall,
-    counted,
-    counts_of,
-    ledger_of,
-    told_group_sizes,
-)
+from ncclt.profile.readers.param_comms.calls import MOST_RANKS, RecordedCall, counted, counts_of, ledger_of
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import without_answered_receives
 
@@ -67,13 +60,12 @@ def _read_rank(document: Document) -> RankReading:
     comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
     records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
     strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
-    sizes = told_group_sizes(records)
-    ledger = ledger_of(records, sizes=sizes)
+    ledger = ledger_of(records)
     return RankReading(
         label=document.label,
         rank=_rank(comms),
         # A trace with one group shows a job of one group; with several, none is known to be all of it.
-        world_size=max(sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
+        world_size=max(ledger.group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
         calls=counts_of(without_answered_receives(ledger.calls)),
         notes=(
             "a comms trace has no durations",
