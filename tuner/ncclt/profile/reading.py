@@ -13,21 +13,16 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 
 
-class HalfOfSend(Protocol):
-    """A call that may be the receiving half of a send_recv."""
+class _Half(Protocol):
+    """A call that may be the receiving half of a send_recv; its message is None where it makes none."""
 
     @property
-    def message(self) -> Message | None:
-        """Return the message, None where the call makes none."""
-        ...
-
+    def message(self) -> Message | None: ...
     @property
-    def is_receive(self) -> bool:
-        """Tell whether the call is the receiving half."""
-        ...
+    def is_receive(self) -> bool: ...
 
 
-Half = TypeVar("Half", bound=HalfOfSend)
+Half = TypeVar("Half", bound=_Half)
 
 
 def without_answered_receives(calls: Iterable[Half]) -> tuple[Half, ...]:

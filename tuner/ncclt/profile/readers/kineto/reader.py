@@ -74,7 +74,6 @@ class _RankTrace:
     step_times_us: tuple[float, ...]
     times: KernelTimes
     exposure: RankExposure
-    read_from: str
     events_seen: int
 
 
@@ -113,7 +112,6 @@ def _read_rank(document: Document) -> _RankTrace:
         step_times_us=steps.step_times_us,
         times=times,
         exposure=exposure,
-        read_from=book.source,
         events_seen=len(trace.comms) + len(trace.operators) + len(trace.annotations),
     )
 
@@ -151,7 +149,7 @@ def _kernel_notes(ranks: Sequence[_RankTrace]) -> list[str]:
     total = sum(rank.times.total for rank in ranks)
     bare = sum(rank.times.without_metadata for rank in ranks)
     unmatched = sum(rank.times.unmatched for rank in ranks)
-    if bare and any(rank.read_from in (_OPERATORS, _KERNELS) for rank in ranks):
+    if bare and any(rank.reading.facts["read_from"] in (_OPERATORS, _KERNELS) for rank in ranks):
         notes.append(f"kernels without metadata: {bare} of {total}")
     if unmatched:
         notes.append(f"kernels that belong to no recorded call: {unmatched} of {total}")
