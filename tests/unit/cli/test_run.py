@@ -44,7 +44,7 @@ def test_a_revision_published_between_two_answers_is_asked_for_again(monkeypatch
     monkeypatch.setattr(offer, "_fetching", fetching)
     found = offer.ask_for_offer(REQUEST, "http://tuner", None, **OPTIONS)
 
-    assert (found.offer().recommendation, found.table) == ("r-1f3c", table)
+    assert (found.recommendation, found.table) == ("r-1f3c", table)
     assert asked == ["json", "tuner-csv", "json"]
     asked.clear()
     answers[2] = answers[0]

@@ -19,7 +19,8 @@ import ncclt.client.fetch
 from ncclt.client.answer import TABLES
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
-from ncclt.deliver.handover import offer_from_documents, offer_from_table, plan_handover, with_table_text
+from ncclt.deliver.handover import plan_handover
+from ncclt.deliver.offer import offer_from_json, offer_from_table, with_table_text
 from ncclt.errors import NccltError
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
@@ -137,7 +138,7 @@ def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(shard, sent
 def _run(text, given):
     """Judge what `ncclt run` sets: whatever the document says of itself decides which NCCL it is for."""
     try:
-        offer = offer_from_documents(text)
+        offer = offer_from_json(text)
     except NccltError:
         return
     version = json.loads(text)["nccl_version"]

@@ -11,18 +11,8 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.deliver.handover import (
-    Handover,
-    Offer,
-    delivered_from_offer,
-    effective,
-    offer_from_documents,
-    offer_from_table,
-    plan_handover,
-    table_path,
-    with_table_text,
-    write_table,
-)
+from ncclt.deliver.handover import Handover, effective, plan_handover, table_path, write_table
+from ncclt.deliver.offer import Offer, delivered_from_offer, offer_from_json, offer_from_table, with_table_text
 from ncclt.errors import InputError, UsageError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
@@ -108,7 +98,7 @@ def test_nothing_proven_is_nothing_set():
 
 
 def test_what_is_rendered_is_read_back():
-    offer = offer_from_documents((GOLDEN / "tuned.json").read_text())
+    offer = offer_from_json((GOLDEN / "tuned.json").read_text())
     text = (GOLDEN / "tuned.tuner-csv").read_text()
     offer = with_table_text(offer, text)
     assert (offer.recommendation, offer.nodes, offer.ranks, offer.simulated) == ("r-1f3c", 2, 8, True)
@@ -126,20 +116,20 @@ def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
     document["variables"][name] = "1"
     with pytest.raises(InputError, match=f"{name}=1 is nothing that ncclt sets"):
-        offer_from_documents(json.dumps(document))
+        offer_from_json(json.dumps(document))
 
 
 @pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
 def test_numbers_that_are_none_are_no_environment(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
     with pytest.raises(InputError, match="not an environment of ncclt"):
-        offer_from_documents(json.dumps({**document, name: float("inf")}))
+        offer_from_json(json.dumps({**document, name: float("inf")}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
 def test_what_is_no_environment_is_said_so(text):
     with pytest.raises(InputError, match="not an environment of ncclt"):
-        offer_from_documents(text)
+        offer_from_json(text)
 
 
 def test_a_table_from_a_file_brings_its_variables(tmp_path):

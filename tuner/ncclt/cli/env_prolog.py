@@ -6,7 +6,6 @@ Server and store are asked for `json` alone, and the script is written here from
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import stat
@@ -17,8 +16,8 @@ from ncclt.cli.output import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES
-from ncclt.deliver.handover import Offer, plan_handover, table_path, write_table
-from ncclt.deliver.offer import OfferTexts, ask_for_offer
+from ncclt.deliver.handover import plan_handover, table_path, write_table
+from ncclt.deliver.offer import Offer, ask_for_offer
 from ncclt.deliver.render.formats import check_form
 from ncclt.deliver.render.prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
 from ncclt.errors import NoRecommendationError, UsageError
@@ -39,7 +38,7 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
     plugin = None if arguments.policy_dir is None else _plugin(arguments)
-    texts = ask_for_offer(
+    offer = ask_for_offer(
         request_of(arguments, cluster),
         server,
         storage,
@@ -48,14 +47,13 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
         from_cache=arguments.fallback == "cached",
         warn=say,
     )
-    offer = texts.offer()
     job = PrologJob(
         model=arguments.model,
         nodes=offer.nodes,
         gpus_per_node=offer.ranks // offer.nodes,
         uid=None if arguments.all_users else os.getuid(),
     )
-    text = _with_variables(texts, offer, job) if plugin is None else _with_table(arguments, offer, job, plugin)
+    text = _with_variables(offer, job) if plugin is None else _with_table(arguments, offer, job, plugin)
     say(f"ncclt: the script does nothing but in jobs that export {MODEL_VARIABLE}={shlex.quote(job.model)}")
     return text
 
@@ -89,16 +87,15 @@ def _check_reachable(path: Path, what: str, *, hint: str = "") -> None:
             )
 
 
-def _with_variables(texts: OfferTexts, offer: Offer, job: PrologJob) -> str:
-    document = json.loads(texts.env)
-    if document.get("decision") == "undecided":
+def _with_variables(offer: Offer, job: PrologJob) -> str:
+    if offer.document["decision"] == "undecided":
         raise NoRecommendationError(
             f"what variables can say for {job.model} is undecided",
             hint="--policy-dir hands over the table where that is proven",
         )
     simulated = [("NCCLT_SIMULATED", "1")] if offer.simulated else []
     variables = [*offer.variables, ("NCCLT_RECOMMENDATION", offer.recommendation), *simulated]
-    return task_prolog(variables, comment_lines(map(str, document.get("remarks", ()))), job=job)
+    return task_prolog(variables, comment_lines(map(str, offer.document.get("remarks", ()))), job=job)
 
 
 def _with_table(arguments: argparse.Namespace, offer: Offer, job: PrologJob, plugin: Path) -> str:

@@ -16,16 +16,14 @@ from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import (
     Handover,
-    Offer,
     is_one_of_several,
-    offer_from_table,
     place_plugin,
     plan_handover,
     table_path,
     write_table,
 )
 from ncclt.deliver.job import Job, nodes_of, starts_others
-from ncclt.deliver.offer import OfferTexts, ask_for_offer, cache_folder
+from ncclt.deliver.offer import Offer, ask_for_offer, cache_folder, offer_from_table
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.nccl.tuner_plugin import find
 
@@ -128,11 +126,11 @@ def _configured_cluster() -> str | None:
 def _alone(arguments: argparse.Namespace, command: Sequence[str], where: Where) -> tuple[Offer, Handover]:
     """Return what this process finds for itself."""
     plugin = None if arguments.no_plugin else find()
-    offer = _ask(arguments, command, where, plugin).offer()
+    offer = _ask(arguments, command, where, plugin)
     return offer, _handover(arguments, command, offer, plugin)
 
 
-def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, plugin: Path | None) -> OfferTexts:
+def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, plugin: Path | None) -> Offer:
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")

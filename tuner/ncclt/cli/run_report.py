@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
-from ncclt.deliver.handover import Offer, delivered_from_offer
+from ncclt.deliver.offer import Offer, delivered_from_offer
 from ncclt.errors import NccltError, TraceError
 from ncclt.launch.process.guard import guard
 from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark

@@ -8,64 +8,26 @@ ranks disagree, which hangs a job or corrupts its data: it is used only where ev
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from ncclt.client.answer import checked, checked_document
-from ncclt.core.attestation import Delivered, Form
-from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, policy_from_document
-from ncclt.deliver.effect import CHOICE_VARIABLES, policy_of_variables
+from ncclt.core.attestation import Form
+from ncclt.deliver.effect import CHOICE_VARIABLES
 from ncclt.deliver.job import RANK_VARIABLES, is_node_launcher, starts_others
-from ncclt.errors import InputError, NccltError, UsageError, reason
+from ncclt.deliver.offer import Offer
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 
 _READABLE = 0o644
 
-_NEEDED = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 _ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
 """As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
 
 _HYDRA_OPTIONS = ("-genv", "-env")
 """MPICH and Intel MPI take name and value as two words."""
-
-_TABLE_HEAD = re.compile(
-    r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
-    r"nodes=(?P<nodes>[0-9]{1,6}) ranks=(?P<ranks>[0-9]{1,9}) rows=(?P<rows>[0-9]{1,6}) fnv1a=[0-9a-f]{16}\n"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a server, a store or a file offers for a job.
-
-    Attributes:
-        recommendation, cluster, model: ids and names; the names are empty for a table from a file.
-        nccl_version: that was measured; empty where a file does not tell it.
-        nodes, ranks: of the job that was measured; 0 likewise.
-        simulated: the times came from a model.
-        variables: (name, value) that are proven by themselves.
-        table: text for the plugin; empty = there is none, or it was not asked for.
-        rules: of the table.
-        table_variables: (name, value) that the table needs beside it.
-    """
-
-    recommendation: str
-    cluster: str = ""
-    model: str = ""
-    nccl_version: str = ""
-    nodes: int = 0
-    ranks: int = 0
-    simulated: bool = False
-    variables: tuple[tuple[str, str], ...] = ()
-    table: str = ""
-    rules: Policy = field(default_factory=Policy)
-    table_variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,81 +44,6 @@ class Handover:
     unset_env: tuple[str, ...] = ()
     form: Form | None = None
     notes: tuple[str, ...] = ()
-
-
-def offer_from_documents(env: str) -> Offer:
-    """Read what a server or store renders as `json`.
-
-    Raises:
-        InputError: this is no such text, or it sets what ncclt never sets.
-    """
-    try:
-        document = json.loads(env)
-        document = checked_document(document, document["nccl_version"])
-        rules = policy_from_document({"rules": document["table"], "parameters": document["table_parameters"]})
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
-        raise InputError(
-            f"this is not an environment of ncclt: {error}", hint="update ncclt here or on the server"
-        ) from error
-    return Offer(
-        recommendation=document["recommendation"],
-        cluster=document["cluster"],
-        model=document["model"],
-        nccl_version=document["nccl_version"],
-        nodes=document["nodes"],
-        ranks=document["nodes"] * document["gpus_per_node"],
-        simulated=document["simulated"],
-        variables=tuple(sorted(document["variables"].items())),
-        rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
-        table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
-    )
-
-
-def with_table_text(offer: Offer, text: str) -> Offer:
-    """Return an offer with its table, as a server or store renders it in `tuner-csv`.
-
-    Raises:
-        InputError: it is no table, or that of another revision, which was published meanwhile.
-    """
-    head = _TABLE_HEAD.match(text)
-    if head is None or head["id"] != offer.recommendation:
-        raise InputError(
-            "environment and table are not of one revision", hint="a new one was published in between; try again"
-        )
-    return replace(offer, table=text)
-
-
-def offer_from_table(path: Path) -> Offer:
-    """Read a table as `ncclt env --format tuner-csv` writes it.
-
-    Raises:
-        UsageError: it cannot be read, or it is none of ncclt's.
-        InputError: it asks for variables that ncclt never sets.
-    """
-    try:
-        text = path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"the table {path} cannot be read: {reason(error)}", hint="name a file of --format tuner-csv"
-        ) from error
-    head = _TABLE_HEAD.match(text)
-    if head is None:
-        raise UsageError(
-            f"{path} does not begin like a table of ncclt",
-            hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
-        )
-    try:
-        needed = checked(dict(_NEEDED.findall(text)), head["nccl"])
-    except ValueError as error:
-        raise InputError(f"the table {path} cannot be used: {error}", hint="write it again with `ncclt env`") from error
-    return Offer(
-        recommendation=head["id"],
-        nccl_version=head["nccl"],
-        nodes=int(head["nodes"]),
-        ranks=int(head["ranks"]),
-        table=text if int(head["rows"]) else "",
-        table_variables=tuple(sorted(needed.items())),
-    )
 
 
 def plan_handover(
@@ -276,23 +163,6 @@ def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: PurePath(after[name]).name if name in by_name else after[name] for name in sorted(names) if name in after
     }
-
-
-def delivered_from_offer(offer: Offer, form: Form) -> Delivered:
-    """Return what a job got, for the attestation afterwards."""
-    version = NcclVersion.parse(offer.nccl_version)
-    variables = offer.table_variables if form is Form.TABLE else offer.variables
-    return Delivered(
-        recommendation=offer.recommendation,
-        cluster=offer.cluster,
-        model=offer.model,
-        nccl_version=offer.nccl_version,
-        nodes=offer.nodes,
-        ranks=offer.ranks,
-        form=form,
-        policy=offer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
-        variables=variables,
-    )
 
 
 def table_path(folder: Path, text: str) -> Path:

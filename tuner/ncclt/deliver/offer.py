@@ -1,45 +1,162 @@
-"""What a server or a store offers for a job, as `ncclt run` and the TaskProlog with a table take it."""
+"""What a server, a store or a file offers for a job, as `ncclt run` and the TaskProlog with a table take it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ncclt.client.answer import checked, checked_document
+from ncclt.core.attestation import Delivered, Form
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, policy_from_document
 from ncclt.core.recommendation import Request
-from ncclt.deliver.handover import Offer, offer_from_documents, with_table_text
-from ncclt.errors import InputError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
+from ncclt.deliver.effect import policy_of_variables
+from ncclt.errors import (
+    InputError,
+    NccltError,
+    NoRecommendationError,
+    ServerError,
+    StaleRecommendationError,
+    UsageError,
+    reason,
+)
 from ncclt.user_dirs import user_folder
 
 _LEAST_S = 0.01
-"""Shortest time that a server is given; not above 0 is no time limit to a socket."""
+"""Shortest timeout that is passed on: a socket takes 0 for no timeout at all."""
+
+_NEEDED = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
+
+_TABLE_HEAD = re.compile(
+    r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
+    r"nodes=(?P<nodes>[0-9]{1,6}) ranks=(?P<ranks>[0-9]{1,9}) rows=(?P<rows>[0-9]{1,6}) fnv1a=[0-9a-f]{16}\n"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferTexts:
-    """An offer as it was rendered.
+class Offer:
+    """What a server, a store or a file offers for a job; `offer_from_*` have checked what may reach one.
 
     Attributes:
-        env: in the format `json`.
-        table: in the format `tuner-csv`; empty = there is none, or it was not asked for.
+        recommendation, cluster, model: id and names; the names are empty for a table from a file.
+        nccl_version: with which it was measured; empty = not known.
+        nodes, ranks: of the job that was measured; 0 = not known.
+        simulated: the times came from a model.
+        variables: (name, value) proven without the table.
+        table: text for the plugin; empty = there is none, or it was not asked for.
+        rules: of the table.
+        table_variables: (name, value) that the table needs beside it.
+        document: the whole answer of a server or store, for what only passes it on; empty for a table from a file.
     """
 
-    env: str
+    recommendation: str
+    cluster: str = ""
+    model: str = ""
+    nccl_version: str = ""
+    nodes: int = 0
+    ranks: int = 0
+    simulated: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
     table: str = ""
+    rules: Policy = field(default_factory=Policy)
+    table_variables: tuple[tuple[str, str], ...] = ()
+    document: Mapping[str, Any] = field(default_factory=dict)
 
-    def offer(self) -> Offer:
-        """Return what the texts say.
 
-        Raises:
-            InputError: they are no such texts, not of one revision, or set what ncclt never sets.
-        """
-        offer = offer_from_documents(self.env)
-        return with_table_text(offer, self.table) if self.table else offer
+def offer_from_json(text: str) -> Offer:
+    """Read an offer from the text of the format `json`.
+
+    Raises:
+        InputError: it is no such text, or it sets what ncclt never sets.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_offer(error) from error
+    return offer_from_document(document)
+
+
+def offer_from_document(document: Any) -> Offer:
+    """Return the offer that a document of the format `json` makes, wherever it comes from.
+
+    Raises:
+        InputError: it is no such document, or it sets what ncclt never sets.
+    """
+    try:
+        known = checked_document(document, document["nccl_version"])
+        rules = policy_from_document({"rules": known["table"], "parameters": known["table_parameters"]})
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
+        raise _no_offer(error) from error
+    return Offer(
+        recommendation=known["recommendation"],
+        cluster=known["cluster"],
+        model=known["model"],
+        nccl_version=known["nccl_version"],
+        nodes=known["nodes"],
+        ranks=known["nodes"] * known["gpus_per_node"],
+        simulated=known["simulated"],
+        variables=tuple(sorted(known["variables"].items())),
+        rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
+        table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
+        document=document,
+    )
+
+
+def _no_offer(error: Exception) -> InputError:
+    return InputError(f"this is not an environment of ncclt: {error}", hint="update ncclt here or on the server")
+
+
+def with_table_text(offer: Offer, text: str) -> Offer:
+    """Return an offer with its table, the text of the format `tuner-csv`.
+
+    Raises:
+        InputError: it is no table, or belongs to another revision, published in between.
+    """
+    head = _TABLE_HEAD.match(text)
+    if head is None or head["id"] != offer.recommendation:
+        raise InputError(
+            "environment and table are not of one revision", hint="a new one was published in between; try again"
+        )
+    return replace(offer, table=text)
+
+
+def offer_from_table(path: Path) -> Offer:
+    """Read a table as `ncclt env --format tuner-csv` writes it.
+
+    Raises:
+        UsageError: it cannot be read, or is not a table of ncclt.
+        InputError: it asks for variables that ncclt never sets.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the table {path} cannot be read: {reason(error)}", hint="name a file of --format tuner-csv"
+        ) from error
+    head = _TABLE_HEAD.match(text)
+    if head is None:
+        raise UsageError(
+            f"{path} does not begin like a table of ncclt",
+            hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
+        )
+    try:
+        needed = checked(dict(_NEEDED.findall(text)), head["nccl"])
+    except ValueError as error:
+        raise InputError(f"the table {path} cannot be used: {error}", hint="write it again with `ncclt env`") from error
+    return Offer(
+        recommendation=head["id"],
+        nccl_version=head["nccl"],
+        nodes=int(head["nodes"]),
+        ranks=int(head["ranks"]),
+        table=text if int(head["rows"]) else "",
+        table_variables=tuple(sorted(needed.items())),
+    )
 
 
 def ask_for_offer(
@@ -51,39 +168,46 @@ def ask_for_offer(
     timeout_s: float,
     from_cache: bool,
     warn: Callable[[str], None],
-) -> OfferTexts:
+) -> Offer:
     """Ask the server, or the store where there is none.
 
     Args:
         request: the job that it is for.
         server, storage: one of them, or none for the default store.
         with_table: the table is wanted as well.
-        timeout_s: of all that a server is asked for here, together.
-        from_cache: a server that is away may be answered for by the cache.
+        timeout_s: for all requests to the server together.
+        from_cache: where the server is unreachable, the cache may answer instead.
         warn: takes a line for people, as soon as it is known.
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
-        ServerError: the server is away or broken, and nothing is kept of it.
+        ServerError: the server is unreachable or broken, and the cache has no answer.
         InputError: what came is no offer.
     """
-    render = (
-        _fetching(request, server, timeout_s=timeout_s, from_cache=from_cache, warn=warn)
-        if server
-        else _storing(request, storage)
-    )
-    env = OfferTexts(env=render("json"))
-    offer = env.offer()
+    if not server:
+        return _stored(request, storage, with_table=with_table)
+    fetch = _fetching(request, server, timeout_s=timeout_s, from_cache=from_cache, warn=warn)
+    offer = offer_from_json(fetch("json"))
     if not (with_table and offer.rules.rules):
-        return env
-    both = OfferTexts(env=env.env, table=render("tuner-csv"))
+        return offer
+    table = fetch("tuner-csv")
     try:
-        both.offer()
+        return with_table_text(offer, table)
     except InputError:
-        # A revision was published in between, so that the environment is asked for once more.
-        both = OfferTexts(env=render("json"), table=both.table)
-        both.offer()
-    return both
+        # A revision was published in between, so the environment is asked for once more.
+        return with_table_text(offer_from_json(fetch("json")), table)
+
+
+def _stored(request: Request, storage: str | None, *, with_table: bool) -> Offer:
+    from ncclt.deliver.render.formats import env_document, render
+    from ncclt.store import chosen
+
+    found = chosen(storage, request)
+    version = NcclVersion.parse(found.fingerprint.nccl_version)
+    offer = offer_from_document(env_document(found, version=version))
+    if not (with_table and offer.rules.rules):
+        return offer
+    return with_table_text(offer, render(found, format="tuner-csv", version=version))
 
 
 def _fetching(
@@ -119,15 +243,6 @@ def _fetching(
     return fetch
 
 
-def _storing(request: Request, storage: str | None) -> Callable[[str], str]:
-    from ncclt.deliver.render.formats import render
-    from ncclt.store import chosen
-
-    found = chosen(storage, request)
-    version = NcclVersion.parse(found.fingerprint.nccl_version)
-    return lambda format: render(found, format=format, version=version)
-
-
 def kept_answers() -> dict[str, Any]:
     """Return where answers of servers are kept, and how old one may be: the options `cache_dir` and `max_age_s`.
 
@@ -145,3 +260,20 @@ def kept_answers() -> dict[str, Any]:
 def cache_folder() -> Path:
     """Return where this user's copies of answers and tables lie."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "ncclt"
+
+
+def delivered_from_offer(offer: Offer, form: Form) -> Delivered:
+    """Return what a job got, for the attestation afterwards."""
+    version = NcclVersion.parse(offer.nccl_version)
+    variables = offer.table_variables if form is Form.TABLE else offer.variables
+    return Delivered(
+        recommendation=offer.recommendation,
+        cluster=offer.cluster,
+        model=offer.model,
+        nccl_version=offer.nccl_version,
+        nodes=offer.nodes,
+        ranks=offer.ranks,
+        form=form,
+        policy=offer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
+        variables=variables,
+    )

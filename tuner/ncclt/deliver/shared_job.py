@@ -1,8 +1,9 @@
-"""`ncclt run --shared`: the job decides once, whichever of its processes comes first, and this process follows."""
+"""`ncclt run --shared`: the first process of a job decides for all of them, and this process follows."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,25 +18,25 @@ from ncclt.deliver.agreement import (
     find_decision,
     usable_folder,
 )
-from ncclt.deliver.handover import Handover, Offer, effective
+from ncclt.deliver.handover import Handover, effective
 from ncclt.deliver.job import Job, is_alone, job_of
-from ncclt.deliver.offer import OfferTexts
+from ncclt.deliver.offer import Offer, offer_from_json, with_table_text
 from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, described
 
 _LONG_AGO_S = 86400.0
-"""A decision of this age is rather of an earlier job whose name was used again, and that is said."""
+"""A decision of this age is probably of an earlier job with the same name, and a note says so."""
 
 Plan = Callable[[Offer | None, Form | None], Handover]
-"""What would be set here for an offer, in no other form than this one; None = whatever is best."""
+"""What would be set here for an offer; the form is fixed where one is given, else the best one is taken."""
 
 
 def deciding_job(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> Job | None:
-    """Return the job that must decide once; None where this process is the only one that decides.
+    """Return the job whose processes must agree; None where this process is the only one.
 
     Raises:
         UsageError: there are several such processes, and nothing says which job they belong to.
     """
-    # Empty is no name, and not the same as none: in a pod it is a label that is not there.
+    # An empty name differs from no name: in a pod it comes from a label that is missing.
     named = environ.get("NCCLT_JOB") if arguments.job is None else arguments.job
     if named is None and is_alone(environ, command, nodes=arguments.nodes):
         return None
@@ -54,24 +55,24 @@ def agree(
     job: Job,
     *,
     question: str,
-    ask: Callable[[], OfferTexts],
+    ask: Callable[[], Offer],
     plan: Plan,
     tell: Callable[[str], None],
 ) -> tuple[Offer | None, Handover]:
-    """Return what the job was given, decided here if nobody has yet, and what that means for this process.
+    """Return what the job was given, decided here if it is still open, and what that means for this process.
 
     Args:
         arguments: with nodes, dry_run, fallback and wait.
         folder: shared by the job's nodes.
-        job: that decides once.
+        job: whose processes agree.
         question: what is decided, equal on all nodes.
-        ask: gives the offer, where nobody has decided yet.
-        plan: gives what an offer means here.
+        ask: fetches the offer, where nothing is decided yet.
+        plan: turns an offer into what is set here.
         tell: takes a line for people, as soon as it is known.
 
     Raises:
-        StoreError: the decision cannot be learnt: the job must not start here.
-        UsageError: here something else would be in effect than the decision says.
+        StoreError: the decision cannot be read: the job must not start here.
+        UsageError: what would be in effect here differs from the decision.
         NccltError: with --fallback fail, why nothing was offered.
     """
     folder = usable_folder(folder)
@@ -84,16 +85,15 @@ def agree(
     found = find_decision(folder, job, question=question)
     if found is None:
         answer = _asked(arguments, folder, job, question, ask, tell)
-        found = answer if isinstance(answer, JobAgreement) else None
-        if not isinstance(answer, JobAgreement):
-            texts = answer if isinstance(answer, OfferTexts) else None
-            content = _content(texts, plan, why=answer if isinstance(answer, str) else "")
+        if isinstance(answer, JobAgreement):
+            found = answer
+        else:
+            offer, why = (None, answer) if isinstance(answer, str) else (answer, "")
+            handover = plan(offer, None)
             if arguments.dry_run:
                 tell("ncclt: no node has decided for this job yet; this would be proposed")
-                offer = texts.offer() if texts else None
-                return offer, plan(offer, None)
-            found = decide(folder, job, question=question, content=content)
-    assert found is not None
+                return offer, handover
+            found = decide(folder, job, question=question, content=_content(offer, handover, why=why))
     return _followed(found, plan, tell)
 
 
@@ -102,10 +102,10 @@ def _asked(
     folder: Path,
     job: Job,
     question: str,
-    ask: Callable[[], OfferTexts],
+    ask: Callable[[], Offer],
     tell: Callable[[str], None],
-) -> OfferTexts | JobAgreement | str:
-    """Return an offer; else, where none can be had here, what others decided meanwhile; else why there is none."""
+) -> Offer | JobAgreement | str:
+    """Return an offer; where none can be had here, what others decided meanwhile; else why there is none."""
     try:
         return ask()
     except NotFoundError as error:
@@ -113,7 +113,7 @@ def _asked(
             raise
         return _said(error, tell)
     except Exception as error:
-        # Another node may reach what this one cannot: who comes first with an answer shall decide.
+        # Another node may reach what this one cannot: the first with an answer decides.
         why = _said(described(error), tell)
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
@@ -128,12 +128,11 @@ def _said(error: NccltError, tell: Callable[[str], None]) -> str:
     return error.message
 
 
-def _content(texts: OfferTexts | None, plan: Plan, *, why: str) -> dict[str, object]:
-    handover = plan(texts.offer() if texts else None, None)
+def _content(offer: Offer | None, handover: Handover, *, why: str) -> dict[str, object]:
     return {
         "why": why or ("" if handover.form else "; ".join(handover.notes)),
-        "env": texts.env if texts else "",
-        "table": texts.table if texts else "",
+        "env": json.dumps(offer.document, indent=2) + "\n" if offer else "",
+        "table": offer.table if offer else "",
         "form": handover.form.value if handover.form else "",
         "effective": effective(handover, os.environ),
     }
@@ -146,7 +145,7 @@ def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -
         tell(f"ncclt: this job was decided on {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
-    why = decision.content.get("why")  # not said by an older ncclt
+    why = decision.content.get("why")  # missing in decisions of older versions
     unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
     handover = plan(offer, form) if form else Handover(notes=(unset,))
     here = effective(handover, os.environ)
@@ -169,7 +168,8 @@ def _read(decision: JobAgreement) -> tuple[Offer | None, Form | None, dict[str, 
         env, table = str(content["env"]), str(content["table"])
         form = Form(content["form"]) if content["form"] else None
         decided = {str(name): str(value) for name, value in content["effective"].items()}
-        return OfferTexts(env=env, table=table).offer() if env else None, form, decided
+        offer = offer_from_json(env) if env else None
+        return with_table_text(offer, table) if offer and table else offer, form, decided
     except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
         raise StoreError(
             f"what {decision.host} decided for this job cannot be followed: {error}",

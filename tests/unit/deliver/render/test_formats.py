@@ -17,8 +17,9 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
-from ncclt.deliver.render.formats import FORMATS, render
-from ncclt.errors import NoRecommendationError, SettingError, UsageError
+from ncclt.deliver.offer import offer_from_document, offer_from_json
+from ncclt.deliver.render.formats import FORMATS, env_document, render
+from ncclt.errors import InputError, NoRecommendationError, SettingError, UsageError
 
 _spec = importlib.util.spec_from_file_location("format_readers", Path(__file__).with_name("format_readers.py"))
 readers = importlib.util.module_from_spec(_spec)
@@ -269,3 +270,15 @@ def test_replayed_times_are_said_to_be_replayed_in_every_format():
         assert "SIMULATED" not in text
     assert json.loads(render(replayed, format="json", version=V))["launcher"] == "replay"
     assert "REPLAYED" not in render(replace(TUNED, simulated=False), format="export", version=V)
+
+
+def test_a_store_and_a_server_make_the_same_offer():
+    for made in (TUNED, KEPT):
+        assert offer_from_document(env_document(made, version=V)) == offer_from_json(
+            render(made, format="json", version=V)
+        )
+
+
+def test_an_offer_of_the_own_store_is_checked_like_that_of_a_server():
+    with pytest.raises(InputError, match=r"recommendation is .* which ncclt never writes"):
+        offer_from_document(env_document(replace(TUNED, id=HOSTILE), version=V))

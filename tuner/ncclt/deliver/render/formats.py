@@ -68,14 +68,14 @@ def render(
             f"{recommendation.model} on {recommendation.cluster} was tuned with NCCL {measured}, not with {version}",
             hint=f"what is best on one NCCL may be wrong on the next; tune again with NCCL {version}",
         )
+    if format == "json":
+        return json.dumps(env_document(recommendation, version=version), indent=2) + "\n"
     _refuse_undecided(recommendation, format)
     if format == TABLE_FORMAT:
         return render_table(recommendation, version=version)
     if format in FOREIGN_TABLE_FORMATS:
         return render_foreign_table(recommendation, format=format, version=version, channels=channels)
     policy_verdict, compiled = _by_variables(recommendation, version)
-    if format == "json":
-        return _render_json(recommendation, policy_verdict, compiled)
     comments = comment_lines(remarks(recommendation, policy_verdict, compiled.lost))
     variables = [*compiled.variables, *_trace(recommendation)]
     match format:
@@ -197,16 +197,22 @@ def _render_kubernetes(recommendation: Recommendation, format: str, variables: V
     return render_env_list(variables, comments)
 
 
-def _render_json(recommendation: Recommendation, policy_verdict: PolicyVerdict | None, compiled: Compiled) -> str:
-    """Return both deliveries as one document.
+def env_document(recommendation: Recommendation, *, version: NcclVersion) -> dict[str, Any]:
+    """Return the document of the format `json`, which holds both deliveries.
 
     `decision`, `speedup` and `interval` belong to `variables`; `table_verdict` belongs to `table`, which needs
     `table_parameters` in the environment beside it.
+
+    Raises:
+        NoRecommendationError: the proof ended undecided.
+        SettingError: the policy cannot be compiled for this NCCL.
     """
+    _refuse_undecided(recommendation, "json")
+    policy_verdict, compiled = _by_variables(recommendation, version)
     valid, table = recommendation.fingerprint, recommendation.table
     effective = table.effective.to_document()
     verdict = policy_verdict.verdict if policy_verdict else None
-    document: dict[str, Any] = {
+    return {
         "schema": ENV_SCHEMA,
         "recommendation": recommendation.id,
         "cluster": recommendation.cluster,
@@ -226,7 +232,6 @@ def _render_json(recommendation: Recommendation, policy_verdict: PolicyVerdict |
         "table_parameters": effective["parameters"],
         "table_verdict": table.verdict.to_document(),
     }
-    return json.dumps(document, indent=2) + "\n"
 
 
 def _text(lines: list[str]) -> str:
