@@ -25,9 +25,9 @@ from live import UNSET, LiveRanks, add_options, place_of
 
 from ncclt.core.attestation import Attestation, Form
 from ncclt.core.message import format_bytes
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
+from ncclt.deliver.render.delivery import by_table
 from ncclt.deliver.render.table import render_table
 from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation
 from ncclt.errors import NccltError
@@ -102,8 +102,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
     if found is None or found.table.verdict.decision is not Decision.TUNED:
         return result, None
     table = options.output / "table.csv"
-    version = NcclVersion.parse(found.fingerprint.nccl_version)
-    table.write_text(render_table(found, version=version))
+    table.write_text(render_table(by_table(found)))
     variables = {f"NCCL_{name}": str(value) for name, value in found.table.effective.parameters}
     reports = place.output / "delivered" / "reports"
     environ = {

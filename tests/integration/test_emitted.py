@@ -59,7 +59,7 @@ def test_no_emitted_variable_is_illegal_for_any_collective_of_a_shipped_workload
             simulated=False, launcher="local", created="2026-01-01",
         )  # fmt: skip
         try:
-            variables = variables_of(render(recommendation, format="export", version=parsed))
+            variables = variables_of(render(recommendation, format="export"))
         except SettingError:
             pytest.fail(f"{setting.label} was proposed and cannot be compiled")
         enabled = oracle.enabled(variables, parsed)

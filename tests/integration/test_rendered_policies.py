@@ -89,16 +89,16 @@ def recommendations(draw):
     )  # fmt: skip
 
 
-def variables_of(made, version):
+def variables_of(made):
     """Read every format that delivers variables, and make sure that all say the same."""
-    texts = {format: render(made, format=format, version=version) for format in FORMATS if not format.endswith("csv")}
+    texts = {format: render(made, format=format) for format in FORMATS if not format.endswith("csv")}
     document = json.loads(texts["json"])
     wanted = document["variables"]
     traced = {**wanted, "NCCLT_RECOMMENDATION": "r"}
     exported = [shlex.split(line, comments=True)[1] for line in texts["export"].splitlines() if line.startswith("e")]
     assert dict(word.split("=", 1) for word in exported) == traced
-    assert readers.read_fish(render(made, format="export", shell="fish", version=version)) == traced
-    assert readers.read_csh(render(made, format="export", shell="csh", version=version)) == traced
+    assert readers.read_fish(render(made, format="export", shell="fish")) == traced
+    assert readers.read_csh(render(made, format="export", shell="csh")) == traced
     assert readers.read_verbatim(texts["dotenv"]) == traced
     assert readers.read_nccl_conf(texts["nccl-conf"]) == wanted
     assert readers.read_words(texts["mpirun-x"], "-x") == traced
@@ -113,8 +113,8 @@ def variables_of(made, version):
 @settings(max_examples=200, deadline=None)
 @given(recommendations())
 def test_variables_are_legal_and_what_they_cannot_say_is_named(made):
-    version, policy = NcclVersion.parse(made.fingerprint.nccl_version), made.variables.policy
-    variables, lost = variables_of(made, version)
+    version, policy = made.fingerprint.version, made.variables.policy
+    variables, lost = variables_of(made)
 
     enabled = oracle.enabled(variables, version)
     assert all(enabled.values())
@@ -156,11 +156,11 @@ def wanted_row(policy, collective, size, group, default):
 @given(recommendations(), st.sampled_from([None, 4]))
 def test_every_table_chooses_what_the_policy_chooses_or_says_what_it_cannot(made, channels):
     valid, policy = made.fingerprint, made.table.policy
-    version, world_size = NcclVersion.parse(valid.nccl_version), valid.nodes * valid.gpus_per_node
-    ours, rccl, ncclx = (render(made, format=f, version=version) for f in ("tuner-csv", "rccl-csv", "ncclx"))
+    world_size = valid.world_size
+    ours, rccl, ncclx = (render(made, format=f) for f in ("tuner-csv", "rccl-csv", "ncclx"))
     ours_rows, rccl_rows = readers.read_example_table(ours), readers.read_example_table(rccl)
     ncclx_rows = readers.read_ncclx_table(ncclx)
-    nvidia_rows = _nvidia_rows(made, version, channels)
+    nvidia_rows = _nvidia_rows(made, channels)
     places = [(valid.nodes, world_size, 0), (1, 2, 2)]
     for collective, (nodes, ranks, default), size in itertools.product(WORDS, places, sizes_of(policy)):
         word, wanted = WORDS[collective][0], wanted_row(policy, collective, size, ranks, default)
@@ -182,15 +182,15 @@ def test_every_table_chooses_what_the_policy_chooses_or_says_what_it_cannot(made
                 assert f"lost: {rule_label(rule)}: a row must name" in text.replace("\n# ", " ")
 
 
-def _nvidia_rows(made, version, channels):
+def _nvidia_rows(made, channels):
     """Return the rows for NVIDIA's plugin, none where it refuses; every size of what has a row has one."""
     policy = made.table.policy
     unsaid = [r for r in policy.rules if not (r.algorithm and r.protocol) or (r.channels is None and channels is None)]
     if policy.is_default or unsaid:
         with pytest.raises((SettingError, NoRecommendationError), match="one channel"):
-            render(made, format="nvidia-csv", version=version, channels=channels)
+            render(made, format="nvidia-csv", channels=channels)
         return None
-    rows = readers.read_example_table(render(made, format="nvidia-csv", version=version, channels=channels))
+    rows = readers.read_example_table(render(made, format="nvidia-csv", channels=channels))
     assert all(row[5] >= 1 for row in rows)
     for (word, nodes, ranks), size in itertools.product({(row[0], *row[6:8]) for row in rows}, sizes_of(policy)):
         assert readers.look_up(rows, word, size, nodes, ranks), "no size of what has a row runs on one channel"

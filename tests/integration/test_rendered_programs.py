@@ -19,7 +19,6 @@ _spec = importlib.util.spec_from_file_location("render_samples", _UNIT)
 samples = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(samples)
 
-V = samples.V
 HOSTILE = replace(samples.TUNED, model=samples.HOSTILE, cluster="*" + samples.HOSTILE)
 # What no control character can be in.
 PROLOG = replace(HOSTILE, model="".join(filter(str.isprintable, samples.HOSTILE)))
@@ -65,8 +64,8 @@ def language(way):
 
 @pytest.mark.parametrize("way", SOURCES)
 def test_a_real_shell_sets_and_unsets_exactly_the_variables(way, tmp_path):
-    text = render(HOSTILE, format="export", shell=language(way), version=V)
-    undo = render(HOSTILE, format="export", shell=language(way), unset=True, version=V)
+    text = render(HOSTILE, format="export", shell=language(way))
+    undo = render(HOSTILE, format="export", shell=language(way), unset=True)
 
     assert environment_after(way, text, tmp_path) == WANTED
     both = text.partition("#")[0] + undo  # where eval joins the lines, a comment would hide what follows
@@ -86,7 +85,7 @@ def test_a_real_shell_undoes_every_quoting(way, tmp_path):
 def test_bash_splits_the_words_for_a_command_line_into_the_same_values(tmp_path):
     (tmp_path / "NCCL_ALGO=bait").touch()
     for format, option in (("mpirun-x", "-x"), ("docker-env", "--env")):
-        (tmp_path / "text").write_text(render(HOSTILE, format=format, version=V))
+        (tmp_path / "text").write_text(render(HOSTILE, format=format))
         done = subprocess.run(
             ["bash", "-c", "printf '%s\\n' $(cat text)"], cwd=tmp_path, check=True, capture_output=True, text=True
         )
@@ -101,7 +100,7 @@ def test_mpirun_hands_them_to_its_ranks(tmp_path):
     version = subprocess.run(["mpirun", "--version"], check=True, capture_output=True, text=True, timeout=240).stdout
     if "Open MPI" not in version:
         pytest.skip("-x is an option of Open MPI's mpirun")
-    (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x", version=V))
+    (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "NCCL"))}
     done = subprocess.run(
         ["bash", "-c", 'mpirun -np 1 --oversubscribe $(cat text) "$0" -c "$1"', sys.executable, DUMP], cwd=tmp_path,
@@ -129,7 +128,7 @@ def prolog_lines(text, folder, shell, **environment):
 def test_the_task_prolog_speaks_to_its_workload_on_the_measured_size_only(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
-    text = render(PROLOG, format="slurm-taskprolog", version=V)
+    text = render(PROLOG, format="slurm-taskprolog")
     step = {"NCCLT_MODEL": PROLOG.model, "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NUM_NODES": "8"}
     tasks = {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
     said = prolog_lines(text, tmp_path, shell, **step, **tasks)
@@ -148,7 +147,7 @@ def test_the_task_prolog_speaks_to_its_workload_on_the_measured_size_only(shell,
 def test_a_real_slurm_gives_the_tasks_what_the_prolog_says(slurm_cluster, tmp_path):
     """All tasks of the workload's step get all of it; another workload and another size run on without."""
     prolog = tmp_path / "prolog.sh"
-    prolog.write_text(render(PROLOG, format="slurm-taskprolog", version=V))
+    prolog.write_text(render(PROLOG, format="slurm-taskprolog"))
     prolog.chmod(0o755)
     mine, other = {"NCCLT_MODEL": PROLOG.model}, {"NCCLT_MODEL": "gpt"}
     with slurm_cluster.allocation() as environment:

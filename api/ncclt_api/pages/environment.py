@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ncclt import __version__
 from ncclt.core.message import format_bytes
-from ncclt.deliver.render.comments import channels_words
+from ncclt.deliver.render.delivery import channels_words
 from ncclt_api.pages import wording
 from ncclt_api.text import readable
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation, select
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
 from ncclt.deliver.render.shell import SHELLS
@@ -83,17 +82,9 @@ def get_environment(
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
     chosen = select(published, query.request(cluster=cluster, model=query.model))
-    version = NcclVersion.parse(chosen.fingerprint.nccl_version)
     return conditional_response(
         request,
-        render(
-            chosen,
-            format=query.format,
-            version=version,
-            shell=query.shell,
-            unset=query.unset,
-            channels=query.channels,
-        ),
+        render(chosen, format=query.format, shell=query.shell, unset=query.unset, channels=query.channels),
         media_type="application/json" if query.format == "json" else "text/plain; charset=utf-8",
         headers={
             "X-Ncclt-Recommendation": chosen.id,

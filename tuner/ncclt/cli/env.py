@@ -7,15 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.job_request import job_request, request_of
 from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
@@ -157,7 +154,6 @@ def source(
 
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
-    from ncclt.core.nccl_version import NcclVersion
     from ncclt.deliver.render.formats import check_form, remarks_left_out, render
     from ncclt.store import chosen
 
@@ -166,9 +162,8 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
     found = chosen(storage, request_of(arguments, cluster))
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
-    version = NcclVersion.parse(found.fingerprint.nccl_version)
-    text = render(found, format=arguments.format, version=version, **form)
-    for line in remarks_left_out(found, format=arguments.format, version=version, shell=arguments.shell):
+    text = render(found, format=arguments.format, **form)
+    for line in remarks_left_out(found, format=arguments.format, shell=arguments.shell):
         say(f"ncclt: {line.removeprefix('# ')}")
     return text
 

@@ -16,7 +16,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
-from ncclt.deliver.render.comments import channels_words
+from ncclt.deliver.render.delivery import channels_words
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import split
 from ncclt.prove.payback import cost_words, payback_of

@@ -187,6 +187,16 @@ class Fingerprint:
     topology_hash: str = ""
     driver: str = ""
 
+    @property
+    def version(self) -> NcclVersion:
+        """Return the NCCL version, parsed."""
+        return NcclVersion.parse(self.nccl_version)
+
+    @property
+    def world_size(self) -> int:
+        """Return nodes x gpus_per_node."""
+        return self.nodes * self.gpus_per_node
+
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
         """Name every respect in which `other` differs; an unknown topology or driver on either side matches any."""
         found = []

@@ -203,11 +203,10 @@ def _stored(request: Request, storage: str | None, *, with_table: bool) -> Offer
     from ncclt.store import chosen
 
     found = chosen(storage, request)
-    version = NcclVersion.parse(found.fingerprint.nccl_version)
-    offer = offer_from_document(env_document(found, version=version))
+    offer = offer_from_document(env_document(found))
     if not (with_table and offer.rules.rules):
         return offer
-    return with_table_text(offer, render(found, format="tuner-csv", version=version))
+    return with_table_text(offer, render(found, format="tuner-csv"))
 
 
 def _fetching(

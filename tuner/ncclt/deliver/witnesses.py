@@ -11,14 +11,13 @@ from pathlib import Path
 
 from ncclt.core.attestation import Attestation, CallOutcome, Delivered, Form, Observed, Use, Witness
 from ncclt.core.message import MOST_BYTES
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin, policy_of_variables
+from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.errors import TraceError, UsageError
 from ncclt.health.doctor.log_facts import LogFacts
 from ncclt.health.doctor.log_reader import LogReader
-from ncclt.nccl.compile import compile_policy
 from ncclt.profile.documents import check_readable, documents
 from ncclt.profile.readers import plugin_report
 from ncclt.profile.readers.nccl_log import reader as nccl_log
@@ -96,29 +95,20 @@ def delivered_from_recommendation(recommendation: Recommendation, form: Form) ->
             hint="if the job got the other form, name it with --form",
         )
     valid = recommendation.fingerprint
-    version = NcclVersion.parse(valid.nccl_version)
-    policy = (
-        policy_verdict.effective if form is Form.VARIABLES else Policy(parameters=policy_verdict.effective.parameters)
-    )
-    variables = compile_policy(policy, version=version, collectives=recommendation.collectives).variables
+    delivery = (by_table if form is Form.TABLE else by_variables)(recommendation)
     return Delivered(
         recommendation=recommendation.id,
         cluster=recommendation.cluster,
         model=recommendation.model,
         nccl_version=valid.nccl_version,
         nodes=valid.nodes,
-        ranks=valid.nodes * valid.gpus_per_node,
+        ranks=valid.world_size,
         form=form,
-        policy=tabled(policy_verdict.effective)
+        policy=Policy(rules=delivery.rules)
         if form is Form.TABLE
-        else policy_of_variables(dict(variables), version),
-        variables=variables,
+        else policy_of_variables(dict(delivery.variables), valid.version),
+        variables=delivery.variables,
     )
-
-
-def tabled(policy: Policy) -> Policy:
-    """Return the rules that a table can hold: those that name algorithm and protocol (deliver/render/table.py)."""
-    return Policy(rules=tuple(rule for rule in policy.rules if rule.algorithm and rule.protocol))
 
 
 def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:

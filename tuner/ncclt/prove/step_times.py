@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
-from ncclt.deliver.render.comments import headline
+from ncclt.deliver.render.delivery import by_variables, headline
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.measure.redact import without_secrets, words_without_secrets
-from ncclt.nccl.compile import compile_policy
 from ncclt.profile.record.launchers import forwarded
 from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
@@ -99,19 +97,12 @@ def recommended_variables(recommendation: Recommendation) -> Variables:
     Raises:
         NoRecommendationError: it says keep-default, or variables cannot say what it proves.
     """
-    policy_verdict = recommendation.variables
-    if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
-        compiled = compile_policy(
-            policy_verdict.effective,
-            version=NcclVersion.parse(recommendation.fingerprint.nccl_version),
-            collectives=recommendation.collectives,
-        )
-        if compiled.variables:
-            return compiled.variables
+    if variables := by_variables(recommendation).variables:
+        return variables
     table = recommendation.table.verdict.decision is Decision.TUNED
     beside = "; its per-size table is proven, which `ncclt env --format tuner-csv` delivers" if table else ""
     raise NoRecommendationError(
-        f"there is nothing to verify: {headline(recommendation, policy_verdict)}{beside}",
+        f"there is nothing to verify: {headline(recommendation, recommendation.variables)}{beside}",
         hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE",
     )
 

@@ -14,19 +14,17 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.deliver.offer import offer_from_document, offer_from_json
 from ncclt.deliver.render.formats import FORMATS, env_document, render
-from ncclt.errors import InputError, NoRecommendationError, SettingError, UsageError
+from ncclt.errors import InputError, SettingError, UsageError
 
 _spec = importlib.util.spec_from_file_location("format_readers", Path(__file__).with_name("format_readers.py"))
 readers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(readers)
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "env"
-V = NcclVersion.parse("2.28.9")
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
 PROVEN = Verdict(
     decision=Decision.TUNED, reason="faster", speedup=1.083, interval=(1.06, 1.1), blocks=6, default_us=9, policy_us=8
@@ -95,7 +93,7 @@ FORMS = [
 def test_golden_text(name, recommendation, form):
     """The text is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     path = GOLDEN / name
-    text = render(recommendation, version=V, **form)
+    text = render(recommendation, **form)
     if os.environ.get("NCCLT_UPDATE_GOLDEN"):
         path.write_text(text)
 
@@ -129,7 +127,7 @@ def test_a_shell_gets_exactly_the_variables_whatever_the_names(tmp_path, quoted,
         TUNED, model=model, cluster=cluster, variables=PolicyVerdict(policy=PLAIN, verdict=verdict)
     )
 
-    seen = in_bash(render(recommendation, format="export", version=V), tmp_path, quoted=quoted)
+    seen = in_bash(render(recommendation, format="export"), tmp_path, quoted=quoted)
 
     assert seen == {**({} if kept else PLAIN_VARIABLES), "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
 
@@ -143,7 +141,7 @@ PLAIN_VARIABLES = {
 
 
 def test_a_hostile_id_becomes_one_harmless_word(tmp_path):
-    text = render(replace(TUNED, id=HOSTILE), format="export", version=V)
+    text = render(replace(TUNED, id=HOSTILE), format="export")
 
     assert in_bash(text, tmp_path, quoted=False)["NCCLT_RECOMMENDATION"].startswith("x_export_NCCL_EVIL_1_")
 
@@ -153,20 +151,20 @@ def test_files_keep_every_name_inside_its_comment(name):
     """docker takes lines verbatim; NCCL knows comments in column 0 only and cuts what is too long."""
     recommendation = replace(TUNED, model=name * 50, cluster=name)
 
-    assert readers.read_nccl_conf(render(recommendation, format="nccl-conf", version=V)) == PLAIN_VARIABLES
-    assert readers.read_verbatim(render(recommendation, format="dotenv", version=V)) == {
+    assert readers.read_nccl_conf(render(recommendation, format="nccl-conf")) == PLAIN_VARIABLES
+    assert readers.read_verbatim(render(recommendation, format="dotenv")) == {
         **PLAIN_VARIABLES,
         "NCCLT_RECOMMENDATION": "r-1f3c",
         "NCCLT_SIMULATED": "1",
     }
-    assert len(readers.read_example_table(render(recommendation, format="tuner-csv", version=V))) == 3
+    assert len(readers.read_example_table(render(recommendation, format="tuner-csv"))) == 3
 
 
 @pytest.mark.parametrize("size_bytes", [1, 65536, 65537, 2**32, 2**40])
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, 2), (2, 1), (2, 2)])
 def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
     """Also for 4 GiB and more, and for a smaller group wherever it lies."""
-    rows = readers.read_example_table(render(TUNED, format="tuner-csv", version=V))
+    rows = readers.read_example_table(render(TUNED, format="tuner-csv"))
     message = Message(collective=AR, dtype="float32", size_bytes=size_bytes, group_size=ranks)
     wanted = BY_SIZE.setting_for(message)
 
@@ -178,7 +176,7 @@ def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
 
 
 def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
-    text = render(TUNED, format="tuner-csv", version=V)
+    text = render(TUNED, format="tuner-csv")
 
     assert readers.look_up(readers.read_example_table(text), "allreduce", 1024, 4, 16) is None
     assert "# needs NCCL_BUFFSIZE=8388608" in text
@@ -192,7 +190,7 @@ def test_channels_are_said_to_be_a_maximum(version, format):
     """By a table and by variables, in every version: no more SMs are taken from compute than by NCCL itself."""
     found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))
 
-    text = render(found, format=format, version=NcclVersion.parse(version))
+    text = render(found, format=format)
 
     assert "Numbers of channels are a maximum" in text
     assert "MIN_CTAS" not in text
@@ -200,14 +198,14 @@ def test_channels_are_said_to_be_a_maximum(version, format):
 
 def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
     policy = replace(PLAIN, parameters=(("MIN_CTAS", 32),))
-    text = render(replace(TUNED, variables=PolicyVerdict(policy=policy, verdict=PROVEN)), format="export", version=V)
+    text = render(replace(TUNED, variables=PolicyVerdict(policy=policy, verdict=PROVEN)), format="export")
 
     assert "export NCCL_MIN_CTAS=32" in text
     assert "takes SMs from compute, it was measured beside a matrix product" in text.replace("\n# ", " ")
 
 
 def test_json_holds_both_deliveries_with_their_verdicts():
-    document = json.loads(render(TUNED, format="json", version=V))
+    document = json.loads(render(TUNED, format="json"))
 
     assert document["schema"] == 1
     assert document["variables"] == PLAIN_VARIABLES
@@ -219,21 +217,21 @@ def test_json_holds_both_deliveries_with_their_verdicts():
 
 def test_keep_default_sets_no_nccl_variable_and_says_why():
     for format in ("export", "dotenv", "nccl-conf"):
-        text = render(KEPT, format=format, version=V)
+        text = render(KEPT, format=format)
 
         assert not [line for line in text.splitlines() if "NCCL_" in line.split("#")[0]]
         assert "keep-default: the gain of 0.4 % is below 2 %" in text
-    document = json.loads(render(KEPT, format="json", version=V))
+    document = json.loads(render(KEPT, format="json"))
     assert (document["decision"], document["variables"], document["table"]) == ("keep-default", {}, [])
-    assert readers.read_example_table(render(KEPT, format="tuner-csv", version=V)) == []
+    assert readers.read_example_table(render(KEPT, format="tuner-csv")) == []
 
 
 @pytest.mark.parametrize("variables", [None, PolicyVerdict(policy=BY_SIZE, verdict=PROVEN)])
 def test_nothing_is_claimed_where_variables_can_say_nothing(variables):
     recommendation = replace(TUNED, variables=variables)
 
-    text = render(recommendation, format="export", version=V)
-    document = json.loads(render(recommendation, format="json", version=V))
+    text = render(recommendation, format="export")
+    document = json.loads(render(recommendation, format="json"))
 
     assert "NCCL_" not in text.split("#", maxsplit=1)[0]
     assert "keep-default" in text
@@ -242,14 +240,9 @@ def test_nothing_is_claimed_where_variables_can_say_nothing(variables):
     assert (document["decision"], document["speedup"], document["variables"]) == ("keep-default", None, {})
 
 
-def test_another_nccl_gets_nothing():
-    with pytest.raises(NoRecommendationError, match=r"tuned with NCCL 2\.28\.9, not with 2\.29\.7"):
-        render(TUNED, format="export", version=NcclVersion.parse("2.29.7"))
-
-
 def test_an_unknown_format_is_refused_with_the_known_ones():
     with pytest.raises(UsageError) as caught:
-        render(TUNED, format="yaml", version=V)
+        render(TUNED, format="yaml")
 
     assert caught.value.hint == f"one of {', '.join(FORMATS)}"
 
@@ -258,27 +251,25 @@ def test_a_table_with_a_rule_that_the_version_lacks_is_refused():
     policy = Policy(rules=(Rule(collective=AG, algorithm=Algorithm.TREE, protocol=Protocol.LL),))
 
     with pytest.raises(SettingError, match="does not implement"):
-        render(replace(TUNED, table=PolicyVerdict(policy=policy, verdict=PROVEN)), format="tuner-csv", version=V)
+        render(replace(TUNED, table=PolicyVerdict(policy=policy, verdict=PROVEN)), format="tuner-csv")
 
 
 def test_replayed_times_are_said_to_be_replayed_in_every_format():
     replayed = replace(TUNED, simulated=False, launcher="replay")
 
     for format in ("export", "dotenv", "nccl-conf", "tuner-csv"):
-        text = render(replayed, format=format, version=V)
+        text = render(replayed, format=format)
         assert "# REPLAYED: the times were recorded elsewhere" in text, format
         assert "SIMULATED" not in text
-    assert json.loads(render(replayed, format="json", version=V))["launcher"] == "replay"
-    assert "REPLAYED" not in render(replace(TUNED, simulated=False), format="export", version=V)
+    assert json.loads(render(replayed, format="json"))["launcher"] == "replay"
+    assert "REPLAYED" not in render(replace(TUNED, simulated=False), format="export")
 
 
 def test_a_store_and_a_server_make_the_same_offer():
     for made in (TUNED, KEPT):
-        assert offer_from_document(env_document(made, version=V)) == offer_from_json(
-            render(made, format="json", version=V)
-        )
+        assert offer_from_document(env_document(made)) == offer_from_json(render(made, format="json"))
 
 
 def test_an_offer_of_the_own_store_is_checked_like_that_of_a_server():
     with pytest.raises(InputError, match=r"recommendation is .* which ncclt never writes"):
-        offer_from_document(env_document(replace(TUNED, id=HOSTILE), version=V))
+        offer_from_document(env_document(replace(TUNED, id=HOSTILE)))

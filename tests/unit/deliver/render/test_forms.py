@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import PolicyVerdict
 from ncclt.deliver.render.formats import FORMATS, check_form, remarks_left_out, render
@@ -29,7 +28,7 @@ def neighbour(name):
 
 readers = neighbour("format_readers")
 base = neighbour("test_formats")
-TUNED, KEPT, V, HOSTILE, PROVEN = base.TUNED, base.KEPT, base.V, base.HOSTILE, base.PROVEN
+TUNED, KEPT, HOSTILE, PROVEN = base.TUNED, base.KEPT, base.HOSTILE, base.PROVEN
 TRACED = {**base.PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
 READERS = {
@@ -51,9 +50,9 @@ def test_every_reader_gets_the_same_variables_whatever_the_names(name, kept):
     wanted = {"NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"} if kept else TRACED
 
     for format, read in READERS.items():
-        assert read(render(made, format=format, version=V)) == wanted, format
+        assert read(render(made, format=format)) == wanted, format
     for shell, read in SHELL_READERS.items():
-        assert read(render(made, format="export", shell=shell, version=V)) == wanted, shell
+        assert read(render(made, format="export", shell=shell)) == wanted, shell
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,16 +88,14 @@ def test_a_control_character_is_refused_by_shells_and_prologs(value):
 @example(model="A" * 400, cluster="-._", id="." * 80)
 @example(model="", cluster="", id="")
 def test_a_configmap_is_valid_whatever_the_names(model, cluster, id):
-    _, made = readers.read_configmap(
-        render(replace(TUNED, model=model, cluster=cluster, id=id), format="configmap", version=V)
-    )
+    _, made = readers.read_configmap(render(replace(TUNED, model=model, cluster=cluster, id=id), format="configmap"))
 
     assert made["metadata"]["name"].startswith("ncclt.")
     assert len(made["metadata"]["name"]) < 200
 
 
 def name_of(**changes):
-    _, made = readers.read_configmap(render(replace(TUNED, **changes), format="configmap", version=V))
+    _, made = readers.read_configmap(render(replace(TUNED, **changes), format="configmap"))
     return made["metadata"]["name"]
 
 
@@ -123,7 +120,7 @@ def test_a_name_of_63_characters_stays_whole_and_a_longer_one_is_cut_and_told_ap
 
 def test_the_label_of_a_configmap_follows_its_data_and_nothing_else():
     def content(recommendation):
-        _, made = readers.read_configmap(render(recommendation, format="configmap", version=V))
+        _, made = readers.read_configmap(render(recommendation, format="configmap"))
         return made["metadata"]["labels"][CONTENT_LABEL]
 
     assert content(TUNED) == content(replace(TUNED, model="other"))
@@ -132,7 +129,7 @@ def test_the_label_of_a_configmap_follows_its_data_and_nothing_else():
 
 
 def test_pyxis_names_every_variable_that_must_win_in_the_container():
-    lines = render(TUNED, format="pyxis", version=V).splitlines()
+    lines = render(TUNED, format="pyxis").splitlines()
     exported = [line.split()[1].partition("=")[0] for line in lines if line.startswith("export ")]
     option = next(line for line in lines if "NCCLT_PYXIS" in line).partition("NCCLT_PYXIS=")[2]
 
@@ -142,7 +139,7 @@ def test_pyxis_names_every_variable_that_must_win_in_the_container():
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_texts_end_with_one_line_feed_and_have_no_other_line_end(format):
-    text = render(base.WITH_ROWS, format=format, version=V, channels=8 if format == "nvidia-csv" else None)
+    text = render(base.WITH_ROWS, format=format, channels=8 if format == "nvidia-csv" else None)
 
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
@@ -170,7 +167,7 @@ def test_an_option_that_a_format_does_not_have_is_refused(format, options):
      ("configmap", "bash", False)],
 )  # fmt: skip
 def test_what_a_text_cannot_say_is_said_beside_it(format, shell, said):
-    beside = remarks_left_out(TUNED, format=format, version=V, shell=shell)
+    beside = remarks_left_out(TUNED, format=format, shell=shell)
 
     assert bool(beside) is said
     assert not said or any("lost: the number of channels also bounds send_recv" in line for line in beside)
@@ -195,7 +192,7 @@ def test_the_table_for_nvidia_covers_every_size_with_explicit_channels_and_says_
         ),
         Rule(collective=AG, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16),
     )
-    text = render(made, format="nvidia-csv", version=V)
+    text = render(made, format="nvidia-csv")
     rows = readers.read_example_table(text)
 
     for size in (0, 1, 1023, 1024, 65536, 65537, 2**20 - 1, 2**20, 2**24, 2**24 + 1, 2**32, 2**50):
@@ -214,24 +211,24 @@ def test_nothing_goes_to_nvidias_plugin_that_it_would_run_on_one_channel():
     open_protocol = with_rules(Rule(collective=AR, algorithm=Algorithm.RING, channels=8))
 
     with pytest.raises(SettingError, match="leaves the number of channels") as caught:
-        render(open_channels, format="nvidia-csv", version=V)
+        render(open_channels, format="nvidia-csv")
     assert "--channels" in caught.value.hint
     with pytest.raises(SettingError, match="must name algorithm and protocol"):
-        render(open_protocol, format="nvidia-csv", version=V, channels=8)
+        render(open_protocol, format="nvidia-csv", channels=8)
     with pytest.raises(NoRecommendationError, match="every call on one channel"):
-        render(KEPT, format="nvidia-csv", version=V, channels=8)
+        render(KEPT, format="nvidia-csv", channels=8)
     with pytest.raises(UsageError, match="1 to 64"):
-        render(open_channels, format="nvidia-csv", version=V, channels=65)
+        render(open_channels, format="nvidia-csv", channels=65)
     old = with_rules(*open_channels.table.policy.rules, version="2.24.3")
     with pytest.raises(UsageError, match="1 to 32"):
-        render(old, format="nvidia-csv", version=NcclVersion(2, 24, 3), channels=33)
+        render(old, format="nvidia-csv", channels=33)
 
 
 @pytest.mark.parametrize("size", [1, 4096, 65536, 65544, 2**33])
 def test_rccl_and_ncclx_choose_what_the_policy_chooses(size):
     made = with_rules(*base.BY_SIZE.rules[1:])
-    rccl = readers.read_example_table(render(made, format="rccl-csv", version=V))
-    ncclx = readers.read_ncclx_table(render(made, format="ncclx", version=V))
+    rccl = readers.read_example_table(render(made, format="rccl-csv"))
+    ncclx = readers.read_ncclx_table(render(made, format="ncclx"))
     whole = ("tree", "ll", 4) if size <= 65536 else ("ring", "ll128", -1)
 
     assert (
@@ -253,7 +250,6 @@ def test_ncclx_says_what_bytes_per_rank_blur_and_what_they_hide():
             Rule(collective=AG, group_size=7, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE),
         ),
         format="ncclx",
-        version=V,
     )
     rows = readers.read_ncclx_table(text)
 
@@ -261,13 +257,13 @@ def test_ncclx_says_what_bytes_per_rank_blur_and_what_they_hide():
     assert "tree/ll: up to 7 bytes more, as NCCLX counts bytes per rank" in text
     assert "ring/ll: narrower than a byte per rank" in text
     assert "no even way to lay 7 ranks over 2 nodes" in text
-    assert readers.read_ncclx_table(render(KEPT, format="ncclx", version=V)) == []
+    assert readers.read_ncclx_table(render(KEPT, format="ncclx")) == []
 
 
 @pytest.mark.parametrize(("version", "loads"), [("2.18.3", False), ("2.20.5", False), ("2.21.5", True)])
 def test_a_table_is_not_promised_to_an_nccl_that_cannot_load_it(version, loads):
-    made, parsed = with_rules(*base.BY_SIZE.rules, version=version), NcclVersion.parse(version)
+    made = with_rules(*base.BY_SIZE.rules, version=version)
 
     for format in ("tuner-csv", "rccl-csv", "ncclx"):
-        assert ("# lost: all of it: NCCL" in render(made, format=format, version=parsed)) is not loads
-    assert ("--format tuner-csv delivers it" in render(made, format="export", version=parsed)) is loads
+        assert ("# lost: all of it: NCCL" in render(made, format=format)) is not loads
+    assert ("--format tuner-csv delivers it" in render(made, format="export")) is loads

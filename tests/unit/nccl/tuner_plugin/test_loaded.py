@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.deliver.render.formats import render
@@ -220,7 +219,7 @@ def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, 
         table=PolicyVerdict(policy=policy, verdict=VERDICT), variables=None,
     )  # fmt: skip
     table = tmp_path / "table.csv"
-    table.write_text(render(recommendation, format="tuner-csv", version=NcclVersion.parse("2.28.9")))
+    table.write_text(render(recommendation, format="tuner-csv"))
     starts = [rule.min_bytes for rule in policy.rules]
     with plugin.communicator(ranks=group, nodes=2, environ={"NCCLT_POLICY": str(table)}) as comm:
         for size in [*sizes, *starts]:

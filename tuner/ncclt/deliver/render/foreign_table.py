@@ -7,17 +7,17 @@ CsvConfigParse.h of comms/ncclx/meta/tuner in meta-pytorch/torchcomms (2026). No
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclt.client.answer import comment_lines
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
+from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import format_bytes
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Rule
-from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import max_channels
-from ncclt.deliver.render.comments import remarks
-from ncclt.deliver.render.table import ANY, COLUMNS, TABLE_FORMAT, table_row, table_rules
+from ncclt.deliver.render.delivery import TABLE_FORMAT, Delivery
+from ncclt.deliver.render.table import ANY, COLUMNS, needs, table_row
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 from ncclt.nccl.compile import rule_label
 
@@ -35,49 +35,45 @@ _LEAVES_CHANNELS = (
     "row, and every row with channels -1, on ONE channel"
 )
 
+_NCCLX = "for NCCLX_TUNER_CONFIG_FILE of the NCCLX of Meta; NCCL_TUNER_PLUGIN is not read beside it"
+
 _NCCLX_COLUMNS = ("collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks")
 """The seven that every version demands; what follows them has changed between versions."""
 
 
-def render_foreign_table(
-    recommendation: Recommendation, *, format: str, version: NcclVersion, channels: int | None = None
-) -> str:
+def render_foreign_table(delivery: Delivery, *, format: str, channels: int | None = None) -> str:
     """Return the table of a recommendation in a foreign format.
 
     Args:
-        recommendation: what was published.
+        delivery: by table.
         format: one of `FOREIGN_TABLE_FORMATS`.
-        version: NCCL of the job.
         channels: `nvidia-csv` only: for rules that leave the number of channels to NCCL.
 
     Raises:
         NoRecommendationError: `nvidia-csv` without a row, which would run everything on one channel.
-        SettingError: a rule or parameter that this NCCL does not have; `nvidia-csv`: a rule that it cannot deliver.
+        SettingError: `nvidia-csv`: a rule that it cannot deliver.
         UsageError: more channels than this NCCL has.
     """
-    rules, lost, needs = table_rules(recommendation, version)
+    valid = delivery.recommendation.fingerprint
+    lost: list[str] = []
     match format:
         case "nvidia-csv":
-            rules, widened = _for_nvidia(rules, recommendation, version, channels)
-            rows = [table_row(rule, recommendation) for rule in rules]
-            head = [*remarks(recommendation, recommendation.table, [*lost, *widened]), *needs, _ONE_CHANNEL]
-            head.append(",".join(COLUMNS))
+            rules, lost = _for_nvidia(delivery, channels)
+            rows = [table_row(rule, valid) for rule in rules]
+            beside = [_ONE_CHANNEL, ",".join(COLUMNS)]
         case "rccl-csv":
-            rows = [f"{table_row(rule, recommendation)},{ANY},{ANY}" for rule in rules]
-            head = [*remarks(recommendation, recommendation.table, lost), *needs, _LEAVES_CHANNELS]
-            head.append(",".join((*COLUMNS, "numPipeOps", "regBuff")))
+            rows = [f"{table_row(rule, valid)},{ANY},{ANY}" for rule in delivery.rules]
+            beside = [_LEAVES_CHANNELS, ",".join((*COLUMNS, "numPipeOps", "regBuff"))]
         case _:
-            rows, blurred = _ncclx_rows(rules, recommendation)
-            head = [*remarks(recommendation, recommendation.table, [*lost, *blurred]), *needs]
-            head.append("for NCCLX_TUNER_CONFIG_FILE of the NCCLX of Meta; NCCL_TUNER_PLUGIN is not read beside it")
-            head.append(",".join(_NCCLX_COLUMNS))
-    return "".join(f"{line}\n" for line in [*comment_lines(head), *rows])
+            rows, lost = _ncclx_rows(delivery.rules, valid)
+            beside = [_NCCLX, ",".join(_NCCLX_COLUMNS)]
+    comments = comment_lines([*delivery.remarks(*lost), *needs(delivery), *beside])
+    return "".join(f"{line}\n" for line in [*comments, *rows])
 
 
-def _for_nvidia(
-    rules: list[Rule], recommendation: Recommendation, version: NcclVersion, channels: int | None
-) -> tuple[list[Rule], list[str]]:
+def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], list[str]]:
     """Return rules with channels that leave no size of a collective out, and what that changes."""
+    recommendation, rules, version = delivery.recommendation, delivery.rules, delivery.version
     if recommendation.table.effective.is_default:
         raise NoRecommendationError(
             f"NCCL's own choice stays for {recommendation.model} on {recommendation.cluster}, and the example plugin "
@@ -107,10 +103,7 @@ def _for_nvidia(
     for (collective, group_size), found in itertools.groupby(counted, key=lambda r: (r.collective, r.group_size)):
         family = list(found)
         # What the rules for the whole job leave open, those for any group that follow them may cover.
-        goes_on = (
-            group_size == recommendation.fingerprint.nodes * recommendation.fingerprint.gpus_per_node
-            and collective in for_any_group
-        )
+        goes_on = group_size == recommendation.fingerprint.world_size and collective in for_any_group
         covering += family if goes_on else _without_gaps(family, lost)
     without = sorted(c for c in recommendation.collectives if c.is_tunable and all(r.collective != c for r in rules))
     lost += [f"{collective}: it has no row, so this plugin runs it on ONE channel" for collective in without]
@@ -131,21 +124,19 @@ def _without_gaps(family: list[Rule], lost: list[str]) -> list[Rule]:
     return covering
 
 
-def _ncclx_rows(rules: list[Rule], recommendation: Recommendation) -> tuple[list[str], list[str]]:
+def _ncclx_rows(rules: Sequence[Rule], valid: Fingerprint) -> tuple[list[str], list[str]]:
     """Return rows by bytes per rank, first match first, and what that blurs.
 
     NCCLX divides the size by the ranks and drops the remainder, so a row reaches up to ranks - 1 bytes beyond the ends
     of its rule; where two rules meet, the first one has them. A group of fewer ranks is written once for every even
     way in which it can lie over the nodes, as there is no column for the number of ranks.
     """
-    valid = recommendation.fingerprint
-    world_size = valid.nodes * valid.gpus_per_node
     rows, lost = [], []
     for _, family in itertools.groupby(rules, key=lambda rule: (rule.collective, rule.group_size)):
         taken = -1
         for rule in family:
-            ranks = rule.group_size or world_size
-            places = [(valid.nodes, valid.gpus_per_node)] if ranks == world_size else _places(ranks, recommendation)
+            ranks = rule.group_size or valid.world_size
+            places = [(valid.nodes, valid.gpus_per_node)] if ranks == valid.world_size else _places(ranks, valid)
             first = max(rule.min_bytes // ranks, taken + 1)
             last = None if rule.max_bytes is None else rule.max_bytes // ranks
             if not places:
@@ -167,9 +158,8 @@ def _ncclx_rows(rules: list[Rule], recommendation: Recommendation) -> tuple[list
     return rows, lost
 
 
-def _places(ranks: int, recommendation: Recommendation) -> list[tuple[int, int]]:
-    """Return (nodes, ranks on each) for every even way to lay a group over the nodes of the job."""
-    valid = recommendation.fingerprint
+def _places(ranks: int, valid: Fingerprint) -> list[tuple[int, int]]:
+    """Return (nodes, ranks on each) for every even way to place a group on the nodes of the job."""
     return [
         (nodes, ranks // nodes)
         for nodes in range(1, valid.nodes + 1)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from ncclt.client.answer import comment_lines
-from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
-from ncclt.deliver.render.comments import remarks, token
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.deliver.render.delivery import TABLE_FORMAT, by_table, by_variables, token
 from ncclt.deliver.render.foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
 from ncclt.deliver.render.prolog import PrologJob, task_prolog
 from ncclt.deliver.render.shell import Variables, assignments, check_shell, option_words, pyxis_lines, removals
-from ncclt.deliver.render.table import TABLE_FORMAT, render_table
+from ncclt.deliver.render.table import render_table
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
-from ncclt.nccl.compile import TUNER_API_SINCE, Compiled, compile_policy
 
 ENV_SCHEMA = 1
 """Version of the document of the format `json`."""
@@ -41,7 +37,6 @@ def render(
     recommendation: Recommendation,
     *,
     format: str,
-    version: NcclVersion,
     shell: str = "bash",
     unset: bool = False,
     channels: int | None = None,
@@ -51,33 +46,26 @@ def render(
     Args:
         recommendation: what was published.
         format: one of `FORMATS`. `TABLE_FORMATS` deliver the table, the others the variables.
-        version: NCCL of the job; must be the one that was measured.
         shell: `export` only: whose language it is, one of `SHELLS`.
         unset: `export` only: remove exactly what the same call without it sets.
         channels: `nvidia-csv` only: for rules that leave the number of channels to NCCL.
 
     Raises:
-        NoRecommendationError: measured with another NCCL, the proof ended undecided, or `nvidia-csv` without a row.
+        NoRecommendationError: the proof ended undecided, or `nvidia-csv` without a row.
         UsageError: no such format or shell, or an option that the format does not have.
         SettingError: the policy cannot be compiled for this NCCL, or not be said in this format.
     """
     check_form(format, shell=shell, unset=unset, channels=channels)
-    measured = recommendation.fingerprint.nccl_version
-    if version != NcclVersion.parse(measured):
-        raise NoRecommendationError(
-            f"{recommendation.model} on {recommendation.cluster} was tuned with NCCL {measured}, not with {version}",
-            hint=f"what is best on one NCCL may be wrong on the next; tune again with NCCL {version}",
-        )
     if format == "json":
-        return json.dumps(env_document(recommendation, version=version), indent=2) + "\n"
+        return json.dumps(env_document(recommendation), indent=2) + "\n"
     _refuse_undecided(recommendation, format)
     if format == TABLE_FORMAT:
-        return render_table(recommendation, version=version)
+        return render_table(by_table(recommendation))
     if format in FOREIGN_TABLE_FORMATS:
-        return render_foreign_table(recommendation, format=format, version=version, channels=channels)
-    policy_verdict, compiled = _by_variables(recommendation, version)
-    comments = comment_lines(remarks(recommendation, policy_verdict, compiled.lost))
-    variables = [*compiled.variables, *_trace(recommendation)]
+        return render_foreign_table(by_table(recommendation), format=format, channels=channels)
+    delivery = by_variables(recommendation)
+    comments = comment_lines(delivery.remarks())
+    variables = [*delivery.variables, *_trace(recommendation)]
     match format:
         case "export":
             return _render_export(variables, comments, shell=shell, unset=unset)
@@ -85,7 +73,7 @@ def render(
             # As `docker run --env-file` takes them: verbatim, quotes would become part of the value.
             return _text([*comments, *(f"{name}={value}" for name, value in variables)])
         case "nccl-conf":
-            return _render_nccl_conf(compiled, comments)
+            return _render_nccl_conf(delivery.variables, comments)
         case "slurm-taskprolog":
             valid = recommendation.fingerprint
             job = PrologJob(model=recommendation.model, nodes=valid.nodes, gpus_per_node=valid.gpus_per_node)
@@ -113,26 +101,14 @@ def check_form(format: str, *, shell: str = "bash", unset: bool = False, channel
         raise UsageError("--channels needs --format nvidia-csv", hint=f"leave it out for {format}")
 
 
-def remarks_left_out(recommendation: Recommendation, *, format: str, version: NcclVersion, shell: str) -> list[str]:
+def remarks_left_out(recommendation: Recommendation, *, format: str, shell: str) -> list[str]:
     """Return what should be said beside a text that has no room for comments; empty where the text says it itself.
 
     Words for a command line have none, and csh knows comments in scripts only, not in `eval`.
     """
     if format not in WORD_OPTIONS and not (format == "export" and shell == "csh"):
         return []
-    policy_verdict, compiled = _by_variables(recommendation, version)
-    return comment_lines(remarks(recommendation, policy_verdict, compiled.lost))
-
-
-def _by_variables(recommendation: Recommendation, version: NcclVersion) -> tuple[PolicyVerdict | None, Compiled]:
-    """Return what the variables deliver, None where they can say nothing, and the variables."""
-    policy_verdict = recommendation.variables
-    policy = policy_verdict.effective if policy_verdict else Policy()
-    compiled = compile_policy(policy, version=version, collectives=recommendation.collectives)
-    if not compiled.variables and not policy.is_default:
-        policy_verdict = None  # nothing of it can be said, so nothing may be claimed either
-    compiled = replace(compiled, lost=(*_left_to_the_table(recommendation, policy_verdict), *compiled.lost))
-    return policy_verdict, compiled
+    return comment_lines(by_variables(recommendation).remarks())
 
 
 def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
@@ -154,17 +130,6 @@ def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
         )
 
 
-def _left_to_the_table(recommendation: Recommendation, policy_verdict: PolicyVerdict | None) -> tuple[str, ...]:
-    """Say what the per-size policy proves beyond the variables; nothing where it proves no more."""
-    table = recommendation.table
-    if table.effective.is_default or (policy_verdict is not None and policy_verdict.effective == table.policy):
-        return ()
-    lost = f"the per-size policy, {table.verdict.speedup:.2f}x, which variables cannot express"
-    if NcclVersion.parse(recommendation.fingerprint.nccl_version) < TUNER_API_SINCE:
-        return (lost,)
-    return (f"{lost}; --format {TABLE_FORMAT} delivers it",)
-
-
 def _trace(recommendation: Recommendation) -> list[tuple[str, str]]:
     """Return the variables by which a job can be traced back to what it was given."""
     traced = [("NCCLT_RECOMMENDATION", token(recommendation.id))]
@@ -178,14 +143,14 @@ def _render_export(variables: Variables, comments: list[str], *, shell: str, uns
     return _text([*lines, *([] if shell == "csh" or unset else comments)])
 
 
-def _render_nccl_conf(compiled: Compiled, comments: list[str]) -> str:
+def _render_nccl_conf(variables: Variables, comments: list[str]) -> str:
     """Return a file for NCCL_CONF_FILE or /etc/nccl.conf, which NCCL reads itself, so with its own names only."""
-    for name, value in compiled.variables:
+    for name, value in variables:
         if len(value) > _CONF_VALUE_LENGTH:
             raise SettingError(
                 f"{name} has {len(value)} characters, nccl.conf takes {_CONF_VALUE_LENGTH}", hint="use another format"
             )
-    return _text([*comments, *(f"{name}={value}" for name, value in compiled.variables)])
+    return _text([*comments, *(f"{name}={value}" for name, value in variables)])
 
 
 def _render_kubernetes(recommendation: Recommendation, format: str, variables: Variables, comments: list[str]) -> str:
@@ -197,7 +162,7 @@ def _render_kubernetes(recommendation: Recommendation, format: str, variables: V
     return render_env_list(variables, comments)
 
 
-def env_document(recommendation: Recommendation, *, version: NcclVersion) -> dict[str, Any]:
+def env_document(recommendation: Recommendation) -> dict[str, Any]:
     """Return the document of the format `json`, which holds both deliveries.
 
     `decision`, `speedup` and `interval` belong to `variables`; `table_verdict` belongs to `table`, which needs
@@ -208,10 +173,10 @@ def env_document(recommendation: Recommendation, *, version: NcclVersion) -> dic
         SettingError: the policy cannot be compiled for this NCCL.
     """
     _refuse_undecided(recommendation, "json")
-    policy_verdict, compiled = _by_variables(recommendation, version)
+    delivery = by_variables(recommendation)
     valid, table = recommendation.fingerprint, recommendation.table
     effective = table.effective.to_document()
-    verdict = policy_verdict.verdict if policy_verdict else None
+    verdict = delivery.proven.verdict if delivery.proven else None
     return {
         "schema": ENV_SCHEMA,
         "recommendation": recommendation.id,
@@ -225,9 +190,9 @@ def env_document(recommendation: Recommendation, *, version: NcclVersion) -> dic
         "interval": verdict.to_document()["interval"] if verdict else None,
         "simulated": recommendation.simulated,
         "launcher": recommendation.launcher,
-        "variables": dict(compiled.variables),
-        "lost": list(compiled.lost),
-        "remarks": remarks(recommendation, policy_verdict, compiled.lost),
+        "variables": dict(delivery.variables),
+        "lost": list(delivery.lost),
+        "remarks": delivery.remarks(),
         "table": effective["rules"],
         "table_parameters": effective["parameters"],
         "table_verdict": table.verdict.to_document(),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from ncclt.core.recommendation import Recommendation
-from ncclt.deliver.render.comments import token
+from ncclt.deliver.render.delivery import token
 from ncclt.deliver.render.shell import Variables
 
 MANAGED_BY = ("app.kubernetes.io/managed-by", "ncclt")

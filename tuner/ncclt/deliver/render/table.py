@@ -6,13 +6,9 @@ from collections.abc import Iterable
 
 from ncclt.client.answer import comment_lines
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
-from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Recommendation
-from ncclt.deliver.render.comments import remarks, token
-from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
-
-TABLE_FORMAT = "tuner-csv"
+from ncclt.core.cluster import Fingerprint
+from ncclt.core.policy import Rule
+from ncclt.deliver.render.delivery import Delivery, token
 
 HEADER_FORMAT = 1
 """Version of the first line, which our plugin checks (plugin/table.c); for NVIDIA's it is a comment."""
@@ -36,51 +32,25 @@ _WARNING = (
 )
 
 
-def render_table(recommendation: Recommendation, *, version: NcclVersion) -> str:
+def render_table(delivery: Delivery) -> str:
     """Return the table of a recommendation, one row per rule that names algorithm and protocol.
 
-    A table cannot carry parameters: they are named in a comment and must be in the job's environment as well.
-
-    Raises:
-        SettingError: a rule or parameter that this NCCL does not have.
+    The first line is how the plugin knows the table, and detects one that is cut off, edited or for another NCCL. A
+    table cannot carry parameters: they are named in a comment and must be in the job's environment as well.
     """
-    rules, lost, needs = table_rules(recommendation, version)
-    rows = [table_row(rule, recommendation) for rule in rules]
-    said = remarks(recommendation, recommendation.table, lost)
-    header = _header(rows, recommendation, version)
-    return "".join(f"{line}\n" for line in [header, *comment_lines(_head(said, needs)), *rows])
-
-
-def table_rules(recommendation: Recommendation, version: NcclVersion) -> tuple[list[Rule], list[str], list[str]]:
-    """Return the rules that become rows, exact groups first, what is lost, and what the environment must hold as well.
-
-    Raises:
-        SettingError: a rule or parameter that this NCCL does not have.
-    """
-    policy = recommendation.table.effective
-    rules, lost = [], []
-    if policy.rules and version < TUNER_API_SINCE:
-        lost.append(f"all of it: NCCL {version} has no tuner API that a plugin of today speaks ({TUNER_API_SINCE})")
-    for rule in sorted(policy.rules, key=lambda r: (r.collective, -r.group_size, r.min_bytes)):
-        check_rule(rule, version)
-        if rule.algorithm is None or rule.protocol is None:
-            lost.append(f"{rule_label(rule)}: a row must name algorithm and protocol")
-        else:
-            rules.append(rule)
-    parameters = compile_policy(
-        Policy(parameters=policy.parameters), version=version, collectives=recommendation.collectives
+    recommendation, valid = delivery.recommendation, delivery.recommendation.fingerprint
+    rows = [table_row(rule, valid) for rule in delivery.rules]
+    header = (
+        f"# ncclt-table {HEADER_FORMAT} id={token(recommendation.id)[:_LONGEST_ID]} nccl={delivery.version} "
+        f"nodes={valid.nodes} ranks={valid.world_size} rows={len(rows)} fnv1a={table_checksum(rows):016x}"
     )
-    needs = [f"needs {name}={value} in the environment" for name, value in parameters.variables]
-    return rules, [*lost, *parameters.lost], needs
+    comments = comment_lines([*delivery.remarks(), *needs(delivery), _WARNING, ",".join(COLUMNS)])
+    return "".join(f"{line}\n" for line in [header, *comments, *rows])
 
 
-def _header(rows: list[str], recommendation: Recommendation, version: NcclVersion) -> str:
-    """Return the line by which the plugin knows the table, and finds one that is cut off, edited or of another NCCL."""
-    valid = recommendation.fingerprint
-    return (
-        f"# ncclt-table {HEADER_FORMAT} id={token(recommendation.id)[:_LONGEST_ID]} nccl={version} nodes={valid.nodes} "
-        f"ranks={valid.nodes * valid.gpus_per_node} rows={len(rows)} fnv1a={table_checksum(rows):016x}"
-    )
+def needs(delivery: Delivery) -> list[str]:
+    """Say which variables the environment must hold beside the table."""
+    return [f"needs {name}={value} in the environment" for name, value in delivery.variables]
 
 
 def table_checksum(rows: Iterable[str]) -> int:
@@ -91,15 +61,9 @@ def table_checksum(rows: Iterable[str]) -> int:
     return value
 
 
-def _head(said: list[str], needs: list[str]) -> Iterable[str]:
-    return [*said, *needs, _WARNING, ",".join(COLUMNS)]
-
-
-def table_row(rule: Rule, recommendation: Recommendation) -> str:
+def table_row(rule: Rule, valid: Fingerprint) -> str:
     """Return one row of `COLUMNS`."""
-    valid = recommendation.fingerprint
-    world_size = valid.nodes * valid.gpus_per_node
-    whole_job = rule.group_size in (0, world_size)
+    whole_job = rule.group_size in (0, valid.world_size)
     fields = (
         COLLECTIVE_WORDS[rule.collective],
         rule.min_bytes,
@@ -109,6 +73,6 @@ def table_row(rule: Rule, recommendation: Recommendation) -> str:
         ANY if rule.channels is None else rule.channels,
         # How a smaller group lies over the nodes is not part of a rule.
         valid.nodes if whole_job else ANY,
-        world_size if whole_job else rule.group_size,
+        valid.world_size if whole_job else rule.group_size,
     )
     return ",".join(str(field) for field in fields)
