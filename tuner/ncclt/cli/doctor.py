@@ -16,7 +16,7 @@ from ncclt.errors import NoRecommendationError, UsageError
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.health.doctor import Diagnosis
-    from ncclt.health.doctor.log_facts import LogFacts
+    from ncclt.nccl.log.facts import LogFacts
 
 app = typer.Typer()
 

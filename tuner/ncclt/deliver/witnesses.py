@@ -16,8 +16,8 @@ from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin, policy_of_variables
 from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.errors import TraceError, UsageError
-from ncclt.health.doctor.log_facts import LogFacts
-from ncclt.health.doctor.log_reader import LogReader
+from ncclt.nccl.log.facts import LogFacts
+from ncclt.nccl.log.startup import LogReader
 from ncclt.profile.documents import check_readable, documents
 from ncclt.profile.readers import plugin_report
 from ncclt.profile.readers.nccl_log import reader as nccl_log
@@ -63,7 +63,7 @@ def observe(paths: Sequence[Path]) -> Observed:
     facts, ours = _facts(logs)
     variables: dict[str, dict[str, None]] = {}
     for process in facts.processes:
-        for name, said in process.variables:
+        for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
             variables.setdefault(name, {})[said.value] = None
     hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in told}
     return Observed(
@@ -159,7 +159,7 @@ def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _tuner_lines(facts: LogFacts) -> Iterator[str]:
-    said = [line.value for process in facts.processes for line in process.plugins]
+    said = [line.value for process in facts.processes for line in process.plugins.values()]
     yield from dict.fromkeys(line for line in said if line.startswith("TUNER"))
 
 

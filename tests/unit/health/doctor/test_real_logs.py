@@ -13,7 +13,7 @@ def test_two_h100_of_a_larger_node(shared_data):
     log = diagnosis.facts.log
 
     assert (str(diagnosis.facts.nccl), log.gpu_models) == ("2.29.2", ("NVIDIA H100 80GB HBM3",))
-    assert [(s.rank, s.ranks, s.nodes, dict(s.channels)["coll"], s.bus_id, s.complete) for s in log.starts] == [
+    assert [(s.rank, s.ranks, s.nodes, s.channels["coll"], s.bus_id, s.complete) for s in log.starts] == [
         (1, 2, 1, 24, "44000", True),
         (0, 2, 1, 24, "41000", True),
     ]

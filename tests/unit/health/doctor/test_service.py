@@ -121,7 +121,7 @@ def test_a_small_all_reduce_tells_how_nccl_starts():
     assert missing == ()
     assert facts.transports() == {"NET/Socket": 1, "SHM": 1}
     assert facts.sources == ("all_reduce by played",)
-    assert "NCCL_RUNTIME_CONNECT" not in dict(facts.processes[0].variables)
+    assert "NCCL_RUNTIME_CONNECT" not in facts.processes[0].variables
     (plan,) = launcher.plans
     assert plan.argv[0] == "all_reduce_perf"
     assert plan.argv[plan.argv.index("-g") + 1] == "4"

@@ -130,11 +130,11 @@ def _pcie_gbps(facts: Facts) -> float | None:
 def _network(facts: Facts) -> dict[str, Any]:
     """Return what is known of the network; an empty fabric means that it is not known."""
     adapters = [adapter for adapter in facts.adapters if adapter.active]
-    logged = max((process.adapters for process in facts.log.processes), key=len, default=())
+    logged = max((process.adapters for process in facts.log.processes), key=len, default={})
     listed = len(facts.matrices[0].nics) if facts.matrices else 0
     if not adapters and not logged and not listed and facts.matrices:
         return {"fabric": "none", "nics_per_node": 0, "nic_gbps": 0.0, "gpudirect": False}
-    layers = {adapter.link_layer.lower() for adapter in adapters} | {layer.lower() for _, layer in logged}
+    layers = {adapter.link_layer.lower() for adapter in adapters} | {layer.lower() for layer in logged.values()}
     provider = next((p.provider.value.partition(";")[0] for p in facts.log.processes if p.provider), "")
     kinds = facts.log.transports()
     networks = [kind for kind in kinds if kind.startswith("NET/")]

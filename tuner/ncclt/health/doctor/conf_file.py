@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ncclt.health.doctor.evidence import Evidence, shortened
+from ncclt.nccl.log.evidence import Evidence, shortened
 
 MOST_VALUE_BYTES = 1023
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")

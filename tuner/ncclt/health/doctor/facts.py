@@ -9,10 +9,10 @@ from typing import Any
 from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.conf_file import ConfFile
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.gpu_report import GpuReport
-from ncclt.health.doctor.log_facts import LogFacts
 from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.nccl.log.evidence import Evidence
+from ncclt.nccl.log.facts import LogFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Facts:
             found.setdefault(variable.name, variable)
         logged: dict[tuple[str, str], Variable] = {}
         for process in self.log.processes:
-            for name, said in process.variables:
+            for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
                 variable = Variable(name=name, value=said.value, evidence=said.evidence)
                 logged.setdefault((name, said.value), variable)
         return (*found.values(), *(v for v in logged.values() if v.name not in found))
@@ -129,7 +129,7 @@ class Facts:
         ]
         for process in self.log.processes:
             if process.adapters:
-                named = ", ".join(f"{name} ({layer})" for name, layer in process.adapters)
+                named = ", ".join(f"{name} ({layer})" for name, layer in process.adapters.items())
                 found.append(Evidence(source=process.name, text=f"NCCL found {named}"))
                 break
         return tuple(found)
@@ -151,7 +151,7 @@ class Facts:
 def _log_document(log: LogFacts) -> dict[str, Any] | None:
     if not log.sources:
         return None
-    channels = next((dict(start.channels) for start in log.starts if start.channels), {})
+    channels = next((start.channels for start in log.starts if start.channels), {})
     return {
         "sources": list(log.sources),
         "lines": log.lines,
@@ -161,7 +161,7 @@ def _log_document(log: LogFacts) -> dict[str, Any] | None:
         "nccl_versions": sorted({p.version.value for p in log.processes if p.version}),
         "cuda_drivers": sorted({p.driver for p in log.processes if p.driver}),
         "networks": sorted({p.network.value for p in log.processes if p.network}),
-        "plugins": sorted({plugin.value for p in log.processes for plugin in p.plugins}),
+        "plugins": sorted({plugin.value for p in log.processes for plugin in p.plugins.values()}),
         "transports": log.transports(),
         "channels": channels,
         "disabled_algorithms": log.disabled(),

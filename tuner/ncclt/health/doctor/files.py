@@ -17,9 +17,9 @@ from ncclt.errors import InputError
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
-from ncclt.health.doctor.log_reader import LogReader
 from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_matrix
-from ncclt.health.doctor.printed_costs import read_printed_costs
+from ncclt.nccl.log.printed_costs import read_printed_costs
+from ncclt.nccl.log.startup import LogReader
 from ncclt.profile.inputs import Meter, open_regular, regular_files, unpacked
 
 HEAD_BYTES = 256 * 1024

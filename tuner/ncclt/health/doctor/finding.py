@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
+from ncclt.nccl.log.evidence import Evidence
 
 _SHOWN = 5
 """Lines of evidence kept per finding."""

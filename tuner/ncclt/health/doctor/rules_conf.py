@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.nccl.log.evidence import Evidence
 
 
 def _not_as_meant(facts: Facts) -> Iterator[Observation]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
+from ncclt.nccl.log.evidence import Evidence
 
 
 def _about(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.link import NEAR_NIC
+from ncclt.nccl.log.evidence import Evidence
 
 _FAST_FABRICS = ("infiniband", "roce", "efa", "slingshot")
 _PLUGIN_ADAPTERS = ("efa", "rdmap", "cxi", "hsn")

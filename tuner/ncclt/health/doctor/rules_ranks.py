@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
-from ncclt.health.doctor.log_facts import LogFacts, Process
 from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
+from ncclt.nccl.log.evidence import Evidence
+from ncclt.nccl.log.facts import LogFacts, Process
 
 
 def _jobs(log: LogFacts) -> Iterator[tuple[Process, ...]]:
@@ -62,7 +62,7 @@ def _drivers(facts: Facts) -> Iterator[Observation]:
 
 def _adapters(facts: Facts) -> Iterator[Observation]:
     def adapters(process: Process) -> tuple[str, Evidence] | None:
-        names = ", ".join(name for name, _ in process.adapters)
+        names = ", ".join(process.adapters)
         number = f"{len(process.adapters)} adapters"
         return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
 
@@ -72,14 +72,14 @@ def _adapters(facts: Facts) -> Iterator[Observation]:
 def _variables(facts: Facts) -> Iterator[Observation]:
     complete = {(start.host, start.pid) for start in facts.log.starts if start.complete}
     for job in _jobs(facts.log):
-        names = sorted({name for process in job for name, _ in process.variables} - PER_RANK)
+        names = sorted({name for process in job for name in process.variables} - PER_RANK)
         for name in names:
             yield from _differing(job, _variable(name, complete), f"{name} differs between processes of one job")
 
 
 def _variable(name: str, complete: set[tuple[str, int]]) -> _Value:
     def value(process: Process) -> tuple[str, Evidence] | None:
-        if (said := dict(process.variables).get(name)) is not None:
+        if (said := process.variables.get(name)) is not None:
             return said.value, said.evidence
         if name in READ_BY_EVERY_RANK and (process.host, process.pid) in complete:
             return "not set", Evidence(source=process.name, text=f"started without {name}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.releases import KNOWN_TROUBLES
+from ncclt.nccl.log.evidence import Evidence
 
 _FIRST_UNKNOWN = NcclVersion(2, 31)
 """From here on NCCL's sources were not checked for whether P2C still counts as safe for LL128."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ncclt.health.doctor.evidence import Evidence
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.link import Link, Path
-from ncclt.health.doctor.log_facts import Connection
 from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.nccl.log.evidence import Evidence
+from ncclt.nccl.log.facts import Connection
 
 _FALLBACK_BW_GBPS = 0.1
 """What the search writes when it gave up (graph/search.cc of 2.12 and later)."""
@@ -115,7 +115,7 @@ def _unreadable(facts: Facts) -> Iterator[Observation]:
 
 def _one_channel(facts: Facts) -> Iterator[Observation]:
     for start in facts.log.starts:
-        if dict(start.channels).get("coll") == 1 and (start.ranks or 2) > 1 and start.channels_line:
+        if start.channels.get("coll") == 1 and (start.ranks or 2) > 1 and start.channels_line:
             limits = [facts.value(n) for n in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")]
             asked = next((v for v in limits if v and v.value.strip() == "1"), None)
             yield Observation(

@@ -19,14 +19,14 @@ from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
 from ncclt.health.doctor.files import facts_of_files
 from ncclt.health.doctor.gpu_report import parse_gpu_report
-from ncclt.health.doctor.log_facts import LogFacts
-from ncclt.health.doctor.log_reader import LogReader
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.matrix import parse_matrix
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.redact import without_secrets
+from ncclt.nccl.log.facts import LogFacts
+from ncclt.nccl.log.startup import LogReader
 
 NVIDIA_SMI = "nvidia-smi"
 

@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document
-from ncclt.profile.readers.nccl_log.lines import Statements, check_bounded
-from ncclt.profile.readers.nccl_log.parse import (
+from ncclt.nccl.log.calls import (
     CollLine,
     CommLine,
     LineOrigin,
@@ -19,6 +17,8 @@ from ncclt.profile.readers.nccl_log.parse import (
     mentions_graphs,
     tuning_lines,
 )
+from ncclt.profile.documents import Document
+from ncclt.profile.readers.nccl_log.lines import Statements, check_bounded
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,26 +72,26 @@ def read_log(document: Document) -> LogBook:
     return _joined(book)
 
 
-def _add(book: LogBook, line: bytes) -> None:
+def _add(book: LogBook, line: str) -> None:
     # Substring tests first: most lines of a log are of neither kind, and `in` costs a tenth of a search.
-    if b"opCount " in line:
+    if "opCount " in line:
         whole = 0
         for call in coll_lines(line):
             book.calls[call] += 1
             whole += 1
-        book.torn += line.count(b": opCount ") - whole
+        book.torn += line.count(": opCount ") - whole
         check_bounded(len(book.calls), book.label)
-    if b" Bytes -> " in line:
+    if " Bytes -> " in line:
         book.tunings.update(tuning_lines(line))
         check_bounded(len(book.tunings), book.label)
-    if b"CCL " in line:
+    if "CCL " in line:
         book.has_nccl = True
-    if b" rank " in line and (comm := comm_line(line)) is not None:
+    if " rank " in line and (comm := comm_line(line)) is not None:
         book.comms.append(comm)
         check_bounded(len(book.comms), book.label)
-    if b"CCL version" in line and len(book.versions) < 8 and (version := library_version(line)):
+    if "CCL version" in line and len(book.versions) < 8 and (version := library_version(line)):
         book.versions[version] = None
-    if not book.graphs and (b"raph" in line or b"apture" in line):
+    if not book.graphs and ("raph" in line or "apture" in line):
         book.graphs = mentions_graphs(line)
 
 

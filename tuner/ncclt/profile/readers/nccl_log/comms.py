@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ncclt.nccl.log.calls import CollLine, CommLine, LineOrigin, TuningLine
 from ncclt.profile.readers.nccl_log.book import LogBook
-from ncclt.profile.readers.nccl_log.parse import CollLine, CommLine, LineOrigin, TuningLine
 
 
 class Rank(NamedTuple):

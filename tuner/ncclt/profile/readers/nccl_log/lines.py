@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ncclt.errors import TraceError
+from ncclt.nccl.log.lines import ORIGIN
 from ncclt.profile.documents import Document
 
 LINE_BYTES = 64 * 1024
@@ -25,7 +26,7 @@ LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
 _MARK = b"] NCCL "
 
 # `host:pid:tid [device] NCCL INFO `, where nothing but a blank or the colon of a launcher's prefix stands before it.
-_START = re.compile(rb"(?<![^\s:])[^\s:]{1,255}:\d{1,10}:\d{1,10} \[-?\d{1,4}\] NCCL ")
+_START = re.compile(rf"(?<![^\s:]){ORIGIN} NCCL ".encode())
 
 # The ends of COLL and TUNING lines with more behind them than a blank (or the escape of a line feed).
 _GLUED = re.compile(
@@ -71,7 +72,11 @@ class Statements:
         self._document = document
         self.glued = 0
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[str]:
+        for statement in self._split():
+            yield statement.decode("utf-8", errors="replace")
+
+    def _split(self) -> Iterator[bytes]:
         rest = b""
         for line in lines(self._document):
             is_part = len(line) >= LINE_BYTES and not line.endswith(b"\n")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.core.workload import RankMessages
+from ncclt.nccl.log.calls import CollLine, TuningLine
 from ncclt.profile.readers.nccl_log.book import LogBook
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.comms import Communicators, Rank
-from ncclt.profile.readers.nccl_log.parse import CollLine, TuningLine
 
 OPERATIONS: dict[str, Collective] = {
     "AllReduce": Collective.ALL_REDUCE,

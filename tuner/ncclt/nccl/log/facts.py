@@ -1,12 +1,14 @@
-"""What NCCL's log tells about a start: processes, ranks, ways between them, and what NCCL switched off."""
+"""What NCCL's log tells about a start: processes, ranks, connections between them, and what NCCL switched off."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
 from ncclt.core.algorithms import LEGAL
-from ncclt.health.doctor.evidence import Evidence
+from ncclt.nccl.log.cost_table import Costs
+from ncclt.nccl.log.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class Said:
     evidence: Evidence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Process:
     """One process.
 
@@ -27,20 +29,20 @@ class Process:
         driver: of CUDA, as NCCL writes it, `13010` = 13.1.
         variables: name -> value of what NCCL took from environment and configuration files.
         network: the word behind `Using network`.
-        adapters: (name, link layer) of what the IB transport or a plugin of its kind found.
+        adapters: name -> link layer of what the IB transport or a plugin of its kind found.
         provider: of libfabric, for example `efa`.
-        plugins: what was loaded or looked for: tuner, net, profiler.
+        plugins: line -> what was loaded or looked for: tuner, net, profiler.
     """
 
     host: str
     pid: int
     version: Said | None = None
     driver: str = ""
-    variables: tuple[tuple[str, Said], ...] = ()
+    variables: dict[str, Said] = field(default_factory=dict)
     network: Said | None = None
-    adapters: tuple[tuple[str, str], ...] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
     provider: Said | None = None
-    plugins: tuple[Said, ...] = ()
+    plugins: dict[str, Said] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -48,30 +50,28 @@ class Process:
         return f"{self.host or '?'}:{self.pid}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Connection:
-    """One way between two ranks of a communicator, over one or more channels.
+    """One connection between two ranks of a communicator, over one or more channels.
 
     Attributes:
         source, target: rank and device word, for example `0` and `1b000`; the word is empty where NCCL wrote none.
         transport: as NCCL writes it, for example `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`.
-        channels: how many.
+        channels: their numbers.
         evidence: the first line.
     """
 
     source: tuple[int, str]
     target: tuple[int, str]
     transport: str
-    channels: int
+    channels: set[int] = field(default_factory=set)
     evidence: Evidence
 
     @property
     def kind(self) -> str:
         """Return the transport without device numbers: `P2P/CUMEM`, `SHM`, `NET/IB/GDRDMA`, `NET/Socket`."""
         words = self.transport.split("/")
-        if words[0] == "direct shared memory":  # up to 2.11
-            return "SHM"
-        if words[0] == "SHM":
+        if words[0] in ("SHM", "direct shared memory"):  # the latter up to 2.11
             return "SHM"
         if words[0] == "NET":
             direct = [w for w in words[2:] if w == "GDRDMA"]
@@ -100,7 +100,7 @@ class SearchedGraph:
     evidence: Evidence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RankStart:
     """What one rank said while one communicator started.
 
@@ -114,9 +114,10 @@ class RankStart:
         complete: the start came to its end.
         channels: words of the channel line -> number: `coll`, `collnet`, `nvls`, `p2p`.
         channels_line: that line.
-        connections: over which this rank reaches others.
+        by_ends: (source, target, transport) -> connection, over which this rank reaches others.
         graphs: of the search.
         multi_node_nvlink: used.
+        costs: the table of latencies and bandwidths, where this rank printed it.
     """
 
     host: str
@@ -129,11 +130,22 @@ class RankStart:
     bus_id: str = ""
     nvml_device: int | None = None
     complete: bool = False
-    channels: tuple[tuple[str, int], ...] = ()
+    channels: dict[str, int] = field(default_factory=dict)
     channels_line: Evidence | None = None
-    connections: tuple[Connection, ...] = ()
-    graphs: tuple[SearchedGraph, ...] = ()
+    by_ends: dict[tuple[tuple[int, str], tuple[int, str], str], Connection] = field(default_factory=dict)
+    graphs: list[SearchedGraph] = field(default_factory=list)
     multi_node_nvlink: bool = False
+    costs: Costs = field(default_factory=dict)
+
+    @property
+    def connections(self) -> Iterable[Connection]:
+        """Return over what this rank reaches others."""
+        return self.by_ends.values()
+
+    @property
+    def has_only_costs(self) -> bool:
+        """Tell whether nothing but a cost table was said, as in a log without the lines of INIT."""
+        return bool(self.costs) and self.rank is None and not (self.channels or self.by_ends or self.graphs)
 
     @property
     def name(self) -> str:
@@ -165,7 +177,8 @@ class LogFacts:
         sources: the files.
         lines: of NCCL that were read.
         processes: in the order in which they spoke first.
-        starts: likewise.
+        starts: likewise; those of which only a cost table is known are not among them.
+        tables: the starts of which a cost table is known, whatever else is.
         gpu_models: that nccl-tests named, `NVIDIA H100 80GB HBM3`.
         announced: the version that nccl-tests or old NCCL names for the job as a whole.
         cost_table: of the first communicator that printed it.
@@ -184,6 +197,7 @@ class LogFacts:
     lines: int = 0
     processes: tuple[Process, ...] = ()
     starts: tuple[RankStart, ...] = ()
+    tables: tuple[RankStart, ...] = ()
     gpu_models: tuple[str, ...] = ()
     announced: Said | None = None
     cost_table: tuple[CostRow, ...] = ()
@@ -207,7 +221,7 @@ class LogFacts:
         found: dict[str, int] = {}
         for start in self.starts:
             for connection in start.connections:
-                found[connection.kind] = found.get(connection.kind, 0) + connection.channels
+                found[connection.kind] = found.get(connection.kind, 0) + len(connection.channels)
         return dict(sorted(found.items()))
 
     def disabled(self) -> dict[str, list[str]]:
@@ -226,3 +240,35 @@ _LEGAL = {
     for collective, word in COLLECTIVE_WORDS.items()
 }
 """NCCL's word of a collective -> its words of the algorithms."""
+
+_Key = tuple[str, int]
+"""Host and pid."""
+
+
+def jobs_of(starts: Sequence[RankStart]) -> tuple[tuple[_Key, ...], ...]:
+    """Return the groups of processes that shared a communicator, without single processes.
+
+    One file may hold several jobs, which may differ without harm.
+    Before 2.17 communicators have no name in the log: there all ranks are taken for one job if no rank occurs twice.
+    """
+    groups: dict[_Key, set[_Key]] = {}
+    for members in _communicators(starts):
+        joined = set(members).union(*(groups.get(member, set()) for member in members))
+        groups.update(dict.fromkeys(joined, joined))
+    distinct = {id(group): group for group in groups.values() if len(group) > 1}
+    return tuple(tuple(sorted(group)) for group in distinct.values())
+
+
+def _communicators(starts: Sequence[RankStart]) -> Iterator[set[_Key]]:
+    named: dict[str, set[_Key]] = {}
+    for start in starts:
+        if start.comm_id:
+            named.setdefault(start.comm_id, set()).add((start.host, start.pid))
+    yield from named.values()
+    unnamed = [start for start in starts if not start.comm_id and start.rank is not None]
+    by_size: dict[int | None, list[RankStart]] = {}
+    for start in unnamed:
+        by_size.setdefault(start.ranks, []).append(start)
+    for members in by_size.values():
+        if len({start.rank for start in members}) == len(members):
+            yield {(start.host, start.pid) for start in members}

@@ -1,8 +1,8 @@
-"""What single lines of an NCCL or RCCL debug log say, found anywhere in the line.
+"""Calls, decisions and communicators in single lines of a debug log of NCCL or RCCL, found anywhere in the line.
 
 A line may carry launcher prefixes, quote marks or the torn half of another line before the part that counts, so
-everything is searched for and the origin is the last `host:pid:tid [device]` before it. The formats are those of
-enqueue.cc and init.cc of NCCL 2.8 to 2.32; RCCL adds `acc` before the count and `task N globalrank N` at the end.
+everything is searched for, and the origin is the last `host:pid:tid [device]` before it. The formats are those of
+enqueue.cc and init.cc of NCCL 2.4 to 2.32; RCCL adds `acc` before the count and `task N globalrank N` at the end.
 Every repetition is bounded, so that a hostile line costs no more than its length.
 """
 
@@ -11,26 +11,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from sys import intern
 from typing import NamedTuple
 
-_ORIGIN = re.compile(rb"([^\s:]{1,255}):(\d{1,10}):\d{1,10} \[(-?\d{1,4})\]")
+from ncclt.nccl.log.lines import ORIGIN
+
+_ORIGIN = re.compile(ORIGIN, re.ASCII)
 _ORIGIN_BYTES = 400
 """How far before a statement its origin can begin: a host of 255 characters, numbers, a time stamp, `NCCL INFO`."""
 _COLL = re.compile(
-    rb"([A-Z]\w{2,24}): opCount [0-9a-f]{1,16} sendbuff \S{1,32} recvbuff \S{1,32} (?:acc \S{1,32} )?count (\d{1,20}) "
-    rb"datatype (\d{1,3}) op -?\d{1,10} root -?\d{1,10} comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,7})\]"
+    r"([A-Z]\w{2,24}): opCount [0-9a-f]{1,16} sendbuff \S{1,32} recvbuff \S{1,32} (?:acc \S{1,32} )?count (\d{1,20}) "
+    r"datatype (\d{1,3}) op -?\d{1,10} root -?\d{1,10} comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,7})\]",
+    re.ASCII,
 )
 _TUNING = re.compile(
-    rb"(?:([A-Z]\w{2,24})(?: \[([A-Za-z ]{1,24})\])?: )?(?<!\d)(\d{1,20}) Bytes -> "
-    rb"(?:Algo (\w{1,16}) proto (\w{1,16})(?: channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\})?"
-    rb"|Kernel (\S{1,80}) nchannels (\d{1,4})|cudaMemcpy|RMA proxy)"
+    r"(?:([A-Z]\w{2,24})(?: \[([A-Za-z ]{1,24})\])?: )?(?<!\d)(\d{1,20}) Bytes -> "
+    r"(?:Algo (\w{1,16}) proto (\w{1,16})(?: channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\})?"
+    r"|Kernel (\S{1,80}) nchannels (\d{1,4})|cudaMemcpy|RMA proxy)",
+    re.ASCII,
 )
-_COMM = re.compile(rb"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) n[rR]anks (\d{1,7})\b")
-_COMM_ID = re.compile(rb"commId (0x[0-9a-f]{1,16})")
-_DEVICE = re.compile(rb"cudaDev (\d{1,4})")
-_NODES = re.compile(rb"nNodes (\d{1,7})")
-_VERSION = re.compile(rb"(R|N)CCL version ?:? ?(\d{1,3}\.\d{1,3}[\w.+-]{0,40})")
-_GRAPH = re.compile(rb"(?i)cuda ?graph|stream captur|# nThread .{0,200} graph: [1-9]")
+_COMM = re.compile(r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) n[rR]anks (\d{1,7})\b", re.ASCII)
+_OF_COMM = re.compile(
+    r" (?:cudaDev (?P<device>\d{1,4})|nvmlDev (?P<nvml_device>\d{1,4})|busId (?P<bus_id>[0-9a-f]{1,16})"
+    r"|commId (?P<comm_id>0x[0-9a-f]{1,16})|nNodes (?P<nodes>\d{1,7})(?= )|MNNVL (?P<mnnvl>\d)"
+    r"|- Init (?P<state>\w{1,20}))",
+    re.ASCII,
+)
+_VERSION = re.compile(r"(R|N)CCL version ?:? ?(\d{1,3}\.\d{1,3}[\w.+-]{0,40})", re.ASCII)
+_GRAPH = re.compile(r"(?i)cuda ?graph|stream captur|# nThread .{0,200} graph: [1-9]", re.ASCII)
 
 
 class LineOrigin(NamedTuple):
@@ -63,21 +71,28 @@ class TuningLine(NamedTuple):
 
 
 class CommLine(NamedTuple):
-    """A communicator as INIT lines tell it; `comm_id` is the same on all of its ranks."""
+    """A communicator as INIT lines tell it; what a line does not say is empty or 0.
+
+    `comm_id` is the same on all of its ranks, and is there from NCCL 2.17; `state` is START or COMPLETE.
+    """
 
     origin: LineOrigin
     comm: str
     rank: int
     ranks: str
-    device: str
-    comm_id: str
-    nodes: int
+    device: str = ""
+    comm_id: str = ""
+    nodes: int = 0
+    nvml_device: str = ""
+    bus_id: str = ""
+    multi_node_nvlink: bool = False
+    state: str = ""
 
 
 NOWHERE = LineOrigin("", "", "")
 
 
-def coll_lines(line: bytes) -> Iterator[CollLine]:
+def coll_lines(line: str) -> Iterator[CollLine]:
     """Yield the calls of one line; two glued lines give two."""
     start = 0
     for match in _COLL.finditer(line):
@@ -86,17 +101,17 @@ def coll_lines(line: bytes) -> Iterator[CollLine]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _coll_line(before: bytes, words: tuple[bytes, ...]) -> CollLine:
+def _coll_line(before: str, words: tuple[str, ...]) -> CollLine:
     """Build a call; a log repeats the same ones step after step, and the cache makes that twice as fast."""
-    operation, count, datatype, comm, ranks = map(_text, words)
+    operation, count, datatype, comm, ranks = map(intern, words)
     return CollLine(_origin(before), operation, count, datatype, comm, ranks)
 
 
-def tuning_lines(line: bytes) -> Iterator[TuningLine]:
+def tuning_lines(line: str) -> Iterator[TuningLine]:
     """Yield the decisions of one line."""
     start = 0
     for match in _TUNING.finditer(line):
-        operation, variant, size, algorithm, protocol, low, high, kernel, channels = map(_text, match.groups())
+        operation, variant, size, algorithm, protocol, low, high, kernel, channels = match.groups("")
         # NCCL up to 2.23 logs the numbers of algorithm and protocol, and the full buffer; later the names, and
         # count x dtype of one rank (enqueue.cc, task->count).
         numbered = algorithm.isdigit()
@@ -106,36 +121,41 @@ def tuning_lines(line: bytes) -> Iterator[TuningLine]:
         else:
             choice = f"{kernel}/{channels}" if kernel else variant or "copy engine"
         before = line[max(start, match.start() - _ORIGIN_BYTES) : match.start()]
-        yield TuningLine(_origin(before), operation, size, choice, numbered)
+        yield TuningLine(_origin(before), intern(operation), intern(size), intern(choice), numbered)
         start = match.end()
 
 
-def comm_line(line: bytes) -> CommLine | None:
+def comm_line(line: str) -> CommLine | None:
     """Return the communicator that an INIT line describes, None for any other line."""
     match = _COMM.search(line)
     if match is None:
         return None
-    comm, rank, ranks = match.groups()
-    rest = line[match.end() :]
-    nodes = _first(_NODES, rest)
+    said: dict[str, str] = {}
+    for word in _OF_COMM.finditer(line, match.end()):
+        if word.lastgroup:
+            said.setdefault(word.lastgroup, word[word.lastgroup])
     return CommLine(
         origin=_origin(line[: match.start()]),
-        comm=_text(comm),
-        rank=int(rank),
-        ranks=_text(ranks),
-        device=_first(_DEVICE, rest),
-        comm_id=_first(_COMM_ID, rest),
-        nodes=int(nodes) if nodes else 0,
+        comm=intern(match[1]),
+        rank=int(match[2]),
+        ranks=intern(match[3]),
+        device=said.get("device", ""),
+        comm_id=said.get("comm_id", ""),
+        nodes=int(said.get("nodes", 0)),
+        nvml_device=said.get("nvml_device", ""),
+        bus_id=said.get("bus_id", ""),
+        multi_node_nvlink=said.get("mnnvl") == "1",
+        state=said.get("state", ""),
     )
 
 
-def library_version(line: bytes) -> str:
+def library_version(line: str) -> str:
     """Return for example `2.29.7+cuda12.9`, or `RCCL 2.18.3`, empty where the line tells none."""
     match = _VERSION.search(line)
-    return "" if match is None else ("RCCL " if match[1] == b"R" else "") + _text(match[2])
+    return "" if match is None else ("RCCL " if match[1] == "R" else "") + match[2]
 
 
-def mentions_graphs(line: bytes) -> bool:
+def mentions_graphs(line: str) -> bool:
     """Tell whether a line speaks of CUDA graphs or of capturing a stream into one."""
     return _GRAPH.search(line) is not None
 
@@ -149,20 +169,9 @@ def _named(word: str, names: tuple[str, ...]) -> str:
     return names[int(word)] if word.isdigit() and int(word) < len(names) else word
 
 
-def _origin(before: bytes) -> LineOrigin:
+def _origin(before: str) -> LineOrigin:
     """Return the last origin in the text before a statement: an earlier one belongs to the line torn off there."""
     origin = NOWHERE
-    for host, pid, device in _ORIGIN.findall(before):
-        origin = LineOrigin(_text(host), _text(pid), _text(device))
+    for host, pid, _, device in _ORIGIN.findall(before):
+        origin = LineOrigin(intern(host), intern(pid), intern(device))
     return origin
-
-
-def _first(pattern: re.Pattern[bytes], text: bytes) -> str:
-    match = pattern.search(text)
-    return _text(match[1]) if match else ""
-
-
-@lru_cache(maxsize=1 << 16)
-def _text(word: bytes | None) -> str:
-    """Decode a word; the cache lets the many equal ones of a log share one string."""
-    return "" if word is None else word.decode("utf-8", errors="replace")

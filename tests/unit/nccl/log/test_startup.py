@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import InputError
-from ncclt.health.doctor import log_reader
-from ncclt.health.doctor.log_reader import LogReader
+from ncclt.nccl.log import startup
+from ncclt.nccl.log.startup import LogReader
 
 INIT = (
     "ncclCommInitRankConfig comm {comm} rank {rank} nranks {ranks} cudaDev {dev} nvmlDev {dev} busId {bus} commId {id} "
@@ -63,9 +63,12 @@ def test_what_a_process_tells():
 
     (process,) = facts.processes
     assert (process.version.value, process.driver, process.provider.value) == ("2.26.5", "12080", "efa")
-    assert {name: said.value for name, said in process.variables} == {"NCCL_IB_HCA": "mlx5", "NCCL_BUFFSIZE": "8388608"}
-    assert process.adapters == (("mlx5_0", "RoCE"), ("bnxt_re0", "RoCE"))
-    assert process.plugins[0].value == "TUNER/Plugin: Using tuner plugin ncclt"
+    assert {name: said.value for name, said in process.variables.items()} == {
+        "NCCL_IB_HCA": "mlx5",
+        "NCCL_BUFFSIZE": "8388608",
+    }
+    assert process.adapters == {"mlx5_0": "RoCE", "bnxt_re0": "RoCE"}
+    assert [said.value for said in process.plugins.values()] == ["TUNER/Plugin: Using tuner plugin ncclt"]
     assert [available for available, _ in facts.multicast] == [False]
     assert [enabled for enabled, _ in facts.gpudirect] == [False]
     assert (len(facts.unreadable), facts.cpu, facts.net_gbps) == (1, "amd", 25.0)
@@ -77,7 +80,7 @@ def test_variables_that_were_set_for_the_log_are_not_of_the_job():
         "a:1:1 [0] NCCL INFO NCCL_RUNTIME_CONNECT set by environment to 0.", ignored=frozenset({"NCCL_RUNTIME_CONNECT"})
     )
 
-    assert facts.processes[0].variables == ()
+    assert facts.processes[0].variables == {}
 
 
 def test_ranks_of_one_process_are_told_apart_by_their_threads():
@@ -93,9 +96,9 @@ def test_ranks_of_one_process_are_told_apart_by_their_threads():
     )
 
     zero, one = facts.starts
-    assert (zero.rank, zero.nvml_device, dict(zero.channels)["coll"], zero.complete) == (0, 0, 2, True)
-    assert (one.rank, one.bus_id, dict(one.channels)["p2p"], one.complete) == (1, "29000", 8, False)
-    assert [(c.kind, c.channels) for c in one.connections] == [("P2P/direct pointer", 2)]
+    assert (zero.rank, zero.nvml_device, zero.channels["coll"], zero.complete) == (0, 0, 2, True)
+    assert (one.rank, one.bus_id, one.channels["p2p"], one.complete) == (1, "29000", 8, False)
+    assert [(c.kind, c.channels) for c in one.connections] == [("P2P/direct pointer", {0, 1})]
 
 
 def test_a_thread_starts_one_communicator_after_the_other():
@@ -106,7 +109,7 @@ def test_a_thread_starts_one_communicator_after_the_other():
         "a:1:10 [0] NCCL INFO 1 coll channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer",
     )
 
-    assert [(s.ranks, s.comm_id, s.complete, dict(s.channels).get("coll")) for s in facts.starts] == [
+    assert [(s.ranks, s.comm_id, s.complete, s.channels.get("coll")) for s in facts.starts] == [
         (8, "0x1", True, None),
         (4, "0x2", False, 1),
     ]
@@ -193,7 +196,7 @@ def test_headers_of_nccl_tests_name_models_and_version():
 def test_lines_without_end_and_endless_ranks(monkeypatch):
     """A damaged file costs neither memory nor time."""
     assert _facts("NCCL INFO " + "a:1:1 [0] NCCL INFO x " * 100_000).lines == 0
-    monkeypatch.setattr(log_reader, "_MOST_STARTS", 3)
+    monkeypatch.setattr(startup, "_MOST_STARTS", 3)
     with pytest.raises(InputError, match="starts of ranks"):
         _facts(*(f"h{n}:1:1 [0] NCCL INFO 1 coll channels" for n in range(5)))
 

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import re
 
+from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+
 _CELL = re.compile(r"\s*(-?[\d.]+)\s*/\s*(-?[\d.]+)\s*")
 _COLLECTIVES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 _PROTOCOLS = ("LL", "LL128", "Simple")
+
+_COLLECTIVE_OF = {word: collective for collective, word in COLLECTIVE_WORDS.items()}
+_ALGORITHM_OF = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
+_PROTOCOL_OF = {protocol.value: protocol for protocol in Protocol}
+
+Costs = dict[tuple[Collective, Algorithm, Protocol], tuple[float, float]]
+"""(collective, algorithm, protocol) -> latency in µs and bandwidth in GB/s."""
 
 Cells = tuple[tuple[str, str, float, float], ...]
 """(algorithm, protocol, latency µs, bandwidth GB/s)."""
@@ -45,6 +56,16 @@ class CostTableReader:
                 return None
             found.append((algorithm, protocol, latency, bandwidth))
         return collective, tuple(found)
+
+
+def costs_of(collective: str, cells: Cells) -> Costs:
+    """Return the cells of a row whose algorithm and protocol are known here."""
+    found: Costs = {}
+    for algorithm, protocol, latency_us, gbps in cells:
+        if algorithm.lower() in _ALGORITHM_OF and protocol.lower() in _PROTOCOL_OF:
+            pair = _ALGORITHM_OF[algorithm.lower()], _PROTOCOL_OF[protocol.lower()]
+            found[_COLLECTIVE_OF[collective.lower()], *pair] = (latency_us, gbps)
+    return found
 
 
 def _float(text: str) -> float | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from re import Match, Pattern
 
 from ncclt.errors import InputError
-from ncclt.health.doctor.cost_table import CostTableReader
-from ncclt.health.doctor.evidence import Evidence, shortened
-from ncclt.health.doctor.log_facts import Connection, CostRow, LogFacts, Process, RankStart, Said, SearchedGraph
-from ncclt.health.doctor.log_lines import (
+from ncclt.nccl.log.calls import CommLine, comm_line
+from ncclt.nccl.log.cost_table import Costs, CostTableReader, costs_of
+from ncclt.nccl.log.evidence import Evidence, shortened
+from ncclt.nccl.log.facts import Connection, CostRow, LogFacts, Process, RankStart, Said, SearchedGraph, jobs_of
+from ncclt.nccl.log.lines import (
     ADAPTER,
     ADAPTERS,
     ANNOUNCED,
@@ -23,14 +24,12 @@ from ncclt.health.doctor.log_lines import (
     FALLBACK,
     GPUDIRECT,
     GRAPH,
-    INIT,
     MULTICAST,
     NET_DEVICE,
     NETWORK,
     P2P_PROBLEM,
     PLUGIN,
     PROVIDER,
-    SHAPE,
     TEST_DEVICE,
     UNREADABLE,
     VARIABLE,
@@ -39,67 +38,17 @@ from ncclt.health.doctor.log_lines import (
     log_lines,
 )
 
-ProcessKey = tuple[str, int]
-
 _MOST_STARTS = 200_000
 """A job of 16384 ranks with a dozen communicators each; beyond that the file is damaged."""
+
+_MOST_TABLES = 5_000
+"""Cost tables kept, in whole: a job has a few kinds of communicators, and those of one kind print the same table."""
 
 _MOST_OF_A_KIND = 200
 """Lines kept of one kind of trouble: thousands of ranks say the same."""
 
 _CALLS = (": opCount ", " Bytes -> ")
 """Marks of lines that NCCL writes for each call: of a long log nearly all are such, and they tell of no start."""
-
-
-@dataclass(slots=True)
-class _LoggedProcess:
-    host: str
-    pid: int
-    version: Said | None = None
-    driver: str = ""
-    variables: dict[str, Said] = field(default_factory=dict)
-    network: Said | None = None
-    adapters: dict[str, str] = field(default_factory=dict)
-    provider: Said | None = None
-    plugins: dict[str, Said] = field(default_factory=dict)
-
-    def frozen(self) -> Process:
-        return Process(
-            host=self.host, pid=self.pid, version=self.version, driver=self.driver,
-            variables=tuple(sorted(self.variables.items())), network=self.network,
-            adapters=tuple(self.adapters.items()), provider=self.provider, plugins=tuple(self.plugins.values()),
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Start:
-    host: str
-    pid: int
-    device: int
-    rank: int | None = None
-    ranks: int | None = None
-    nodes: int | None = None
-    comm_id: str = ""
-    bus_id: str = ""
-    nvml_device: int | None = None
-    complete: bool = False
-    channels: dict[str, int] = field(default_factory=dict)
-    channels_line: Evidence | None = None
-    ways: dict[tuple[tuple[int, str], tuple[int, str], str], tuple[set[int], Evidence]] = field(default_factory=dict)
-    graphs: list[SearchedGraph] = field(default_factory=list)
-    multi_node_nvlink: bool = False
-
-    def frozen(self) -> RankStart:
-        connections = tuple(
-            Connection(source=source, target=target, transport=transport, channels=len(channels), evidence=evidence)
-            for (source, target, transport), (channels, evidence) in self.ways.items()
-        )
-        return RankStart(
-            host=self.host, pid=self.pid, device=self.device, rank=self.rank, ranks=self.ranks, nodes=self.nodes,
-            comm_id=self.comm_id, bus_id=self.bus_id, nvml_device=self.nvml_device, complete=self.complete,
-            channels=tuple(self.channels.items()), channels_line=self.channels_line, connections=connections,
-            graphs=tuple(self.graphs), multi_node_nvlink=self.multi_node_nvlink,
-        )  # fmt: skip
 
 
 class LogReader:
@@ -113,13 +62,14 @@ class LogReader:
         self._ignored = ignored
         self._sources: list[str] = []
         self._lines = 0
-        self._processes: dict[tuple[str, int], _LoggedProcess] = {}
+        self._processes: dict[tuple[str, int], Process] = {}
         self._hosts: dict[int, list[str]] = {}
-        self._starts: list[_Start] = []
-        self._open: dict[tuple[str, int, int], _Start] = {}
-        self._latest: dict[tuple[str, int, int], _Start] = {}
+        self._starts: list[RankStart] = []
+        self._open: dict[tuple[str, int, int], RankStart] = {}
+        self._latest: dict[tuple[str, int, int], RankStart] = {}
         self._tables: dict[tuple[str, int, int], CostTableReader] = {}
         self._table: dict[str, CostRow] = {}
+        self._printed: list[RankStart] = []
         self._models: dict[str, None] = {}
         self._announced: Said | None = None
         self._kept: dict[str, list[Evidence]] = {"fallback": [], "unreadable": [], "p2p": []}
@@ -148,12 +98,13 @@ class LogReader:
 
     def facts(self) -> LogFacts:
         """Return what was read."""
-        starts = tuple(start.frozen() for start in self._starts)
+        starts = tuple(start for start in self._starts if not start.has_only_costs)
         return LogFacts(
             sources=tuple(self._sources),
             lines=self._lines,
-            processes=tuple(process.frozen() for process in self._processes.values()),
+            processes=tuple(self._processes.values()),
             starts=starts,
+            tables=tuple(self._printed[:_MOST_TABLES]),
             gpu_models=tuple(self._models),
             announced=self._announced,
             cost_table=tuple(self._table.values()),
@@ -180,7 +131,7 @@ class LogReader:
         key = (said.host, said.pid)
         process = self._processes.get(key)
         if process is None:
-            process = self._processes[key] = _LoggedProcess(*key)
+            process = self._processes[key] = Process(host=said.host, pid=said.pid)
         if said.level != "INFO":
             self._keep_warning(said, evidence)
         if " : " in said.text and (match := CONNECTION.match(said.text)):
@@ -227,22 +178,36 @@ class LogReader:
         reader = self._tables.setdefault((said.host, said.pid, said.device), CostTableReader())
         if row := reader.row(said.text):
             name, cells = row
+            self._keep_costs(said, costs_of(name, cells))
             known = self._table.get(name)
             if known is None:
                 self._table[name] = CostRow(collective=name, cells=cells, evidence=evidence)
             elif not {cell[0] for cell in known.cells} & {cell[0] for cell in cells}:
                 self._table[name] = CostRow(collective=name, cells=known.cells + cells, evidence=known.evidence)
 
+    def _keep_costs(self, said: LogLine, costs: Costs) -> None:
+        """Keep a row of the table with the start that it belongs to."""
+        if not costs or len(self._printed) > _MOST_TABLES:
+            return
+        start = self._start(said)
+        if start.complete or start.costs.keys() & costs.keys():
+            # A table of another communicator, whose start is not logged.
+            start = self._open[said.host, said.pid, said.tid] = self._new(said)
+        if not start.costs:
+            self._printed.append(start)
+        start.costs |= costs
+
     def _take_start(self, said: LogLine, evidence: Evidence) -> None:
-        if match := INIT.search(said.text):
-            self._init(said, match)
-        elif match := SHAPE.search(said.text):
+        line = comm_line(said.text) if " rank " in said.text else None
+        if line is not None and line.state:
+            self._init(said, line)
+        elif line is not None and line.nodes:
             start = self._start(said)
-            start.rank, start.ranks, start.nodes = int(match[1]), int(match[2]), int(match[3])
-            start.multi_node_nvlink = match[4] == "1"
+            start.rank, start.ranks, start.nodes = line.rank, int(line.ranks), line.nodes
+            start.multi_node_nvlink = line.multi_node_nvlink
         elif counts := CHANNELS.findall(said.text):
             start = self._start(said)
-            start.channels = {word: int(count) for count, word in counts}
+            start.channels |= {word: int(count) for count, word in counts}
             start.channels_line = evidence
         elif match := GRAPH.search(said.text):
             graph = SearchedGraph(
@@ -256,28 +221,30 @@ class LogReader:
             )
             self._start(said).graphs.append(graph)
 
-    def _init(self, said: LogLine, match: Match[str]) -> None:
+    def _init(self, said: LogLine, line: CommLine) -> None:
         thread = (said.host, said.pid, said.tid)
         start = self._open.get(thread)
         # A thread that starts its next communicator; before 2.17 only the end of a start is told, with its rank.
-        if start is None or start.complete or (match["state"] == "START" and start.rank is not None):
+        if start is None or start.complete or (line.state == "START" and (start.rank is not None or start.costs)):
             start = self._open[thread] = self._new(said)
-        start.rank, start.ranks, start.device = int(match["rank"]), int(match["ranks"]), int(match["device"])
-        start.bus_id = match["bus"] or ""
-        start.comm_id = match["id"] or start.comm_id
-        start.nvml_device = int(match["nvml"]) if match["nvml"] else None
-        start.complete = match["state"] == "COMPLETE"
+        start.rank, start.ranks = line.rank, int(line.ranks)
+        start.device = int(line.device or said.device)
+        start.bus_id = line.bus_id
+        start.comm_id = line.comm_id or start.comm_id
+        start.nvml_device = int(line.nvml_device) if line.nvml_device else None
+        start.complete = line.state == "COMPLETE"
         self._latest[said.host, said.pid, start.device] = start
 
     def _connect(self, said: LogLine, match: Match[str], evidence: Evidence) -> None:
         source, target = (int(match[3]), match[4] or ""), (int(match[5]), match[6] or "")
-        # Send and receive of one way are told twice, and each channel by itself.
-        channels, _ = self._start(said).ways.setdefault(
-            (source, target, match[7].strip().rstrip(".")), (set(), evidence)
-        )
-        channels.add(int(match[1]))
+        ends = (source, target, match[7].strip().rstrip("."))
+        connections = self._start(said).by_ends
+        if (known := connections.get(ends)) is None:
+            known = connections[ends] = Connection(source=source, target=target, transport=ends[2], evidence=evidence)
+        # Both ends of a connection are told, and each channel by itself.
+        known.channels.add(int(match[1]))
 
-    def _start(self, said: LogLine) -> _Start:
+    def _start(self, said: LogLine) -> RankStart:
         """Return the start that a line belongs to: its thread's, else the device's latest, else a new one.
 
         From 2.22 other threads than that of the start connect ranks, when they are first needed.
@@ -288,46 +255,46 @@ class LogReader:
             self._open[said.host, said.pid, said.tid] = self._latest[said.host, said.pid, said.device] = found
         return found
 
-    def _new(self, said: LogLine) -> _Start:
+    def _new(self, said: LogLine) -> RankStart:
         if len(self._starts) >= _MOST_STARTS:
             raise InputError(
                 f"{self._sources[-1]} shows more than {_MOST_STARTS} starts of ranks: this is not a log of one job",
                 hint="is the file damaged? otherwise cut it to some of the ranks",
             )
-        made = _Start(host=said.host, pid=said.pid, device=said.device)
+        made = RankStart(host=said.host, pid=said.pid, device=said.device)
         self._starts.append(made)
         return made
 
 
-def _version(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
+def _version(process: Process, match: Match[str], evidence: Evidence) -> None:
     process.version = process.version or Said(value=match[1], evidence=evidence)
 
 
-def _driver(process: _LoggedProcess, match: Match[str], _evidence: Evidence) -> None:
+def _driver(process: Process, match: Match[str], _evidence: Evidence) -> None:
     process.driver = match[1]
 
 
-def _variable(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
+def _variable(process: Process, match: Match[str], evidence: Evidence) -> None:
     process.variables.setdefault(match[1], Said(value=match[2].strip().removesuffix("."), evidence=evidence))
 
 
-def _network(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
+def _network(process: Process, match: Match[str], evidence: Evidence) -> None:
     process.network = Said(value=match[1].strip(), evidence=evidence)
 
 
-def _adapters(process: _LoggedProcess, match: Match[str], _evidence: Evidence) -> None:
+def _adapters(process: Process, match: Match[str], _evidence: Evidence) -> None:
     process.adapters.update(ADAPTER.findall(match[1]))
 
 
-def _provider(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
+def _provider(process: Process, match: Match[str], evidence: Evidence) -> None:
     process.provider = Said(value=match[1], evidence=evidence)
 
 
-def _plugin(process: _LoggedProcess, match: Match[str], evidence: Evidence) -> None:
+def _plugin(process: Process, match: Match[str], evidence: Evidence) -> None:
     process.plugins.setdefault(match[1] + match[2], Said(value=f"{match[1]}: {match[2]}", evidence=evidence))
 
 
-_OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[_LoggedProcess, Match[str], Evidence], None]], ...] = (
+_OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[Process, Match[str], Evidence], None]], ...] = (
     (VERSION, _version),
     (DRIVER, _driver),
     (VARIABLE, _variable),
@@ -344,32 +311,3 @@ def _float(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0
-
-
-def jobs_of(starts: Sequence[RankStart]) -> tuple[tuple[ProcessKey, ...], ...]:
-    """Return the groups of processes that shared a communicator, alone ones left out.
-
-    One file may hold several jobs, which may differ without harm.
-    Before 2.17 communicators have no name in the log: there all ranks are taken for one job if no rank occurs twice.
-    """
-    groups: dict[ProcessKey, set[ProcessKey]] = {}
-    for members in _communicators(starts):
-        joined = set(members).union(*(groups.get(member, set()) for member in members))
-        groups.update(dict.fromkeys(joined, joined))
-    distinct = {id(group): group for group in groups.values() if len(group) > 1}
-    return tuple(tuple(sorted(group)) for group in distinct.values())
-
-
-def _communicators(starts: Sequence[RankStart]) -> Iterable[set[ProcessKey]]:
-    named: dict[str, set[ProcessKey]] = {}
-    for start in starts:
-        if start.comm_id:
-            named.setdefault(start.comm_id, set()).add((start.host, start.pid))
-    yield from named.values()
-    unnamed = [start for start in starts if not start.comm_id and start.rank is not None]
-    by_size: dict[int | None, list[RankStart]] = {}
-    for start in unnamed:
-        by_size.setdefault(start.ranks, []).append(start)
-    for members in by_size.values():
-        if len({start.rank for start in members}) == len(members):
-            yield {(start.host, start.pid) for start in members}

@@ -13,9 +13,9 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import InputError
 from ncclt.health.doctor.files import printed_costs_of_file
-from ncclt.health.doctor.printed_costs import read_printed_costs
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.printed import pick
+from ncclt.nccl.log.printed_costs import read_printed_costs
 
 HEAD = "  Algorithm   |  Tree  |  Ring  |"
 ROW = "    AllReduce |     8.0/  61.1 |    16.5/   0.0 |    16.4/ 232.2 |     7.8/ 141.0 |    17.8/ 331.2 |    15.2/ 360.0 |"  # noqa: E501

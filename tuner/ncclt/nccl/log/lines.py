@@ -1,7 +1,7 @@
-"""The sentences of NCCL's log that tell how it starts, and where in a line they stand.
+"""How NCCL begins what it writes into its log, and the sentences that tell how it starts.
 
 Formats: NCCL 2.4 to 2.32 (src/init.cc, src/transport, src/graph) and logs quoted in NCCL's issues. mpirun, srun, Ray
-and others put words before a line; several processes glue theirs together; both are found here.
+and others put words before a line, and the lines of several processes run into each other; both are found here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+_PROCESS = r"(?P<host>[^\s:\[\]()<>]{1,255}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})"
+_DEVICE = r"\[(?P<device>-?\d{1,4})\]"
+
+ORIGIN = f"{_PROCESS} {_DEVICE}"
+"""`host:pid:tid [device]`, with which NCCL begins a line; every repetition is bounded, as lines may be hostile."""
+
 _PREFIX = re.compile(
-    r"(?:(?P<host>[^\s:\[\]()<>]+):(?P<pid>\d+):(?P<tid>\d+) )?\[(?P<device>-?\d+)\] "
-    r"(?:[\w./+-]+:\d+ (?:\([^)]*\) )?)?(?:\d+ )?NCCL (?P<level>INFO|WARN|ATTN|ERROR|ABORT) "
+    rf"(?:{_PROCESS} )?{_DEVICE} "
+    r"(?:[\w./+-]{1,400}:\d{1,9} (?:\([^)]{0,400}\) )?)?(?:\d{1,20} )?NCCL (?P<level>INFO|WARN|ATTN|ERROR|ABORT) ",
+    re.ASCII,
 )
 _LONGEST_LINE = 16 * 1024
-"""Trees of 64 channels take some 3000 characters; a longer line is no line of NCCL."""
+"""Trees of 64 channels take some 3000 characters; NCCL writes no longer line."""
 
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 DRIVER = re.compile(r"cudaDriverVersion (\d+)")
@@ -25,11 +32,6 @@ ADAPTERS = re.compile(r"NET/(?:IB|[\w. ]*RDMA[\w. ]*) : Using (.*)")
 ADAPTER = re.compile(r"\[\d+\]([\w.+-]+):\d+/(\w+)")
 PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]+)")
 PLUGIN = re.compile(r"(TUNER/Plugin|NET/Plugin|PROFILER/Plugin|ENV/Plugin)\s?: (.*)")
-INIT = re.compile(
-    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+) cudaDev (?P<device>\d+)"
-    r"(?: nvmlDev (?P<nvml>\d+))?(?: busId (?P<bus>[0-9a-f]+))?(?: commId (?P<id>0x[0-9a-f]+))?.* - Init (?P<state>\w+)"
-)
-SHAPE = re.compile(r"comm 0x[0-9a-f]+ rank (\d+) nRanks (\d+) nNodes (\d+) localRanks \d+ localRank \d+ MNNVL (\d)")
 CONNECTION = re.compile(
     r"(?:Channel|Ring|Tree) (\d+)(?:/(\d+))? : (\d+)(?:\[([0-9a-f]+)\])? -> (\d+)(?:\[([0-9a-f]+)\])? "
     r"(?:\[(?:send|receive)\] )?via (\S.*)"
@@ -58,7 +60,7 @@ CPU_VENDORS = {1: "intel", 2: "amd"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One sentence of NCCL with who said it."""
+    """One sentence of NCCL and the thread that wrote it."""
 
     host: str
     pid: int
