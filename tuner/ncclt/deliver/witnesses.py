@@ -23,7 +23,7 @@ from ncclt.profile.readers import plugin_report
 from ncclt.profile.readers.nccl_log import reader as nccl_log
 from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
 from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
-from ncclt.profile.readers.nccl_log.lines import check_distinct, lines
+from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, full_size
 from ncclt.profile.readers.plugin_report import CommunicatorReport, read_reports
 
@@ -58,9 +58,11 @@ def observe(paths: Sequence[Path]) -> Observed:
     check_distinct(paths)
     reports, logs = _sorted_out(paths)
     told = read_reports(reports) if reports else ()
-    books = sorted((read_log(one) for path in logs for one in documents(path)), key=lambda book: book.label)
+    starts = _Starts()
+    books = [read_log(one, starts.watching) for path in logs for one in documents(path)]
+    books.sort(key=lambda book: book.label)
     check_own_process(books)
-    facts, ours = _facts(logs)
+    facts = starts.reader.facts()
     variables: dict[str, dict[str, None]] = {}
     for process in facts.processes:
         for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
@@ -71,7 +73,7 @@ def observe(paths: Sequence[Path]) -> Observed:
         uses=(*_report_uses(told), *_log_uses(books)),
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
-        tuner_lines=(*ours, *_tuner_lines(facts)),
+        tuner_lines=(*starts.own_lines, *_tuner_lines(facts)),
         hosts=len(hosts),
         notes=tuple(_notes(told, books)),
         evidence=_digest(paths),
@@ -163,28 +165,19 @@ def _tuner_lines(facts: LogFacts) -> Iterator[str]:
     yield from dict.fromkeys(line for line in said if line.startswith("TUNER"))
 
 
-class _OwnLines:
-    """Keeps what our plugin says in NCCL's log, while the lines pass by."""
+class _Starts:
+    """Reads how the job's processes started, and what our plugin said, while the lines pass by."""
 
     def __init__(self) -> None:
-        self.said: dict[str, None] = {}
+        self.reader = LogReader()
+        self.own_lines: dict[str, None] = {}
 
-    def watching(self, text: Iterable[str]) -> Iterator[str]:
+    def watching(self, lines: Iterable[str], label: str) -> Iterator[str]:
         """Pass the lines on."""
-        for line in text:
-            found = OWN_LINE in line
-            if found and len(self.said) < _MOST_OWN_LINES:
-                self.said[line[line.index(OWN_LINE) :][:500]] = None
+        for line in self.reader.watching(lines, label):
+            if OWN_LINE in line and len(self.own_lines) < _MOST_OWN_LINES:
+                self.own_lines[line[line.index(OWN_LINE) :].rstrip("\n")[:500]] = None
             yield line
-
-
-def _facts(logs: Sequence[Path]) -> tuple[LogFacts, tuple[str, ...]]:
-    reader, ours = LogReader(), _OwnLines()
-    for path in logs:
-        for document in documents(path):
-            text = (line.decode("utf-8", errors="replace").rstrip("\n") for line in lines(document))
-            reader.read(ours.watching(text), document.label)
-    return reader.facts(), tuple(ours.said)
 
 
 def _report_witnesses(reports: Sequence[CommunicatorReport]) -> list[Witness]:

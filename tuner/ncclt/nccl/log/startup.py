@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from re import Match, Pattern
 
@@ -85,16 +85,22 @@ class LogReader:
         Raises:
             InputError: more communicators start in it than in any job.
         """
+        for _ in self.watching(lines, source):
+            pass
+
+    def watching(self, lines: Iterable[str], source: str) -> Iterator[str]:
+        """Take the lines of one file as `read` does, and pass them on to another reader."""
         self._sources.append(source)
         for number, line in enumerate(lines, start=1):
             if line[:1] in "#N":
                 self._take_header(line, Evidence(source=source, line=number, text=shortened(line).strip()))
             if any(mark in line for mark in _CALLS):
                 self._lines += 1
-                continue
-            for said in log_lines(line):
-                self._lines += 1
-                self._take(said, Evidence(source=source, line=number, text=shortened(line).strip()))
+            else:
+                for said in log_lines(line):
+                    self._lines += 1
+                    self._take(said, Evidence(source=source, line=number, text=shortened(line).strip()))
+            yield line
 
     def facts(self) -> LogFacts:
         """Return what was read."""

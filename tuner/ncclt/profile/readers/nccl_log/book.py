@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ncclt.errors import TraceError
@@ -52,15 +53,23 @@ class LogBook:
         return {(origin.host, origin.pid) for origin in origins if origin.host}
 
 
-def read_log(document: Document) -> LogBook:
+Watch = Callable[[Iterable[str], str], Iterable[str]]
+"""Takes the lines of a log and its name, and passes the lines on."""
+
+
+def read_log(document: Document, watch: Watch = lambda lines, _label: lines) -> LogBook:
     """Read one log; only its distinct statements are kept, so the memory does not grow with its length.
+
+    Args:
+        document: the log.
+        watch: of another reader that takes the same lines.
 
     Raises:
         TraceError: damaged, without its line ends, or with more different calls than a job makes.
     """
     book = LogBook(label=document.label)
     statements = Statements(document)
-    for line in statements:
+    for line in watch(statements, document.label):
         _add(book, line)
     total = book.calls.total() + book.tunings.total()
     # A few glued lines are those of ranks that share a file; `_joined` finds their hosts by the others.
