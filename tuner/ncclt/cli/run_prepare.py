@@ -1,4 +1,4 @@
-"""What `ncclt run` gives to a job: asked for, decided, put where its nodes read it. `run` says what failures mean."""
+"""What `ncclt run` gives a job: fetched, decided, put where its nodes read it. `run` handles what fails here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _OTHERS = (
 )
 
 _warn = cache(say)
-"""Says a line once: several values may be looked up in one file."""
+"""Prints a line once: several values may be looked up in one file."""
 
 Where = Callable[[], tuple[str | None, str | None]]
 """Server and store, one of them None; looked up when it is needed, and once."""
 
 
 def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
-    """Find out what the command is given, and put it in place.
+    """Decide what the command is given, and put it in place.
 
     Args:
         arguments: as `parsed` returns them.
@@ -77,7 +77,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
 
 
 def _from_table(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Offer, Handover]:
-    """Return what a table gives that is named: for all nodes, of which some may read it where this one does not."""
+    """Return what a named table gives; it is for all nodes, so some may read it even where this one cannot."""
     path = arguments.policy.absolute()
     plugin = find()
     if plugin is None:
@@ -148,7 +148,7 @@ def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, pl
 
 
 def _shared(arguments: argparse.Namespace) -> Path | None:
-    """Return the folder in which the job decides once; a table that is named is a decision already."""
+    """Return the folder in which the job decides once; None with a named table, which is a decision already."""
     named: Path | None = arguments.shared
     if named is None and arguments.policy is None and os.environ.get("NCCLT_SHARED"):
         named = Path(os.environ["NCCLT_SHARED"])
@@ -187,7 +187,7 @@ def _handover(arguments: argparse.Namespace, command: Sequence[str], offer: Offe
         if arguments.fallback == "fail":
             raise UsageError(said) from error
         say(f"ncclt: {said}")
-    # The other nodes may well use theirs. With --shared it is compared with the decision; else nobody would notice.
+    # The other nodes may use theirs. With --shared this is compared with the decision; otherwise it would go unseen.
     if several and place is None:
         return plan(plugin, _own_table(offer.table))
     if several and _shared(arguments) is None:
@@ -201,7 +201,7 @@ def _handover(arguments: argparse.Namespace, command: Sequence[str], offer: Offe
 
 
 def _own_table(text: str) -> Path:
-    """Put a table where this node alone reads it, which is enough where each has its own."""
+    """Put a table where only this node reads it, which is enough where each node has its own."""
     import tempfile
 
     try:
@@ -259,7 +259,7 @@ def _start(
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:
-    """Make the folder of this start; None = it cannot be made, which is said, and is no reason not to train."""
+    """Make the folder of this start; None = it cannot be made, which is printed and does not stop the training."""
     import tempfile
 
     base: Path = arguments.report
@@ -275,7 +275,7 @@ def _report_folder(arguments: argparse.Namespace) -> Path | None:
 
 
 def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which the job tells what it used: the plugin's report, else NCCL's log."""
+    """Return the variables that make the job report what it used: by the plugin, else in NCCL's log."""
     if "NCCLT_POLICY" in dict(handover.set_env):
         return {"NCCLT_PLUGIN_REPORT": str(folder)}
     if "NCCL_DEBUG" in environ:
@@ -284,7 +284,7 @@ def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> di
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
-        # NCCL puts in host and process; two % are one to it (src/debug.cc).
+        # NCCL fills in host and process, and reads %% as % (src/debug.cc).
         "NCCL_DEBUG_FILE": f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log",
     }
 
@@ -292,7 +292,7 @@ def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> di
 def _forwarded(
     command: Sequence[str], names: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[Sequence[str], dict[str, str]]:
-    """Return the command, told to hand the variables on where its launcher hands on none by itself: Open MPI."""
+    """Return the command with options to forward the variables where its launcher does not do so itself: Open MPI."""
     if not names or Path(command[0]).name not in ("mpirun", "mpiexec", "orterun", "prterun"):
         return command, {}
     from ncclt.profile.record.launchers import forwarded, is_open_mpi

@@ -230,8 +230,8 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
         nodes=document["nodes"],
         gpus=document["gpus_per_node"],
         model=shlex.quote(document["model"]),
-        object=_object_name(document),
-        content=_digest(json.dumps(pairs, sort_keys=True)),
+        object=object_name(document["model"], document["cluster"], document["nodes"], document["gpus_per_node"]),
+        content=short_hash(json.dumps(pairs, sort_keys=True)),
         label=document["recommendation"][:63].strip("._-"),
     )
 
@@ -263,15 +263,17 @@ def comment_lines(sentences: Iterable[str]) -> list[str]:
     return [f"# {line}" for lines in wrapped for line in lines]
 
 
-def _object_name(document: Mapping[str, Any]) -> str:
-    """Return the name of a ConfigMap, as deliver/render/kubernetes.py makes it."""
-    said = [document["model"], document["cluster"]]
+def object_name(model: str, cluster: str, nodes: int, gpus_per_node: int) -> str:
+    """Return a DNS-1123 subdomain that differs where workload, cluster or size differ: `ncclt.bert.leonardo.2x4`."""
+    said = [model, cluster]
     parts = [re.sub(r"[^a-z0-9-]+", "-", text.lower())[:63].strip("-") or "x" for text in said]
-    changed = [] if parts == said else [_digest(json.dumps(said))]
-    return ".".join(["ncclt", *parts, f"{document['nodes']}x{document['gpus_per_node']}", *changed])
+    # What had to be changed or cut could otherwise collide with another name.
+    changed = [] if parts == said else [short_hash(json.dumps(said))]
+    return ".".join(["ncclt", *parts, f"{nodes}x{gpus_per_node}", *changed])
 
 
-def _digest(text: str) -> str:
+def short_hash(text: str) -> str:
+    """Return 12 characters that differ where texts differ."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

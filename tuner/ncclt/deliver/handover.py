@@ -2,7 +2,7 @@
 
 Two rules hold. What was measured together is delivered together or not at all: a mixture with the user's own choice was
 never measured, and may leave a collective without an algorithm. And a table that some nodes have and others lack makes
-ranks disagree, which hangs a job or corrupts its data: it is used only where every node is sure to read it.
+ranks disagree, which hangs a job or corrupts its data: it is used only where every node certainly reads it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Handover:
     """What is set for a job.
 
     Attributes:
-        set_env, unset_env: changes of its environment.
-        form: how the policy is delivered; None = it is not.
+        set_env, unset_env: changes to its environment.
+        form: how the policy is delivered; None = not at all.
         notes: what the user should know, one sentence each.
     """
 
@@ -59,11 +59,11 @@ def plan_handover(
     """Decide what a job is given.
 
     Args:
-        offer: what there is for it.
+        offer: what is available for it.
         environ: the environment that it would inherit.
         argv: its command.
         plugin: the compiled plugin; None = there is none, or it is not wanted.
-        table_file: where the table lies or will lie, absolute.
+        table_file: absolute path of the table, which need not be written yet.
         shared: the user says that every node can read `table_file`.
         override: replace the user's own variables.
     """
@@ -114,7 +114,7 @@ def plan_handover(
 
 
 def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str], *, shared: bool) -> str:
-    """Say why some node of the job may lack the table; empty = none does."""
+    """Say why some node of the job may lack the table; empty = all have it."""
     if shared:
         return ""
     begins = PurePath(argv[0]).name
@@ -127,12 +127,12 @@ def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str
 
 
 def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Tell whether this command is started on every node of a job alike, so that each decides for itself."""
+    """Tell whether this command is started on every node of a job, so that each node decides for itself."""
     return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
 
 
 def _told(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -> dict[str, str]:
-    """Return which of the user's own variables stand against what is delivered."""
+    """Return the user's own variables that conflict with what is delivered."""
     rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
     return {
         name: theirs[name]
@@ -142,7 +142,7 @@ def _told(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -
 
 
 def _set_by(argv: Sequence[str]) -> dict[str, str]:
-    """Return the variables of NCCL and ncclt that a command sets for its processes, over what it inherits."""
+    """Return the variables of NCCL and ncclt that a command sets for its processes, overriding inherited ones."""
     found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
     for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
         if option in _HYDRA_OPTIONS and name.startswith("NCCL"):
@@ -151,12 +151,13 @@ def _set_by(argv: Sequence[str]) -> dict[str, str]:
 
 
 def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what will decide NCCL's choices in a process, for comparison with other nodes.
+    """Return every variable that will decide NCCL's choices in a process, for comparison with other nodes.
 
-    Plugin and table count by their names: their folders may be mounted elsewhere, and a table's name is its content.
+    Of plugin and table only the file names count: their folders may be mounted elsewhere, and a table is named by a
+    hash of its content.
     """
     after = {name: value for name, value in environ.items() if name not in handover.unset_env} | dict(handover.set_env)
-    # A tuner of the user's own decides as well, and so does the table that it is told of.
+    # A tuner of the user's own decides as well, and so does the table that it reads.
     tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
     names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", *tuner, *(name for name, _ in handover.set_env)}
     by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
@@ -166,15 +167,15 @@ def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def table_path(folder: Path, text: str) -> Path:
-    """Return where a table lies: named by its content, so that jobs share it and none overwrites another's."""
+    """Return the path of a table, named by its content, so that jobs share it and never overwrite another one."""
     return folder.absolute() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.csv"
 
 
 def write_table(path: Path, text: str) -> None:
     """Write a table, whole or not at all; it stays for communicators that open late.
 
-    Others may read it, as a TaskProlog may be for them and a folder for a group. A good one is never replaced: a node
-    that is reading it just then, over NFS, would lose it and choose otherwise than the rest.
+    Other users may read it, as a TaskProlog may be for them and a folder for a group. A good file is never replaced: a
+    node reading it at that moment over NFS would lose it and choose differently from the rest.
 
     Raises:
         OSError: it cannot be written there.
@@ -183,10 +184,10 @@ def write_table(path: Path, text: str) -> None:
 
 
 def place_plugin(folder: Path, plugin: Path) -> Path:
-    """Put a copy of the plugin beside the tables, and return where it lies.
+    """Put a copy of the plugin beside the tables, and return its path.
 
-    Who decides for other nodes knows only that they read this folder: a node that has the table and not the plugin
-    would choose otherwise than the rest. Where nothing can be loaded from the folder, the plugin stays where it is.
+    A process that decides for other nodes knows only that they read this folder: a node with the table but without the
+    plugin would choose differently from the rest. Where the folder is mounted noexec, the plugin stays where it is.
 
     Raises:
         OSError: it cannot be read, or not be written there.
@@ -208,7 +209,7 @@ def _put(path: Path, content: bytes) -> None:
             os.fchmod(descriptor, _READABLE)
         try:
             path.hardlink_to(name)
-        except OSError:  # there is one meanwhile, or a damaged one, or the file system has no hard links
+        except OSError:  # another process made one, a damaged one is there, or the file system has no hard links
             if not _holds(path, content):
                 Path(name).replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""Reads what a job left behind and says whether its recommendation took effect."""
+"""Reads the reports and logs of a job and says whether its recommendation took effect."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from ncclt.profile.readers.plugin_report import CommunicatorReport, read_reports
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 _MOST_OWN_LINES = 20
-"""Different ones kept: one per kind of communicator."""
+"""Distinct lines kept: the plugin writes one per kind of communicator."""
 
 
 def attest_files(paths: Sequence[Path], delivered: Delivered, *, created: str) -> Attestation:
-    """Say whether what was delivered took effect in the job that left these files.
+    """Say whether what was delivered took effect in the job that wrote these files.
 
     Args:
         paths: reports of the plugin and logs of NCCL, of one job; may be none.
@@ -45,12 +45,12 @@ def attest_files(paths: Sequence[Path], delivered: Delivered, *, created: str) -
         TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
     """
     seen = observe(paths)
-    # Two jobs that left nothing are two jobs.
+    # Two jobs without any file are still two jobs.
     return attest(delivered, seen if paths else replace(seen, evidence=created), created=created)
 
 
 def observe(paths: Sequence[Path]) -> Observed:
-    """Read reports and logs of one job; each file is known by its content.
+    """Read reports and logs of one job; the content of a file tells which it is.
 
     Raises:
         TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
@@ -81,10 +81,11 @@ def observe(paths: Sequence[Path]) -> Observed:
 
 
 def delivered_from_recommendation(recommendation: Recommendation, form: Form) -> Delivered:
-    """Return what a job gets that is given a recommendation in one form.
+    """Return what a job gets from a recommendation in one form.
 
     Raises:
         UsageError: nothing is delivered in this form, so nothing can take effect.
+        SettingError: the policy cannot be compiled for this NCCL.
     """
     policy_verdict = recommendation.table if form is Form.TABLE else recommendation.variables
     if (
@@ -198,7 +199,7 @@ def _report_witnesses(reports: Sequence[CommunicatorReport]) -> list[Witness]:
 
 
 def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
-    """Return the logs by version; NCCL tells it in one process of a host or job, and it holds for the others."""
+    """Return the logs by version, which NCCL prints in one process of a host or job and which holds for the others."""
     if not books:
         return []
     told = [_VERSION.match(version) for book in books for version in book.versions]

@@ -1,6 +1,6 @@
-"""What a recommendation delivers in one form, compiled once for its NCCL, and what is said beside it.
+"""What a recommendation delivers in one form, compiled once for its NCCL, with the remarks on it.
 
-Names, reasons and notes are free text of whoever stored them: what is written goes through
+Names, reasons and notes are free text from the store: a renderer writes them through
 `ncclt.client.answer.comment_lines`.
 """
 
@@ -27,7 +27,7 @@ class Delivery:
     Attributes:
         recommendation: what was published.
         proven: the policy of this form with its verdict; None where variables can say nothing of what was proven.
-        rules: that become rows, exact groups first; none in variables.
+        rules: those that become rows of a table, exact groups first; empty for variables.
         variables: (name with `NCCL_`, value), sorted by name.
         lost: one sentence for everything that is not delivered, or that comes along unasked.
     """
@@ -40,11 +40,11 @@ class Delivery:
 
     @property
     def version(self) -> NcclVersion:
-        """Return the NCCL that it was measured with, and is delivered to."""
+        """Return the NCCL that it was measured with and is delivered to."""
         return self.recommendation.fingerprint.version
 
     def remarks(self, *also_lost: str) -> list[str]:
-        """Return every sentence that belongs beside what is delivered."""
+        """Return every sentence that belongs with what is delivered."""
         sentences = [headline(self.recommendation, self.proven)]
         if self.recommendation.simulated:
             sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")

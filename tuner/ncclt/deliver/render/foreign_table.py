@@ -38,7 +38,7 @@ _LEAVES_CHANNELS = (
 _NCCLX = "for NCCLX_TUNER_CONFIG_FILE of the NCCLX of Meta; NCCL_TUNER_PLUGIN is not read beside it"
 
 _NCCLX_COLUMNS = ("collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks")
-"""The seven that every version demands; what follows them has changed between versions."""
+"""The seven columns that every version requires; later ones differ between versions."""
 
 
 def render_foreign_table(delivery: Delivery, *, format: str, channels: int | None = None) -> str:
@@ -72,7 +72,7 @@ def render_foreign_table(delivery: Delivery, *, format: str, channels: int | Non
 
 
 def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], list[str]]:
-    """Return rules with channels that leave no size of a collective out, and what that changes."""
+    """Return rules with channels that cover every size of their collective, and what that changes."""
     recommendation, rules, version = delivery.recommendation, delivery.rules, delivery.version
     if recommendation.table.effective.is_default:
         raise NoRecommendationError(
@@ -102,7 +102,7 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
     for_any_group = {rule.collective for rule in rules if rule.group_size == 0}
     for (collective, group_size), found in itertools.groupby(counted, key=lambda r: (r.collective, r.group_size)):
         family = list(found)
-        # What the rules for the whole job leave open, those for any group that follow them may cover.
+        # Sizes that the rules for the whole job leave open may be covered by the rules for any group after them.
         goes_on = group_size == recommendation.fingerprint.world_size and collective in for_any_group
         covering += family if goes_on else _without_gaps(family, lost)
     without = sorted(c for c in recommendation.collectives if c.is_tunable and all(r.collective != c for r in rules))

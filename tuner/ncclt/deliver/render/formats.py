@@ -1,4 +1,4 @@
-"""From a recommendation to the text that a launcher, a container or NCCL itself reads."""
+"""Render a recommendation as the text that a launcher, a container or NCCL itself reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def render(
     unset: bool = False,
     channels: int | None = None,
 ) -> str:
-    """Return the recommendation as text of one format; never more than what its verdict proves.
+    """Return the recommendation as text of one format; it never delivers more than its verdict proves.
 
     Args:
         recommendation: what was published.
@@ -53,7 +53,7 @@ def render(
     Raises:
         NoRecommendationError: the proof ended undecided, or `nvidia-csv` without a row.
         UsageError: no such format or shell, or an option that the format does not have.
-        SettingError: the policy cannot be compiled for this NCCL, or not be said in this format.
+        SettingError: the policy cannot be compiled for this NCCL, or this format cannot express it.
     """
     check_form(format, shell=shell, unset=unset, channels=channels)
     if format == "json":
@@ -87,7 +87,7 @@ def render(
 
 
 def check_form(format: str, *, shell: str = "bash", unset: bool = False, channels: int | None = None) -> None:
-    """Refuse a format that does not exist, and an option that it does not have.
+    """Refuse an unknown format, or an option that the format does not have.
 
     Raises:
         UsageError: one of both.
@@ -102,9 +102,9 @@ def check_form(format: str, *, shell: str = "bash", unset: bool = False, channel
 
 
 def remarks_left_out(recommendation: Recommendation, *, format: str, shell: str) -> list[str]:
-    """Return what should be said beside a text that has no room for comments; empty where the text says it itself.
+    """Return the remarks for a text that cannot hold comments; empty where the text has them itself.
 
-    Words for a command line have none, and csh knows comments in scripts only, not in `eval`.
+    Words for a command line have no comments, and csh allows them in scripts only, not in `eval`.
     """
     if format not in WORD_OPTIONS and not (format == "export" and shell == "csh"):
         return []
@@ -131,7 +131,7 @@ def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
 
 
 def _trace(recommendation: Recommendation) -> list[tuple[str, str]]:
-    """Return the variables by which a job can be traced back to what it was given."""
+    """Return the variables that trace a job back to its recommendation."""
     traced = [("NCCLT_RECOMMENDATION", token(recommendation.id))]
     return [*traced, ("NCCLT_SIMULATED", "1")] if recommendation.simulated else traced
 

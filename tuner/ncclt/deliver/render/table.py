@@ -11,14 +11,14 @@ from ncclt.core.policy import Rule
 from ncclt.deliver.render.delivery import Delivery, token
 
 HEADER_FORMAT = 1
-"""Version of the first line, which our plugin checks (plugin/table.c); for NVIDIA's it is a comment."""
+"""Version of the first line, which our plugin checks (plugin/table.c) and NVIDIA's takes for a comment."""
 
 COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
 """NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
 
 NO_UPPER_END = 2**63 - 1
-"""What an open range ends with: the largest number that every reader takes, signed or not, 64 bits wide. The example
-plugin reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
+"""End of an open range: the largest number that every reader takes, signed or not, 64 bits wide; the example plugin
+reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
 
 ANY = -1
 """The plugin's word for "whatever it is"; as a number of channels "not chosen"."""

@@ -13,7 +13,7 @@ from ncclt.nccl.log.evidence import Evidence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A value with the line that says it."""
+    """A value with the line that it comes from."""
 
     value: str
     evidence: Evidence
@@ -46,7 +46,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return its name for people."""
         return f"{self.host or '?'}:{self.pid}"
 
 
@@ -102,19 +102,19 @@ class SearchedGraph:
 
 @dataclass(slots=True, kw_only=True)
 class RankStart:
-    """What one rank said while one communicator started.
+    """What one rank logged while one communicator started.
 
     Attributes:
         host, pid, device: of the rank; the device as NCCL writes it in brackets, which is CUDA's number.
-        rank, ranks: in the communicator; None = not said.
-        nodes: that the communicator spans; None = not said.
+        rank, ranks: in the communicator; None = not logged.
+        nodes: that the communicator spans; None = not logged.
         comm_id: equal on all ranks of a communicator; empty before NCCL 2.17.
         bus_id: of the GPU, hexadecimal without colons.
-        nvml_device: as nvidia-smi counts; None = not said.
+        nvml_device: as nvidia-smi counts; None = not logged.
         complete: the start came to its end.
         channels: words of the channel line -> number: `coll`, `collnet`, `nvls`, `p2p`.
         channels_line: that line.
-        by_ends: (source, target, transport) -> connection, over which this rank reaches others.
+        by_ends: (source, target, transport) -> connection of this rank.
         graphs: of the search.
         multi_node_nvlink: used.
         costs: the table of latencies and bandwidths, where this rank printed it.
@@ -139,17 +139,17 @@ class RankStart:
 
     @property
     def connections(self) -> Iterable[Connection]:
-        """Return over what this rank reaches others."""
+        """Return the connections of this rank."""
         return self.by_ends.values()
 
     @property
     def has_only_costs(self) -> bool:
-        """Tell whether nothing but a cost table was said, as in a log without the lines of INIT."""
+        """Tell whether nothing but a cost table was logged, as without the subsystem INIT."""
         return bool(self.costs) and self.rank is None and not (self.channels or self.by_ends or self.graphs)
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return its name for people."""
         rank = f"rank {self.rank}" if self.rank is not None else f"device {self.device}"
         return f"{rank} on {self.host or '?'}"
 
@@ -171,16 +171,16 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """Everything that the logs of one job tell.
+    """Everything that the logs of one job tell about its start.
 
     Attributes:
         sources: the files.
         lines: of NCCL that were read.
-        processes: in the order in which they spoke first.
-        starts: likewise; those of which only a cost table is known are not among them.
-        tables: the starts of which a cost table is known, whatever else is.
+        processes: in the order of their first lines.
+        starts: likewise, without those of which only a cost table is known.
+        tables: the starts with a cost table, whatever else is known of them.
         gpu_models: that nccl-tests named, `NVIDIA H100 80GB HBM3`.
-        announced: the version that nccl-tests or old NCCL names for the job as a whole.
+        announced: the version that nccl-tests or old NCCL prints for the job as a whole.
         cost_table: of the first communicator that printed it.
         fallbacks: lines that say that no path was found.
         unreadable: lines that say that a property of the machine could not be read.
@@ -188,8 +188,8 @@ class LogFacts:
         gpudirect: (enabled, line) of what NCCL said about GPUDirect RDMA.
         multicast: (available, line) of NVLink SHARP.
         warnings: what NCCL warned of, each text once.
-        net_gbps: bandwidth of a network device as NCCL detected it, GB/s; 0 = not said.
-        cpu: `intel`, `amd` or `arm`; empty = not said.
+        net_gbps: bandwidth of a network device as NCCL detected it, GB/s; 0 = not logged.
+        cpu: `intel`, `amd` or `arm`; empty = not logged.
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
     """
 

@@ -1,4 +1,4 @@
-"""Reads NCCL's log, of any length and with all ranks mixed, into what it tells about the start."""
+"""Reads how NCCL started from its log, of any length and with the lines of all ranks mixed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ncclt.nccl.log.lines import (
 )
 
 _MOST_STARTS = 200_000
-"""A job of 16384 ranks with a dozen communicators each; beyond that the file is damaged."""
+"""As many as a job of 16384 ranks with a dozen communicators each; beyond that the file is damaged."""
 
 _MOST_TABLES = 5_000
 """Cost tables kept, in whole: a job has a few kinds of communicators, and those of one kind print the same table."""
@@ -48,7 +48,7 @@ _MOST_OF_A_KIND = 200
 """Lines kept of one kind of trouble: thousands of ranks say the same."""
 
 _CALLS = (": opCount ", " Bytes -> ")
-"""Marks of lines that NCCL writes for each call: of a long log nearly all are such, and they tell of no start."""
+"""Marks of the lines that NCCL writes for each call: nearly all of a long log, and never about a start."""
 
 
 class LogReader:
@@ -126,7 +126,7 @@ class LogReader:
         )
 
     def _take_header(self, line: str, evidence: Evidence) -> None:
-        """Take what nccl-tests says before its table, and the version as old NCCL writes it, without a prefix."""
+        """Take what nccl-tests prints before its table, and the version as old NCCL writes it, without a prefix."""
         if model := TEST_DEVICE.match(line):
             self._models.setdefault(shortened(model[1]).strip())
         elif self._announced is None and (match := ANNOUNCED.match(line)):

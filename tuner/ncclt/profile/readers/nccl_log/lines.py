@@ -1,4 +1,4 @@
-"""The lines of a log that may be gigabytes long, and the check that no log is given twice."""
+"""Lines of logs that may be gigabytes long, NCCL's statements in them, and checks on what is given."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def lines(document: Document) -> Iterator[bytes]:
 
 
 class Statements:
-    """The lines of a log of NCCL; where line feeds were lost, what NCCL wrote as lines of their own is told apart.
+    """The lines of a log of NCCL, split again where line feeds were lost between them.
 
     Attributes:
         glued: statements that run into the next one without even a blank, so that its host cannot be told for sure.
