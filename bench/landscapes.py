@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclt.core.cluster import Cluster, cluster_from_document
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.core.workload import MessageCalls, Provenance, Workload, workload_from_document
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, NccltError
 from ncclt.measure.simulated import Landscape, SimulatedRunner
 from ncclt.measure.simulated.landscape import Curve
@@ -141,7 +141,7 @@ def mixes(collective: Collective) -> dict[str, Workload]:
     found = {name: _workload(name, collective, rows) for name, rows in made.items()}
     for name, file in (("bert", "bert"), ("nasnet", "nasnetmobile-unfused")):
         document = json.loads((ROOT / "profiles" / "workloads" / f"{file}.json").read_text(encoding="utf-8"))
-        shipped = workload_from_document(document)
+        shipped = Workload.from_document(document)
         rows = [(c.message.size_bytes, c.calls_per_step) for c in shipped.messages]
         found[name] = shipped if collective is Collective.ALL_REDUCE else _workload(name, collective, rows)
     return found
@@ -164,7 +164,7 @@ def simulated_cases(names: Sequence[tuple[str, int]] = SIMULATED) -> Iterator[Ca
 
     for name, nodes in names:
         text = (ROOT / "profiles" / "clusters" / f"{name}.toml").read_text(encoding="utf-8")
-        cluster = cluster_from_document(tomllib.loads(text)).sized(nodes=nodes)
+        cluster = Cluster.from_document(tomllib.loads(text)).sized(nodes=nodes)
         runner = SimulatedRunner(cluster, seed=0, sigma=0)
         for mix, workload in mixes(Collective.ALL_REDUCE).items():
             placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)

@@ -35,7 +35,7 @@ from recipes import RECIPES
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.setting import Setting, setting_from_document
+from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import NccltError
 from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedRow, SharedTable
@@ -113,7 +113,7 @@ class Worker:
 
     def _measure(self, command: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         assert self._ranks is not None
-        setting, wanted = setting_from_document(command["setting"]), [_message(row) for row in command["messages"]]
+        setting, wanted = Setting.from_document(command["setting"]), [_message(row) for row in command["messages"]]
         if outside := [m for m in wanted if not covers(m, self._told["ranks"])]:
             return {"outcome": Outcome.INVALID, "detail": f"{outside[0].label} cannot be measured by these ranks"}
         self._ranks.use(setting.parameters, deadline=deadline)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.cluster import cluster_from_document
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
@@ -46,7 +46,7 @@ def variables_of(text):
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_no_emitted_variable_is_illegal_for_any_collective_of_a_shipped_workload(workload, version, name):
-    cluster = cluster_from_document({**CLUSTERS[name].to_document(), "nccl_version": version})
+    cluster = Cluster.from_document({**CLUSTERS[name].to_document(), "nccl_version": version})
     parsed = NcclVersion.parse(version)
     emitted = 0
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct:

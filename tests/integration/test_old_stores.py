@@ -20,7 +20,7 @@ from sqlalchemy.schema import CreateSchema
 
 import ncclt.store
 from ncclt.cli.env import main as env
-from ncclt.core.recheck import check_from_document
+from ncclt.core.recheck import Check
 from ncclt.errors import StoreError
 from ncclt.store import open_store, published
 from ncclt.store.database import Database
@@ -152,7 +152,7 @@ def test_many_rows_keep_their_order_and_the_newest_decides(url, dumped):
         assert store.recommendation("r1").stale == ""
         with pytest.raises(StoreError, match=f"the check n{many} in the store cannot be read"):
             store.checks("r1")
-        store.add_check(replace(check_from_document(json.loads(stale["document"])), id="newest"))
+        store.add_check(replace(Check.from_document(json.loads(stale["document"])), id="newest"))
         assert "the gain is lost" in store.recommendation("r1").stale
         assert "the gain is lost" in published(url, cluster="pair", model="toy")[-1].stale
     kept = sorted((row["sequence"], row["id"]) for row in rows(url)[0]["records"] if row["kind"] == "check")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
-from ncclt.core.cluster import cluster_from_document
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
@@ -55,7 +55,7 @@ def recommendations(draw):
     """A policy by size or uniform, for some of a shipped workload's collectives, whole job or groups."""
     workload, cluster = draw(st.sampled_from(WORKLOADS)), draw(st.sampled_from(CLUSTERS))
     version = draw(st.sampled_from(VERSIONS))
-    place = cluster_from_document({**cluster.to_document(), "nccl_version": str(version)})
+    place = Cluster.from_document({**cluster.to_document(), "nccl_version": str(version)})
     channels = st.sampled_from([None, 1, 8, max_channels(version)])
     shared, uniform = draw(channels), draw(st.booleans())
     rules = []

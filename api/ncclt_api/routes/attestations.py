@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from ncclt.core.attestation import attestation_from_document
+from ncclt.core.attestation import Attestation
 from ncclt.errors import InputError
 from ncclt_api.attestation_schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.dependencies import CurrentStore, StrictQuery
@@ -50,6 +50,6 @@ def add_attestation(body: NewAttestation, store: CurrentStore, response: Respons
             f"the recommendation {known.id} is for {known.model} on {known.cluster}",
             hint="post what `ncclt attest --json` prints",
         )
-    if not store.add_attestation(attestation_from_document(document)):
+    if not store.add_attestation(Attestation.from_document(document)):
         response.status_code = 200
     return AttestationDocument.model_validate(document)

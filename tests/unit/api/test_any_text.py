@@ -7,14 +7,14 @@ from contextlib import closing
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.cluster import cluster_from_document
-from ncclt.core.preflight import preflight_from_document
-from ncclt.core.recheck import Check, Freshness, check_from_document
-from ncclt.core.recommendation import recommendation_from_document
-from ncclt.core.setting import setting_from_document
+from ncclt.core.cluster import Cluster
+from ncclt.core.preflight import Preflight
+from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.setting import Setting
 from ncclt.core.study import Arm
-from ncclt.core.verification import verification_from_document
-from ncclt.core.workload import workload_from_document
+from ncclt.core.verification import Verification
+from ncclt.core.workload import Workload
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.errors import NccltError
 from ncclt.store import open_store
@@ -53,17 +53,17 @@ def broken(document, parse):
 
 
 def trial_from_document(document):
-    return setting_from_document(document["setting"]), document["arm"] and Arm(document["arm"])
+    return Setting.from_document(document["setting"]), document["arm"] and Arm(document["arm"])
 
 
 def study_from_document(document):
-    return cluster_from_document(document["cluster"]), workload_from_document(document["workload"])
+    return Cluster.from_document(document["cluster"]), Workload.from_document(document["workload"])
 
 
 PARSERS = {
-    "workloads": workload_from_document, "clusters": cluster_from_document, "studies": study_from_document,
-    "trials": trial_from_document, "recommendations": recommendation_from_document,
-    "check": check_from_document, "preflight": preflight_from_document, "verification": verification_from_document,
+    "workloads": Workload.from_document, "clusters": Cluster.from_document, "studies": study_from_document,
+    "trials": trial_from_document, "recommendations": Recommendation.from_document,
+    "check": Check.from_document, "preflight": Preflight.from_document, "verification": Verification.from_document,
 }  # fmt: skip
 
 

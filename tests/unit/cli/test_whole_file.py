@@ -8,7 +8,7 @@ import pytest
 from ncclt.cli.estimate import estimate
 from ncclt.cli.profile_view import print_profile, profile_document
 from ncclt.core.recommendation import Decision, Verdict
-from ncclt.core.workload import WHOLE_FILE, workload_from_document
+from ncclt.core.workload import WHOLE_FILE, Workload
 from ncclt.errors import UsageError
 from ncclt.profile import read_workload
 from ncclt.prove.payback import cost_words, payback_of
@@ -44,7 +44,7 @@ def test_it_is_said_in_words_and_in_json(workload, capsys):
     assert document["provenance"]["whole_file"] is True
     assert document["provenance"]["steps"] == 0
     assert WHOLE_FILE in document["provenance"]["notes"]
-    assert workload_from_document(json.loads(json.dumps(workload.to_document()))) == workload
+    assert Workload.from_document(json.loads(json.dumps(workload.to_document()))) == workload
 
 
 def test_it_is_divided_by_the_steps_that_somebody_knows(workload, capsys):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, Rule, policy_from_document, uniform_policy
+from ncclt.core.policy import Policy, Rule, uniform_policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import SettingError
 
@@ -42,8 +42,8 @@ def policies(draw):
 
 @given(policies())
 def test_a_policy_survives_its_document(policy):
-    assert policy_from_document(policy.to_document()) == policy
-    assert policy_from_document(policy.to_document()).digest() == policy.digest()
+    assert Policy.from_document(policy.to_document()) == policy
+    assert Policy.from_document(policy.to_document()).digest() == policy.digest()
 
 
 @given(policies(), st.integers(1, 2**31), st.sampled_from(list(Collective)), st.sampled_from([2, 4, 8]))
@@ -133,4 +133,4 @@ def test_a_uniform_policy_has_rules_only_where_something_is_chosen():
 @pytest.mark.parametrize("document", [{}, {"rules": [{}], "parameters": {}}, {"rules": 3, "parameters": {}}, []])
 def test_a_document_that_is_no_policy_is_refused(document):
     with pytest.raises(SettingError, match="not a policy document"):
-        policy_from_document(document)
+        Policy.from_document(document)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.preflight import FabricFinding, Part, Preflight, ProbeReading, Section, State, preflight_from_document
+from ncclt.core.preflight import ExpectedSize, FabricFinding, Part, Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.errors import InputError
 from ncclt.health.preflight.heat_map import heat_maps
@@ -28,7 +28,7 @@ def sample_preflight(**changes):
     basis = Preflight(
         id="p1", created="2026-01-01T00:00:00", cluster="dgx", fingerprint="f", launcher="slurm",
         benchmark="nccl_tests", simulated=False, hosts=HOSTS, gpus_per_node=8, source="by its links",
-        expected=((GIB, 100.0),), tolerance=0.15, state=State.DEGRADED,
+        expected=(ExpectedSize(size_bytes=GIB, busbw_gbps=100.0),), tolerance=0.15, state=State.DEGRADED,
         findings=(
             FabricFinding(
                 part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"
@@ -46,12 +46,12 @@ def sample_preflight(**changes):
 
 def test_a_document_comes_back_as_it_was():
     preflight = sample_preflight()
-    assert preflight_from_document(json.loads(json.dumps(preflight.to_document()))) == preflight
+    assert Preflight.from_document(json.loads(json.dumps(preflight.to_document()))) == preflight
 
 
 def test_another_version_is_refused():
     with pytest.raises(InputError):
-        preflight_from_document(sample_preflight().to_document() | {"schema": 2})
+        Preflight.from_document(sample_preflight().to_document() | {"schema": 2})
 
 
 def test_a_reading_knows_its_bandwidth_at_the_largest_size():

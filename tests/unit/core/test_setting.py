@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.setting import DEFAULT, Setting, check_setting, max_channels, setting_from_document
+from ncclt.core.setting import DEFAULT, Setting, check_setting, max_channels
 from ncclt.errors import SettingError
 
 V = NcclVersion.parse("2.28.9")
@@ -25,7 +25,7 @@ any_setting = st.builds(
 
 @given(any_setting)
 def test_a_setting_survives_its_document(setting):
-    assert setting_from_document(setting.to_document()) == setting
+    assert Setting.from_document(setting.to_document()) == setting
 
 
 @given(any_setting, any_setting)
@@ -95,7 +95,7 @@ def test_channels_are_bounded_by_the_version():
 )
 def test_a_document_that_is_no_setting_is_refused(document):
     with pytest.raises(SettingError):
-        setting_from_document(document)
+        Setting.from_document(document)
 
 
 @pytest.mark.parametrize(("version", "confined"), [("2.30.7", False), ("2.31.2", True), ("2.32.3", True)])

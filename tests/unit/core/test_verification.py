@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.recommendation import Decision, Verdict
-from ncclt.core.verification import Side, StepLaunch, Verification, percentile, verification_from_document
+from ncclt.core.verification import Side, StepLaunch, Verification, percentile
 from ncclt.errors import InputError
 
 TIMES = st.lists(st.floats(0, 1e9), max_size=5).map(tuple)
@@ -28,7 +28,7 @@ def _verification(*launches):
 def test_document_comes_back_as_it_was(launches):
     verification = _verification(*launches)
     text = json.dumps(verification.to_document(), allow_nan=False)
-    assert verification_from_document(json.loads(text)) == verification
+    assert Verification.from_document(json.loads(text)) == verification
 
 
 def test_percentiles_are_over_all_steps_of_a_side():
@@ -54,5 +54,5 @@ def test_percentile_is_numpys(values, percent):
 )
 def test_what_is_no_verification_is_refused(change):
     with pytest.raises(InputError) as caught:
-        verification_from_document(_verification().to_document() | change)
+        Verification.from_document(_verification().to_document() | change)
     assert caught.value.hint

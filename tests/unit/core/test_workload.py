@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload, workload_from_document
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 
 
@@ -103,19 +103,19 @@ def test_a_workload_comes_back_from_its_document():
         notes=("a note",),
     )  # fmt: skip
     whole = replace(whole, provenance=origin)
-    assert workload_from_document(json.loads(json.dumps(whole.to_document()))) == whole
+    assert Workload.from_document(json.loads(json.dumps(whole.to_document()))) == whole
     bare = _workload(_calls(8))
     assert "step_time_us" not in bare.to_document()
-    assert workload_from_document(bare.to_document()).step_time_us is None
+    assert Workload.from_document(bare.to_document()).step_time_us is None
 
 
 def test_what_a_document_leaves_out_is_not_known():
     row = {"collective": "all_reduce", "dtype": "int8", "size_bytes": 8, "calls_per_step": 1}
     document = {"schema": 1, "name": "w", "provenance": {"source": "model"}, "messages": [row]}
-    read = workload_from_document(document)
+    read = Workload.from_document(document)
     assert (read.provenance.world_size, read.provenance.steps) == (0, 0)
     assert read.messages[0].message == Message(collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=8)
     for broken in ({"schema": 2}, {"messages": [{**row, "collective": "gossip"}]}, {"messages": 1}, {"provenance": []}):
         with pytest.raises(InputError) as caught:
-            workload_from_document(document | broken)
+            Workload.from_document(document | broken)
         assert caught.value.hint

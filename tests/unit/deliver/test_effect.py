@@ -7,6 +7,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import (
     MOST_ROWS,
+    Attestation,
     CallOutcome,
     Delivered,
     Effect,
@@ -15,7 +16,6 @@ from ncclt.core.attestation import (
     RowState,
     Use,
     Witness,
-    attestation_from_document,
 )
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
@@ -64,7 +64,7 @@ def test_everything_as_the_table_says_took_effect():
     assert found.effect is Effect.TOOK_EFFECT
     assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (30, 0, 10)
     assert {row.state for row in found.rows} == {RowState.AS_WANTED}
-    assert attestation_from_document(found.to_document()) == found
+    assert Attestation.from_document(found.to_document()) == found
 
 
 def test_a_table_speaks_of_the_whole_job_and_of_no_other_group():
@@ -183,9 +183,9 @@ def test_the_id_is_that_of_the_content_and_not_of_the_time():
     first, second = (attest(TABLE, seen(*GOOD), created=created) for created in ("a", "b"))
     assert first.id == second.id != judged(seen(*GOOD[:2])).id
     with pytest.raises(InputError, match="does not have the id"):
-        attestation_from_document({**first.to_document(), "effect": "partly"})
+        Attestation.from_document({**first.to_document(), "effect": "partly"})
     with pytest.raises(InputError, match="not an attestation"):
-        attestation_from_document({**first.to_document(), "rows": [{}]})
+        Attestation.from_document({**first.to_document(), "rows": [{}]})
 
 
 def test_the_rules_behind_variables():

@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.cli.check import _with_drivers
 from ncclt.cli.testbed import TestbedOptions
-from ncclt.core.cluster import Cluster, cluster_from_document, fingerprint_from_document
+from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.driver import Drivers, drivers_of_nodes
 from ncclt.measure.target import Place
 from ncclt.measure.testbed import LauncherChoice
@@ -75,16 +75,16 @@ def test_pods_are_not_started_for_it():
 
 
 def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():
-    old, new = CLUSTER, cluster_from_document({**CLUSTER.to_document(), "driver": "570.86.15"})
+    old, new = CLUSTER, Cluster.from_document({**CLUSTER.to_document(), "driver": "570.86.15"})
 
     assert "driver" not in old.to_document()
-    assert cluster_from_document(old.to_document()) == old
-    assert fingerprint_from_document(new.fingerprint().to_document()) == new.fingerprint()
+    assert Cluster.from_document(old.to_document()) == old
+    assert Fingerprint.from_document(new.fingerprint().to_document()) == new.fingerprint()
     assert "driver" not in old.fingerprint().to_document()
     # Revisions go on across updates; only two known drivers can differ.
     assert new.fingerprint().digest() == old.fingerprint().digest()
     assert new.fingerprint().mismatches(old.fingerprint()) == ()
-    other = cluster_from_document({**CLUSTER.to_document(), "driver": "580.65.06"})
+    other = Cluster.from_document({**CLUSTER.to_document(), "driver": "580.65.06"})
     assert new.fingerprint().mismatches(other.fingerprint()) == ("driver: measured on 570.86.15, asked for 580.65.06",)
 
 

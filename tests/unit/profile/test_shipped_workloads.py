@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ncclt.core.workload import workload_from_document
+from ncclt.core.workload import Workload
 
 PROFILES = Path(__file__).resolve().parents[3] / "profiles"
 FILES = sorted((PROFILES / "workloads").glob("*.json"))
@@ -60,7 +60,7 @@ def test_file_is_valid_and_reads_back(path):
     schema = json.loads((PROFILES / "workload.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
-    workload = workload_from_document(document)
+    workload = Workload.from_document(document)
     assert workload.name == path.stem
     assert workload.to_document() == document
 

@@ -9,7 +9,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recheck import Freshness, check_from_document
+from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.trial import Outcome
@@ -93,10 +93,10 @@ def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
     found, _ = checked(request_, times(seed=2))
     document = found.to_document() | change
     with pytest.raises(InputError, match="not a check"):
-        check_from_document(document)
+        Check.from_document(document)
     del document["id"]
     with pytest.raises(InputError, match="not a check"):
-        check_from_document(document)
+        Check.from_document(document)
 
 
 def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
@@ -107,7 +107,7 @@ def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
     assert len(runner.launches) == 4 + 2 * 4, "the policy takes a launch for each of its settings"
     assert len(found.changes) == 1 + 2 * 5
     assert "64 MiB" in found.changes[1].what, "the message of most weight comes first"
-    assert check_from_document(found.to_document()) == found
+    assert Check.from_document(found.to_document()) == found
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_new_driver_under_which_nothing_changed_is_the_one_from_then_on(reques
 
     assert (fresh.freshness, slower.freshness) == (Freshness.FRESH, Freshness.STALE)
     assert runner.launches
-    assert check_from_document(fresh.to_document()) == fresh
+    assert Check.from_document(fresh.to_document()) == fresh
     published = request.recommendation
     assert driver_before(published, []) == "570.86.15"
     assert driver_before(published, [slower, stale]) == "570.86.15"
@@ -235,7 +235,7 @@ def test_a_check_of_before_the_driver_was_kept_is_read(request_):
     document = found.to_document()
     del document["driver"]
 
-    assert check_from_document(document) == found
+    assert Check.from_document(document) == found
 
 
 def draws(seed, *, centre, sigma, count):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.recommendation import Decision, verdict_from_document
+from ncclt.core.recommendation import Decision, Verdict
 from ncclt.prove.verdict import Pairs, block_speedups, decide, judge, nothing_better
 
 BROADCAST = Message(collective=Collective.BROADCAST, dtype="float32", size_bytes=4096, group_size=8)
@@ -111,7 +111,7 @@ def test_the_minimum_effect_is_that_of_the_request():
     assert judge(gain).decision is Decision.TUNED
     higher = judge(gain, min_effect=0.08)
     assert (higher.decision, higher.min_effect) == (Decision.KEEP_DEFAULT, 0.08)
-    assert verdict_from_document(higher.to_document()) == higher
+    assert Verdict.from_document(higher.to_document()) == higher
 
 
 def test_a_failed_launch_disqualifies_whatever_the_gain():

@@ -94,14 +94,14 @@ def delivered_from(id: str, form: Form, *, server: str | None, storage: str | No
 def _recommendation(id: str, *, server: str | None, storage: str | None, timeout_s: float) -> Recommendation:
     if server:
         from ncclt.client.fetch import ClientError, fetch_recommendation
-        from ncclt.core.recommendation import recommendation_from_document
+        from ncclt.core.recommendation import Recommendation
 
         try:
             found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=os.environ.get("NCCLT_API_KEY"))
         except ClientError as error:
             kind = NoRecommendationError if error.status == 404 else ServerError
             raise kind(error.message, hint=error.hint) from error
-        return recommendation_from_document(found)
+        return Recommendation.from_document(found)
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:

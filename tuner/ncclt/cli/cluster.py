@@ -75,7 +75,7 @@ def add(
     storage: Storage = None,
 ) -> None:
     """Add a cluster of your own from a TOML file."""
-    from ncclt.core.cluster import cluster_from_document
+    from ncclt.core.cluster import Cluster
     from ncclt.store import open_store
 
     try:
@@ -88,7 +88,7 @@ def add(
         raise InputError(
             f"{file} is not TOML: {error}", hint="`ncclt cluster show leonardo` names the fields"
         ) from error
-    added = cluster_from_document(document)
+    added = Cluster.from_document(document)
     if dry_run:
         print_json({"schema": 1, **added.to_document()})
         return

@@ -84,7 +84,7 @@ def _compute(
             raise UsageError(f"--compute-ms must be above 0, not {compute_ms:g}")
         return compute_ms / 1e3, "as given"
     if flops_given:
-        known = (workload.provenance.detail or {}).get("parameters", "")
+        known = workload.provenance.detail.get("parameters", "")
         parameters = params if params is not None else float(known) if known.isdecimal() else None
         options = {"--tflops": tflops, "--params": parameters, "--tokens-per-step": tokens_per_step}
         lacking = [option for option, value in options.items() if value is None]

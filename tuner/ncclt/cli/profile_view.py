@@ -57,7 +57,7 @@ def print_profile(workload: Workload, *, limit: int) -> None:
         limit: rows shown at most; 0 = all.
     """
     origin = workload.provenance
-    detail = ", ".join(f"{key} {value}" for key, value in (origin.detail or {}).items())
+    detail = ", ".join(f"{key} {value}" for key, value in origin.detail.items())
     print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
     if origin.whole_file:
         print("calls and bytes are those of the whole file, number of steps unknown")

@@ -7,14 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.errors import InputError
-
-ATTESTATION_SCHEMA = 1
-"""Version of the attestation document."""
 
 MOST_ROWS = 200
 """Kept of an attestation: what differs first, then what moves most."""
@@ -102,7 +100,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
+class Witness(Document):
     """Sources that say the same about a job's processes.
 
     Attributes:
@@ -150,7 +148,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageUse:
+class MessageUse(Document):
     """One kind of message: what was wanted and what was used.
 
     Attributes:
@@ -172,11 +170,12 @@ class MessageUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attestation:
+class Attestation(Document):
     """Whether a recommendation took effect in one job.
 
     Attributes:
         id: hash of everything but `created`: the same finding about the same files is stored once.
+        created: ISO time.
         recommendation, cluster, model, form: what was delivered.
         effect: the word.
         reason: one sentence for people.
@@ -186,10 +185,12 @@ class Attestation:
         hosts: how many were heard of.
         notes: what the reader must know.
         evidence: hash of the files, by which one job is told from the next.
-        created: ISO time.
     """
 
+    SHAPE: ClassVar = Shape(name="an attestation", hint="attest again with `ncclt attest`", schema=1)
+
     id: str
+    created: str
     recommendation: str
     cluster: str
     model: str
@@ -204,109 +205,26 @@ class Attestation:
     hosts: int
     notes: tuple[str, ...]
     evidence: str
-    created: str
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the attestation as the JSON document that is stored, posted and printed."""
-        return {"schema": ATTESTATION_SCHEMA, "id": self.id, "created": self.created, **content_of(self)}
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Read an attestation.
+
+        Raises:
+            InputError: the document is not one, of another schema, or its id is not that of its content.
+        """
+        found = super(Attestation, cls).from_document(document)  # a slotted dataclass is made twice: no bare super
+        if found.id != content_id(content_of(found)):
+            raise InputError(f"the attestation {found.id} does not have the id of its content", hint=cls.SHAPE.hint)
+        return found
 
 
 def content_of(attestation: Attestation) -> dict[str, Any]:
     """Return what an attestation says, without its id and its time."""
-    return {
-        "recommendation": attestation.recommendation,
-        "cluster": attestation.cluster,
-        "model": attestation.model,
-        "form": attestation.form.value,
-        "effect": attestation.effect.value,
-        "reason": attestation.reason,
-        "calls_as_wanted": attestation.calls_as_wanted,
-        "calls_differing": attestation.calls_differing,
-        "calls_unruled": attestation.calls_unruled,
-        "rows": [
-            {
-                "collective": row.collective.value, "size_bytes": row.size_bytes, "group_size": row.group_size,
-                "wanted": row.wanted, "used": row.used, "calls": row.calls, "state": row.state.value,
-                "reason": row.reason,
-            }
-            for row in attestation.rows
-        ],
-        "witnesses": [
-            {
-                "kind": one.kind, "nccl_version": one.nccl_version, "table": one.table, "checksum": one.checksum,
-                "not_in_use": one.not_in_use, "ranks": one.ranks, "nodes": one.nodes, "count": one.count,
-            }
-            for one in attestation.witnesses
-        ],
-        "hosts": attestation.hosts,
-        "notes": list(attestation.notes),
-        "evidence": attestation.evidence,
-    }  # fmt: skip
+    document = attestation.to_document()
+    return {name: value for name, value in document.items() if name not in ("schema", "id", "created")}
 
 
 def content_id(content: Mapping[str, Any]) -> str:
     """Return the id of what `content_of` gives."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def attestation_from_document(document: Mapping[str, Any]) -> Attestation:
-    """Read back what `Attestation.to_document` wrote.
-
-    Raises:
-        InputError: the document is not one, of another schema, or its id is not that of its content.
-    """
-    try:
-        if document["schema"] != ATTESTATION_SCHEMA:
-            raise InputError(f"attestation schema {document['schema']!r} is not supported", hint="update ncclt")
-        found = Attestation(
-            id=str(document["id"]),
-            recommendation=str(document["recommendation"]),
-            cluster=str(document["cluster"]),
-            model=str(document["model"]),
-            form=Form(document["form"]),
-            effect=Effect(document["effect"]),
-            reason=str(document["reason"]),
-            calls_as_wanted=int(document["calls_as_wanted"]),
-            calls_differing=int(document["calls_differing"]),
-            calls_unruled=int(document["calls_unruled"]),
-            rows=tuple(_row_from(row) for row in document["rows"]),
-            witnesses=tuple(
-                Witness(
-                    kind=str(row["kind"]),
-                    nccl_version=str(row["nccl_version"]),
-                    table=str(row["table"]),
-                    checksum=str(row["checksum"]),
-                    not_in_use=str(row["not_in_use"]),
-                    ranks=int(row["ranks"]),
-                    nodes=int(row["nodes"]),
-                    count=int(row["count"]),
-                )
-                for row in document["witnesses"]
-            ),
-            hosts=int(document["hosts"]),
-            notes=tuple(str(note) for note in document["notes"]),
-            evidence=str(document["evidence"]),
-            created=str(document["created"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"this is not an attestation: {type(error).__name__}: {error}", hint="attest again with `ncclt attest`"
-        ) from error
-    if found.id != content_id(content_of(found)):
-        raise InputError(
-            f"the attestation {found.id} does not have the id of its content", hint="attest again with `ncclt attest`"
-        )
-    return found
-
-
-def _row_from(row: Mapping[str, Any]) -> MessageUse:
-    return MessageUse(
-        collective=Collective(row["collective"]),
-        size_bytes=int(row["size_bytes"]),
-        group_size=int(row["group_size"]),
-        wanted=str(row["wanted"]),
-        used=str(row["used"]),
-        calls=int(row["calls"]),
-        state=RowState(row["state"]),
-        reason=str(row["reason"]),
-    )

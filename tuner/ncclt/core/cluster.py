@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import ClassVar
 
+from ncclt.core.documents import Document, Shape
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError, UsageError
 
@@ -18,11 +18,8 @@ FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 """What connects the nodes; `ethernet` = TCP sockets."""
 
 
-CLUSTER_SCHEMA = 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Document):
     """One kind of node and how many there are.
 
     Attributes:
@@ -44,6 +41,11 @@ class Cluster:
         description: one sentence for people.
         sources: where the figures come from.
     """
+
+    SHAPE: ClassVar = Shape(
+        name="a cluster file", hint="see `ncclt cluster show leonardo --json`", schema=1, bare=True, closed=True,
+        omitted=("driver",),  # earlier versions of ncclt read such a document too
+    )  # fmt: skip
 
     name: str
     nodes: int = 1
@@ -124,59 +126,17 @@ class Cluster:
             driver=self.driver,
         )
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the cluster as the table of a profiles/clusters/*.toml file."""
-        document = _without_unknown_driver(asdict(self))
-        document["sources"] = list(self.sources)
-        return document
-
-
-def cluster_from_document(document: Mapping[str, Any]) -> Cluster:
-    """Read a cluster from the table of a TOML file or its JSON twin.
-
-    Raises:
-        InputError: a field is missing, unknown or of the wrong type.
-    """
-    known = {f.name: f for f in fields(Cluster)}
-    if document.get("schema", CLUSTER_SCHEMA) != CLUSTER_SCHEMA:
-        raise InputError(
-            f"a cluster file of schema {document['schema']!r}", hint=f"this ncclt reads schema {CLUSTER_SCHEMA}"
-        )
-    document = {name: value for name, value in document.items() if name != "schema"}
-    unknown = sorted(set(document) - set(known))
-    if unknown:
-        raise InputError(f"unknown field {unknown[0]!r} in a cluster file", hint=f"the fields are {', '.join(known)}")
-    values = dict(document)
-    _check_types(values)
-    values["sources"] = tuple(values.get("sources", ()))
-    try:
-        return Cluster(**values)
-    except TypeError as error:
-        missing = str(error).rsplit("argument", 1)[-1].lstrip("s: ")
-        raise InputError(f"a cluster file lacks {missing}", hint="see `ncclt cluster show leonardo --json`") from error
-
-
-_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
-    "nodes": int, "gpus_per_node": int, "compute_capability": int, "nics_per_node": int,
-    "link_gbps": (int, float), "nic_gbps": (int, float), "gpudirect": bool, "sources": (list, tuple),
-}  # fmt: skip
-
-
-def _check_types(values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        wanted = _FIELD_TYPES.get(name, str)
-        if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
-            raise InputError(f"cluster field {name!r} cannot be {value!r}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
+class Fingerprint(Document):
     """What a recommendation is valid for: change any of it and it is no longer served.
 
     Attributes:
         driver: what it was measured under. A launcher need not know it, so that it is no part of what is asked for; a
             check that finds another one makes the recommendation stale.
     """
+
+    SHAPE: ClassVar = Shape(name="a fingerprint", omitted=("driver",))
 
     gpu: str
     link_class: str
@@ -212,18 +172,3 @@ class Fingerprint:
         """Return a short hash of all fields but the driver: revisions are counted across its updates."""
         told = {name: value for name, value in asdict(self).items() if name != "driver"}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the fields as a JSON object."""
-        return _without_unknown_driver(asdict(self))
-
-
-def fingerprint_from_document(document: Mapping[str, Any]) -> Fingerprint:
-    """Read back what `Fingerprint.to_document` wrote."""
-    told = {f.name: document[f.name] for f in fields(Fingerprint) if f.name != "driver"}
-    return Fingerprint(**told, driver=str(document.get("driver", "")))
-
-
-def _without_unknown_driver(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is not known: earlier versions of ncclt read such a document too."""
-    return {name: value for name, value in document.items() if name != "driver" or value}

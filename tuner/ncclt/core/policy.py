@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
@@ -18,7 +19,7 @@ from ncclt.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Document):
     """What to choose for one collective in one range of sizes.
 
     Attributes:
@@ -27,6 +28,8 @@ class Rule:
         group_size: ranks of the communicator that the rule is for; 0 = any.
         algorithm, protocol, channels: None = left to NCCL.
     """
+
+    SHAPE: ClassVar = Shape(complete=True)
 
     collective: Collective
     min_bytes: int = 0
@@ -58,13 +61,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(Document):
     """Rules, disjoint and in order, and process-wide parameters. The empty policy is NCCL's own choice.
 
     Attributes:
         rules: sorted by collective, group size and range; no two overlap. What no rule covers is left to NCCL.
         parameters: process-wide parameters by catalogue name without `NCCL_`.
     """
+
+    SHAPE: ClassVar = Shape(name="a policy document", error=SettingError, complete=True, pairs=("parameters",))
 
     rules: tuple[Rule, ...] = ()
     parameters: tuple[tuple[str, int], ...] = ()
@@ -117,49 +122,9 @@ class Policy:
             groups.setdefault(self.setting_for(message), []).append(message)
         return groups
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the policy as a JSON object."""
-        return {"rules": [_rule_row(rule) for rule in self.rules], "parameters": dict(self.parameters)}
-
     def digest(self) -> str:
         """Return a short hash of rules and parameters."""
         return hashlib.sha256(json.dumps(self.to_document(), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _rule_row(rule: Rule) -> dict[str, Any]:
-    return {
-        "collective": rule.collective.value,
-        "min_bytes": rule.min_bytes,
-        "max_bytes": rule.max_bytes,
-        "group_size": rule.group_size,
-        "algorithm": rule.algorithm.value if rule.algorithm else None,
-        "protocol": rule.protocol.value if rule.protocol else None,
-        "channels": rule.channels,
-    }
-
-
-def policy_from_document(document: Mapping[str, Any]) -> Policy:
-    """Read back what `Policy.to_document` wrote.
-
-    Raises:
-        SettingError: a field is missing or impossible.
-    """
-    try:
-        rules = tuple(
-            Rule(
-                collective=Collective(row["collective"]),
-                min_bytes=row["min_bytes"],
-                max_bytes=row["max_bytes"],
-                group_size=row["group_size"],
-                algorithm=Algorithm(row["algorithm"]) if row["algorithm"] else None,
-                protocol=Protocol(row["protocol"]) if row["protocol"] else None,
-                channels=row["channels"],
-            )
-            for row in document["rules"]
-        )
-        return Policy(rules=rules, parameters=tuple((str(k), int(v)) for k, v in document["parameters"].items()))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"this is not a policy document: {type(error).__name__}: {error}") from error
 
 
 def uniform_policy(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> Policy:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
 
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.trial import Outcome
-from ncclt.errors import InputError
-
-PREFLIGHT_SCHEMA = 1
-"""Version of the preflight document."""
 
 _FAILED_WORDS = {
     Outcome.WRONG_RESULT: "gives WRONG DATA",
@@ -45,7 +41,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Document):
     """Where one launch runs.
 
     Attributes:
@@ -72,7 +68,7 @@ def hosts_label(hosts: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReading:
+class ProbeReading(Document):
     """What one launch of all_reduce gave at one section.
 
     Attributes:
@@ -85,6 +81,8 @@ class ProbeReading:
         detail: last lines of output of a launch that failed.
         wall_s: how long the launch took.
     """
+
+    SHAPE: ClassVar = Shape(complete=True, inlined=("section",), computed=(("busbw_gbps", "gbps", "expected_gbps"),))
 
     section: Section
     ranks: int
@@ -113,7 +111,7 @@ class ProbeReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FabricFinding:
+class FabricFinding(Document):
     """A part of the fabric that falls short.
 
     Attributes:
@@ -126,6 +124,8 @@ class FabricFinding:
         launches: that it rests on.
         remark: what else is known about it.
     """
+
+    SHAPE: ClassVar = Shape(complete=True, computed=(("share", "share", "launches"), ("sentence", "sentence", "")))
 
     part: Part
     hosts: tuple[str, ...]
@@ -160,21 +160,6 @@ class FabricFinding:
         partners = " with every partner" if self.part in (Part.NODE, Part.GPU) else ""
         return f"{who} {does}{partners}" + (f"; {self.remark}" if self.remark else "")
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the finding as a JSON object."""
-        return {
-            "part": self.part.value,
-            "hosts": list(self.hosts),
-            "gpus": list(self.gpus),
-            "outcome": self.outcome.value,
-            "busbw_gbps": self.busbw_gbps,
-            "reference_gbps": self.reference_gbps,
-            "share": self.share,
-            "launches": self.launches,
-            "remark": self.remark,
-            "sentence": self.sentence,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRow:
@@ -187,40 +172,52 @@ class SizeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
+class ExpectedSize(Document):
+    """The bus bandwidth that is expected at one size, 1e9 bytes/s."""
+
+    size_bytes: int
+    busbw_gbps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight(Document):
     """One examination of a fabric.
 
     Attributes:
         id: identifies it.
         created: ISO time.
+        state: the verdict.
+        simulated: the times come from a model.
         cluster: name of the cluster.
         fingerprint: digest of the cluster's fingerprint, with the size of the job.
         launcher, benchmark: words of where and what ran.
-        simulated: the times come from a model.
         hosts, gpus_per_node: what was examined.
         source: where the expectation comes from, for people.
-        expected: (size in bytes, bus bandwidth expected of all nodes), 1e9 bytes/s.
+        expected: of all nodes together, by size.
         tolerance: share by which all nodes may fall short of it.
-        state: the verdict.
         findings: the worst first.
         readings: every launch, in order.
         notes: what the reader must know.
         wall_s: how long it took.
     """
 
+    SHAPE: ClassVar = Shape(
+        name="a preflight", schema=1, complete=True, computed=(("verdict", "verdict", "simulated"),)
+    )
+
     id: str
     created: str
+    state: State
+    simulated: bool
     cluster: str
     fingerprint: str
     launcher: str
     benchmark: str
-    simulated: bool
     hosts: tuple[str, ...]
     gpus_per_node: int
     source: str
-    expected: tuple[tuple[int, float], ...]
+    expected: tuple[ExpectedSize, ...]
     tolerance: float
-    state: State
     findings: tuple[FabricFinding, ...] = ()
     readings: tuple[ProbeReading, ...] = ()
     notes: tuple[str, ...] = ()
@@ -235,7 +232,7 @@ class Preflight:
                 for size, time_us in reading.times_us:
                     seen.setdefault(size, []).append(time_us)
         factor = bus_factor(Collective.ALL_REDUCE, len(self.hosts) * self.gpus_per_node)
-        expected = dict(self.expected)
+        expected = {size.size_bytes: size.busbw_gbps for size in self.expected}
         rows = []
         for size, times in sorted(seen.items()):
             time_us = statistics.median(times)
@@ -275,91 +272,3 @@ class Preflight:
                 a, b = sorted(section.hosts, key=self.hosts.index)
                 seen.setdefault((a, b), []).append(reading.gbps)
         return {pair: statistics.median(values) for pair, values in seen.items()}
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the preflight as the versioned JSON object that is printed and stored."""
-        return {
-            "schema": PREFLIGHT_SCHEMA,
-            "id": self.id,
-            "created": self.created,
-            "state": self.state.value,
-            "verdict": self.verdict,
-            "simulated": self.simulated,
-            "cluster": self.cluster,
-            "fingerprint": self.fingerprint,
-            "launcher": self.launcher,
-            "benchmark": self.benchmark,
-            "hosts": list(self.hosts),
-            "gpus_per_node": self.gpus_per_node,
-            "source": self.source,
-            "expected": [{"size_bytes": size, "busbw_gbps": gbps} for size, gbps in self.expected],
-            "tolerance": self.tolerance,
-            "findings": [finding.to_document() for finding in self.findings],
-            "readings": [_reading_document(reading) for reading in self.readings],
-            "notes": list(self.notes),
-            "wall_s": self.wall_s,
-        }
-
-
-def _reading_document(reading: ProbeReading) -> dict[str, Any]:
-    return {
-        "hosts": list(reading.section.hosts),
-        "gpus": list(reading.section.gpus),
-        "ranks": reading.ranks,
-        "repeat": reading.repeat,
-        "outcome": reading.outcome.value,
-        "times_us": [list(pair) for pair in reading.times_us],
-        "busbw_gbps": reading.gbps,
-        "expected_gbps": reading.expected_gbps,
-        "detail": reading.detail,
-        "wall_s": reading.wall_s,
-    }
-
-
-def preflight_from_document(document: Mapping[str, Any]) -> Preflight:
-    """Read back what `Preflight.to_document` wrote.
-
-    Raises:
-        InputError: it is of another version.
-    """
-    if document.get("schema") != PREFLIGHT_SCHEMA:
-        raise InputError(
-            f"a preflight of schema {document.get('schema')!r}, not {PREFLIGHT_SCHEMA}", hint="a newer ncclt wrote it"
-        )
-    plain = ("id", "created", "cluster", "fingerprint", "launcher", "benchmark", "simulated", "gpus_per_node",
-             "source", "tolerance", "wall_s")  # fmt: skip
-    return Preflight(
-        **{name: document[name] for name in plain},
-        hosts=tuple(document["hosts"]),
-        expected=tuple((one["size_bytes"], one["busbw_gbps"]) for one in document["expected"]),
-        state=State(document["state"]),
-        findings=tuple(_finding(one) for one in document["findings"]),
-        readings=tuple(_reading(one) for one in document["readings"]),
-        notes=tuple(document["notes"]),
-    )
-
-
-def _finding(document: Mapping[str, Any]) -> FabricFinding:
-    return FabricFinding(
-        part=Part(document["part"]),
-        hosts=tuple(document["hosts"]),
-        gpus=tuple(document["gpus"]),
-        outcome=Outcome(document["outcome"]),
-        busbw_gbps=document["busbw_gbps"],
-        reference_gbps=document["reference_gbps"],
-        launches=document["launches"],
-        remark=document["remark"],
-    )
-
-
-def _reading(document: Mapping[str, Any]) -> ProbeReading:
-    return ProbeReading(
-        section=Section(hosts=tuple(document["hosts"]), gpus=tuple(document["gpus"])),
-        ranks=document["ranks"],
-        repeat=document["repeat"],
-        outcome=Outcome(document["outcome"]),
-        times_us=tuple((size, time_us) for size, time_us in document["times_us"]),
-        expected_gbps=document["expected_gbps"],
-        detail=document["detail"],
-        wall_s=document["wall_s"],
-    )

@@ -5,12 +5,12 @@ What NCCL would choose by it is in `nccl.cost_model.printed`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective
 from ncclt.errors import UsageError
 
@@ -26,7 +26,7 @@ class PrintedCost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrintedTable:
+class PrintedTable(Document):
     """The table of one communicator.
 
     Attributes:
@@ -47,13 +47,15 @@ class PrintedTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrintedCosts:
+class PrintedCosts(Document):
     """The tables of one job.
 
     Attributes:
         version: of NCCL; empty = the log does not say.
         tables: one for each kind of communicator (ranks, nodes) that printed one.
     """
+
+    SHAPE: ClassVar = Shape(name="tables of costs")
 
     version: str = ""
     tables: tuple[PrintedTable, ...]
@@ -77,42 +79,6 @@ class PrintedCosts:
         other = "" if self.version == str(cluster.version) else f", and NCCL {cluster.version} is tuned"
         return f"the search began from the cost tables that NCCL {self.version or '?'} printed in a job{other}"
 
-    def to_document(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-        return {
-            "version": self.version,
-            "tables": [
-                {
-                    "ranks": table.ranks,
-                    "nodes": table.nodes,
-                    "channels": table.channels,
-                    "nvls_channels": table.nvls_channels,
-                    "costs": [list(cost) for cost in table.costs],
-                }
-                for table in self.tables
-            ],
-        }
-
 
 def _shape(nodes: int, ranks: int) -> str:
     return f"{ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-
-
-def printed_costs_from_document(document: Mapping[str, Any]) -> PrintedCosts:
-    """Read what `PrintedCosts.to_document` wrote."""
-    return PrintedCosts(
-        version=document["version"],
-        tables=tuple(
-            PrintedTable(
-                ranks=table["ranks"],
-                nodes=table["nodes"],
-                channels=table["channels"],
-                nvls_channels=table["nvls_channels"],
-                costs=tuple(
-                    PrintedCost(Collective(collective), Algorithm(algorithm), Protocol(protocol), latency_us, gbps)
-                    for collective, algorithm, protocol, latency_us, gbps in table["costs"]
-                ),
-            )
-            for table in document["tables"]
-        ),
-    )

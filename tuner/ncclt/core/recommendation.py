@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from ncclt.core.cluster import Fingerprint, fingerprint_from_document
+from ncclt.core.cluster import Fingerprint
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective
-from ncclt.core.policy import Policy, policy_from_document
-from ncclt.errors import InputError, NccltError, NoRecommendationError, StaleRecommendationError
-
-RECOMMENDATION_SCHEMA = 1
-"""Version of the recommendation document."""
-
+from ncclt.core.policy import Policy
+from ncclt.errors import NoRecommendationError, StaleRecommendationError
 
 MIN_EFFECT = 0.02
 """Gain of communication time per step below which changing anything is not worth it, unless said otherwise."""
@@ -38,7 +34,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Document):
     """What the interleaved re-measurement against the untouched default proved.
 
     Attributes:
@@ -48,8 +44,10 @@ class Verdict:
         interval: 95 % interval of the speed-up, (low, high), whenever the measuring ended.
         blocks: A/B/B/A blocks measured.
         default_us, policy_us: median communication time per step, µs.
-        min_effect: smallest gain that was worth a change, as a share.
+        min_effect: smallest gain that was worth a change, as a share; the first verdicts lack it.
     """
+
+    SHAPE: ClassVar = Shape(name="a verdict", unbounded=("interval",))
 
     decision: Decision
     reason: str
@@ -60,39 +58,9 @@ class Verdict:
     policy_us: float
     min_effect: float = MIN_EFFECT
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the verdict as a JSON object."""
-        return {
-            "decision": self.decision.value,
-            "reason": self.reason,
-            "speedup": self.speedup,
-            # JSON has no infinity: an end that is not known is null.
-            "interval": [end if math.isfinite(end) else None for end in self.interval],
-            "blocks": self.blocks,
-            "default_us": self.default_us,
-            "policy_us": self.policy_us,
-            "min_effect": self.min_effect,
-        }
-
-
-def verdict_from_document(document: Mapping[str, Any]) -> Verdict:
-    """Read back what `Verdict.to_document` wrote."""
-    low, high = document["interval"]
-    return Verdict(
-        decision=Decision(document["decision"]),
-        reason=document["reason"],
-        speedup=float(document["speedup"]),
-        interval=(float(low), math.inf if high is None else float(high)),
-        blocks=int(document["blocks"]),
-        default_us=float(document["default_us"]),
-        policy_us=float(document["policy_us"]),
-        # The first verdicts do not say it.
-        min_effect=float(document.get("min_effect", MIN_EFFECT)),
-    )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyVerdict:
+class PolicyVerdict(Document):
     """One form in which the result reaches a job, with the verdict of exactly that form.
 
     Attributes:
@@ -110,7 +78,7 @@ class PolicyVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Document):
     """A published revision for one workload on one fingerprint.
 
     Attributes:
@@ -133,6 +101,8 @@ class Recommendation:
             written down.
     """
 
+    SHAPE: ClassVar = Shape(name="a recommendation", schema=1)
+
     id: str
     revision: int
     study: str
@@ -150,28 +120,6 @@ class Recommendation:
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the recommendation as the JSON document that is stored and served."""
-        return {
-            "schema": RECOMMENDATION_SCHEMA,
-            "id": self.id,
-            "revision": self.revision,
-            "study": self.study,
-            "cluster": self.cluster,
-            "model": self.model,
-            "workload_digest": self.workload_digest,
-            "collectives": sorted(c.value for c in self.collectives),
-            "fingerprint": self.fingerprint.to_document(),
-            "table": _policy_verdict_row(self.table),
-            "variables": _policy_verdict_row(self.variables) if self.variables else None,
-            "simulated": self.simulated,
-            "launcher": self.launcher,
-            "created": self.created,
-            "source_digest": self.source_digest,
-            "stale": self.stale,
-            "dtypes": sorted([collective.value, dtype] for collective, dtype in self.dtypes),
-        }
-
 
 def recommendation_id(
     study: str, table: PolicyVerdict, variables: PolicyVerdict | None, *, source_digest: str, trials: int
@@ -180,48 +128,6 @@ def recommendation_id(
     # Published ids were made from the text of these records: it keeps the name that their class had then.
     said = [form and f"Delivery(policy={form.policy!r}, verdict={form.verdict!r})" for form in (table, variables)]
     return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
-
-
-def _policy_verdict_row(policy_verdict: PolicyVerdict) -> dict[str, Any]:
-    return {"policy": policy_verdict.policy.to_document(), "verdict": policy_verdict.verdict.to_document()}
-
-
-def _policy_verdict_from_row(row: Mapping[str, Any]) -> PolicyVerdict:
-    return PolicyVerdict(policy=policy_from_document(row["policy"]), verdict=verdict_from_document(row["verdict"]))
-
-
-def recommendation_from_document(document: Mapping[str, Any]) -> Recommendation:
-    """Read back what `Recommendation.to_document` wrote.
-
-    Raises:
-        InputError: the document is not one, or of a newer schema.
-    """
-    try:
-        if document["schema"] != RECOMMENDATION_SCHEMA:
-            raise InputError(f"recommendation schema {document['schema']!r} is not supported", hint="update ncclt")
-        return Recommendation(
-            id=str(document["id"]),
-            revision=int(document["revision"]),
-            study=str(document["study"]),
-            cluster=str(document["cluster"]),
-            model=str(document["model"]),
-            workload_digest=str(document["workload_digest"]),
-            collectives=frozenset(Collective(c) for c in document["collectives"]),
-            fingerprint=fingerprint_from_document(document["fingerprint"]),
-            table=_policy_verdict_from_row(document["table"]),
-            variables=_policy_verdict_from_row(document["variables"]) if document["variables"] else None,
-            simulated=bool(document["simulated"]),
-            launcher=str(document["launcher"]),
-            created=str(document["created"]),
-            # The first recommendations say none of these.
-            source_digest=str(document.get("source_digest", "")),
-            stale=str(document.get("stale", "")),
-            dtypes=frozenset((Collective(c), str(dtype)) for c, dtype in document.get("dtypes", ())),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"this is not a recommendation: {type(error).__name__}: {error}") from error
-    except NccltError as error:
-        raise InputError(f"this is not a recommendation: {error.message}", hint=error.hint) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

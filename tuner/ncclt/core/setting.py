@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from ncclt.core.algo_proto_text import BASE_ALGORITHMS, BASE_NEEDED_SINCE, BASE_PROTOCOLS
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import SettingError
@@ -24,7 +25,7 @@ def max_channels(version: NcclVersion) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Document):
     """A forced choice and process-wide parameters; the empty setting is NCCL's own choice, the default.
 
     Attributes:
@@ -35,6 +36,11 @@ class Setting:
             (("BUFFSIZE", 8388608),).
         confined: NCCL chooses, but no longer among all it has: only of what `applied_to` returns, so never stored.
     """
+
+    SHAPE: ClassVar = Shape(
+        name="a setting", error=SettingError, omitted=("algorithm", "protocol", "channels", "parameters"),
+        hidden=("confined",), pairs=("parameters",),
+    )  # fmt: skip
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
@@ -79,19 +85,6 @@ class Setting:
         confined = version >= BASE_NEEDED_SINCE and self.protocol is not Protocol.LL128
         return Setting(channels=self.channels, parameters=self.parameters, confined=confined)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the setting as a JSON object without empty fields; `{}` is the default."""
-        document: dict[str, Any] = {}
-        if self.algorithm:
-            document["algorithm"] = self.algorithm.value
-        if self.protocol:
-            document["protocol"] = self.protocol.value
-        if self.channels is not None:
-            document["channels"] = self.channels
-        if self.parameters:
-            document["parameters"] = dict(self.parameters)
-        return document
-
     def digest(self) -> str:
         """Return the hash by which repeats of a setting are recognised."""
         canonical = json.dumps(self.to_document(), sort_keys=True)
@@ -100,19 +93,6 @@ class Setting:
 
 DEFAULT = Setting()
 """NCCL's own choice: nothing forced, no parameter set."""
-
-
-def setting_from_document(document: Mapping[str, Any]) -> Setting:
-    """Read back what `Setting.to_document` wrote."""
-    try:
-        return Setting(
-            algorithm=Algorithm(document["algorithm"]) if document.get("algorithm") else None,
-            protocol=Protocol(document["protocol"]) if document.get("protocol") else None,
-            channels=document.get("channels"),
-            parameters=tuple((str(k), int(v)) for k, v in document.get("parameters", {}).items()),
-        )
-    except (ValueError, TypeError, AttributeError) as error:
-        raise SettingError(f"this is not a setting: {error}") from error
 
 
 def check_setting(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> None:

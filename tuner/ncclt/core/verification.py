@@ -7,13 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
 
-from ncclt.core.recommendation import Verdict, verdict_from_document
-from ncclt.errors import InputError
-
-VERIFICATION_SCHEMA = 1
-"""Version of the verification document."""
+from ncclt.core.documents import Document, Shape
+from ncclt.core.recommendation import Verdict
 
 PERCENTILES = (50, 75, 90, 95)
 """Those that papers on training speed print."""
@@ -30,7 +27,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLaunch:
+class StepLaunch(Document):
     """One launch of the training.
 
     Attributes:
@@ -39,6 +36,8 @@ class StepLaunch:
         step_us: time of each measured step on its slowest rank, µs; empty where the launch failed.
         failure: what went wrong, with the last lines of output; empty when nothing did.
     """
+
+    SHAPE: ClassVar = Shape(complete=True)
 
     side: Side
     order: int
@@ -52,7 +51,7 @@ class StepLaunch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Document):
     """The verdict of real step times, with everything it rests on.
 
     Attributes:
@@ -64,11 +63,16 @@ class Verification:
         removed_env: names of inherited variables that no side got.
         warmup, steps: steps of each launch before the measured ones, and measured ones.
         ranks, hosts: how many gave times; 0 where no launch did.
-        launches: in order.
         verdict: about the step time; its times are µs per step.
+        launches: in order.
         notes: what the reader must know.
         created: ISO time.
     """
+
+    SHAPE: ClassVar = Shape(
+        name="a verification", hint="verify again with `ncclt verify`", schema=1, pairs=("base_env", "tuned_env"),
+        computed=(("percentiles_us", "percentiles_us", "launches"),),
+    )  # fmt: skip
 
     id: str
     cluster: str
@@ -82,8 +86,8 @@ class Verification:
     steps: int
     ranks: int
     hosts: int
-    launches: tuple[StepLaunch, ...]
     verdict: Verdict
+    launches: tuple[StepLaunch, ...]
     notes: tuple[str, ...]
     created: str
 
@@ -96,76 +100,10 @@ class Verification:
         times_us = self.step_us(side)
         return {percent: percentile(times_us, percent) for percent in PERCENTILES} if times_us else {}
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the verification as the JSON document that is stored and printed."""
-        return {
-            "schema": VERIFICATION_SCHEMA,
-            "id": self.id,
-            "cluster": self.cluster,
-            "model": self.model,
-            "recommendation": self.recommendation,
-            "argv": list(self.argv),
-            "base_env": dict(self.base_env),
-            "tuned_env": dict(self.tuned_env),
-            "removed_env": list(self.removed_env),
-            "warmup": self.warmup,
-            "steps": self.steps,
-            "ranks": self.ranks,
-            "hosts": self.hosts,
-            "verdict": self.verdict.to_document(),
-            "percentiles_us": {
-                side.value: {f"p{percent}": time for percent, time in self.percentiles(side).items()} for side in Side
-            },
-            "launches": [
-                {"side": launch.side.value, "order": launch.order, "step_us": list(launch.step_us),
-                 "failure": launch.failure}
-                for launch in self.launches
-            ],
-            "notes": list(self.notes),
-            "created": self.created,
-        }  # fmt: skip
-
-
-def verification_from_document(document: Mapping[str, Any]) -> Verification:
-    """Read back what `Verification.to_document` wrote; percentiles are computed again.
-
-    Raises:
-        InputError: the document is not one, or of another schema.
-    """
-    try:
-        if document["schema"] != VERIFICATION_SCHEMA:
-            raise InputError(f"verification schema {document['schema']!r} is not supported", hint="update ncclt")
-        return Verification(
-            id=str(document["id"]),
-            cluster=str(document["cluster"]),
-            model=str(document["model"]),
-            recommendation=str(document["recommendation"]),
-            argv=tuple(str(word) for word in document["argv"]),
-            base_env=sorted_variables(document["base_env"]),
-            tuned_env=sorted_variables(document["tuned_env"]),
-            removed_env=tuple(str(name) for name in document["removed_env"]),
-            warmup=int(document["warmup"]),
-            steps=int(document["steps"]),
-            ranks=int(document["ranks"]),
-            hosts=int(document["hosts"]),
-            launches=tuple(_launch_from_row(row) for row in document["launches"]),
-            verdict=verdict_from_document(document["verdict"]),
-            notes=tuple(str(note) for note in document["notes"]),
-            created=str(document["created"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"this is not a verification: {type(error).__name__}: {error}", hint="verify again with `ncclt verify`"
-        ) from error
-
-
-def _launch_from_row(row: Mapping[str, Any]) -> StepLaunch:
-    return StepLaunch(
-        side=Side(row["side"]),
-        order=int(row["order"]),
-        step_us=tuple(float(time) for time in row["step_us"]),
-        failure=str(row["failure"]),
-    )
+    @property
+    def percentiles_us(self) -> dict[str, dict[str, float]]:
+        """Return the percentiles of both sides, µs."""
+        return {side.value: {f"p{percent}": time for percent, time in self.percentiles(side).items()} for side in Side}
 
 
 def sorted_variables(variables: Mapping[str, str]) -> Variables:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Collective, Message
 from ncclt.errors import InputError, UsageError
-
-WORKLOAD_SCHEMA = 1
-"""Version of the workload document (profiles/workload.schema.json)."""
 
 WHOLE_FILE = "no training step is marked: whole file, number of steps unknown"
 """Note of a workload whose calls are those of everything that was recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageCalls:
+class MessageCalls(Document):
     """A message and how often one rank sends it in a step.
 
     Attributes:
@@ -27,6 +25,8 @@ class MessageCalls:
         calls_per_step: mean calls per training step, above 0; calls in all where the provenance says `whole_file`.
         recorded_us: mean duration of a call in the recording, µs, where the source has it.
     """
+
+    SHAPE: ClassVar = Shape(inlined=("message",), omitted=("recorded_us",))
 
     message: Message
     calls_per_step: float
@@ -39,7 +39,7 @@ class MessageCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(Document):
     """Where a workload came from, so that anyone can judge or repeat it.
 
     Attributes:
@@ -53,9 +53,11 @@ class Provenance:
         whole_file: the calls are all that the source holds, and not those of one training step.
     """
 
+    SHAPE: ClassVar = Shape(omitted=("whole_file",))
+
     source: str
     created: str = ""
-    detail: Mapping[str, str] | None = None
+    detail: Mapping[str, str] = field(default_factory=dict)
     world_size: int = 0
     ranks_read: tuple[int, ...] = ()
     steps: int = 0
@@ -64,20 +66,25 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Document):
     """The messages of one training step, with their provenance; those of a whole file where it marks no step.
 
     Attributes:
         name: short name, as in `--model NAME`.
-        messages: one entry per distinct message, largest share of bytes first.
         provenance: where it came from.
+        messages: one entry per distinct message, largest share of bytes first.
         step_time_us: mean step time in the recording, µs, where the source has it.
         exposed_us: communication not hidden behind compute, µs per step, where the source has it.
     """
 
+    SHAPE: ClassVar = Shape(
+        name="a workload document", hint="see profiles/workload.schema.json for the fields", schema=1,
+        omitted=("step_time_us", "exposed_us"),
+    )  # fmt: skip
+
     name: str
-    messages: tuple[MessageCalls, ...]
     provenance: Provenance
+    messages: tuple[MessageCalls, ...]
     step_time_us: float | None = None
     exposed_us: float | None = None
 
@@ -206,99 +213,6 @@ class Workload:
             for m in self.messages
         )  # fmt: skip
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the workload as the JSON document of profiles/workload.schema.json."""
-        origin = self.provenance
-        document: dict[str, Any] = {
-            "schema": WORKLOAD_SCHEMA,
-            "name": self.name,
-            "provenance": {
-                "source": origin.source,
-                "created": origin.created,
-                "detail": dict(origin.detail or {}),
-                "world_size": origin.world_size,
-                "ranks_read": list(origin.ranks_read),
-                "steps": origin.steps,
-                "notes": list(origin.notes),
-            },
-            "messages": [_message_row(m) for m in self.messages],
-        }
-        if origin.whole_file:
-            document["provenance"]["whole_file"] = True
-        if self.step_time_us is not None:
-            document["step_time_us"] = self.step_time_us
-        if self.exposed_us is not None:
-            document["exposed_us"] = self.exposed_us
-        return document
-
-
-def _message_row(calls: MessageCalls) -> dict[str, Any]:
-    message = calls.message
-    row: dict[str, Any] = {
-        "collective": message.collective.value,
-        "dtype": message.dtype,
-        "size_bytes": message.size_bytes,
-        "group_size": message.group_size,
-        "spans_nodes": message.spans_nodes,
-        "calls_per_step": calls.calls_per_step,
-    }
-    if calls.recorded_us is not None:
-        row["recorded_us"] = calls.recorded_us
-    return row
-
-
-def workload_from_document(document: Mapping[str, Any]) -> Workload:
-    """Read back what `Workload.to_document` wrote.
-
-    Raises:
-        InputError: a field is missing, has the wrong type or an impossible value.
-    """
-    try:
-        if document["schema"] != WORKLOAD_SCHEMA:
-            raise InputError(f"workload schema {document['schema']!r} is not {WORKLOAD_SCHEMA}", hint="update ncclt")
-        origin = document["provenance"]
-        provenance = Provenance(
-            source=str(origin["source"]),
-            created=str(origin.get("created", "")),
-            detail={str(k): str(v) for k, v in origin.get("detail", {}).items()},
-            world_size=int(origin.get("world_size", 0)),
-            ranks_read=tuple(int(r) for r in origin.get("ranks_read", ())),
-            steps=int(origin.get("steps", 0)),
-            notes=tuple(str(n) for n in origin.get("notes", ())),
-            whole_file=bool(origin.get("whole_file", False)),
-        )
-        messages = tuple(_calls_from_row(row) for row in document["messages"])
-        return Workload(
-            name=str(document["name"]),
-            messages=messages,
-            provenance=provenance,
-            step_time_us=_optional_float(document.get("step_time_us")),
-            exposed_us=_optional_float(document.get("exposed_us")),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"this is not a workload document: {type(error).__name__}: {error}",
-            hint="see profiles/workload.schema.json for the fields",
-        ) from error
-
-
-def _calls_from_row(row: Mapping[str, Any]) -> MessageCalls:
-    return MessageCalls(
-        message=Message(
-            collective=Collective(row["collective"]),
-            dtype=row["dtype"],
-            size_bytes=int(row["size_bytes"]),
-            group_size=int(row.get("group_size", 0)),
-            spans_nodes=bool(row.get("spans_nodes", False)),
-        ),
-        calls_per_step=float(row["calls_per_step"]),
-        recorded_us=_optional_float(row.get("recorded_us")),
-    )
-
-
-def _optional_float(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 from ncclt.client.answer import checked, checked_document
 from ncclt.core.attestation import Delivered, Form
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, policy_from_document
+from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Request
 from ncclt.deliver.effect import policy_of_variables
 from ncclt.errors import (
@@ -90,7 +90,7 @@ def offer_from_document(document: Any) -> Offer:
     """
     try:
         known = checked_document(document, document["nccl_version"])
-        rules = policy_from_document({"rules": known["table"], "parameters": known["table_parameters"]})
+        rules = Policy.from_document({"rules": known["table"], "parameters": known["table_parameters"]})
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
         raise _no_offer(error) from error
     return Offer(

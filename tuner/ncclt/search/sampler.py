@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.setting import DEFAULT, Setting, setting_from_document
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
@@ -122,7 +122,7 @@ class PolicySampler(BaseSampler):
             document = known.user_attrs.get(SETTING)
             if document is None or known.number == trial.number:
                 continue
-            setting = setting_from_document(document)
+            setting = Setting.from_document(document)
             if known.state is TrialState.RUNNING:
                 running.append(setting)
             else:

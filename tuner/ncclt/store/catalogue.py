@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
-from ncclt.core.cluster import Cluster, cluster_from_document
-from ncclt.core.workload import Workload, workload_from_document
+from ncclt.core.cluster import Cluster
+from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
@@ -102,8 +102,8 @@ class Catalogue(Generic[Entry]):
 
 
 WORKLOADS: Catalogue[Workload] = Catalogue(
-    kind="workload", command=WORKLOAD_LIST, table=workloads, parse=workload_from_document
+    kind="workload", command=WORKLOAD_LIST, table=workloads, parse=Workload.from_document
 )
 CLUSTERS: Catalogue[Cluster] = Catalogue(
-    kind="cluster", command=CLUSTER_LIST, table=clusters, parse=cluster_from_document
+    kind="cluster", command=CLUSTER_LIST, table=clusters, parse=Cluster.from_document
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, update
 
-from ncclt.core.setting import DEFAULT, Setting, setting_from_document
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.store.documents import to_text
@@ -186,7 +186,7 @@ def _claim(row: Row[Any]) -> Claim:
     document = json.loads(row.document)
     return Claim(
         number=document["number"],
-        setting=setting_from_document(document["setting"]),
+        setting=Setting.from_document(document["setting"]),
         repeat=document["repeat"],
         phase=Phase(document["phase"]),
     )

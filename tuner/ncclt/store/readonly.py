@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from ncclt.core.recommendation import Recommendation, recommendation_from_document, replaced_workload
+from ncclt.core.recommendation import Recommendation, replaced_workload
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
@@ -46,7 +46,7 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     """
     with stored("a recommendation"):
         rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
-        found = [(recommendation_from_document(json.loads(text)), check) for text, check, _ in rows]
+        found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
         return tuple(replace(r, stale=_staleness(check) or replaced_workload(r, digest)) for r, check in found)
 
@@ -63,21 +63,21 @@ def read_names(location: Location) -> list[tuple[str, str]]:
 def _staleness(check: str | None) -> str:
     if check is None:
         return ""
-    from ncclt.core.recheck import check_from_document
+    from ncclt.core.recheck import Check
 
-    return check_from_document(json.loads(check)).staleness
+    return Check.from_document(json.loads(check)).staleness
 
 
 def _workload_digest(name: str, added: str | None) -> str:
     """Return the digest of the workload of a name as it is now; a shipped one hides an added one."""
-    from ncclt.core.workload import workload_from_document
+    from ncclt.core.workload import Workload
     from ncclt.store.shipped import profiles_folder
 
     # Each shipped workload is in a file of its name; reading all of them to find one would take too long here.
     shipped = profiles_folder() / "workloads" / f"{name}.json"
     is_shipped = shipped.name == f"{name}.json" and shipped.is_file()
     text = shipped.read_text(encoding="utf-8") if is_shipped else added
-    return workload_from_document(json.loads(text)).digest() if text is not None else ""
+    return Workload.from_document(json.loads(text)).digest() if text is not None else ""
 
 
 def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, func, insert, select
 
-from ncclt.core.recommendation import Recommendation, recommendation_from_document
+from ncclt.core.recommendation import Recommendation
 from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.tables import recommendations
@@ -81,4 +81,4 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
 
 def _read(id: str, text: str) -> Recommendation:
     with stored(f"the recommendation {id}"):
-        return recommendation_from_document(json.loads(text))
+        return Recommendation.from_document(json.loads(text))

@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
 
-from ncclt.core.attestation import Attestation, attestation_from_document
-from ncclt.core.preflight import Preflight, preflight_from_document
-from ncclt.core.recheck import Check, Freshness, check_from_document
+from ncclt.core.attestation import Attestation
+from ncclt.core.preflight import Preflight
+from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, replaced_workload
-from ncclt.core.verification import Verification, verification_from_document
+from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError
 from ncclt.store.catalogue import WORKLOADS
@@ -110,10 +110,10 @@ class RecordKind(Generic[Record]):
         return text(earlier.query).columns(*(c for c in records.c if c.name != "kind")).subquery()
 
 
-CHECKS: RecordKind[Check] = RecordKind(name="check", parse=check_from_document)
-ATTESTATIONS: RecordKind[Attestation] = RecordKind(name="attestation", parse=attestation_from_document)
-PREFLIGHTS: RecordKind[Preflight] = RecordKind(name="preflight", parse=preflight_from_document)
-VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", parse=verification_from_document)
+CHECKS: RecordKind[Check] = RecordKind(name="check", parse=Check.from_document)
+ATTESTATIONS: RecordKind[Attestation] = RecordKind(name="attestation", parse=Attestation.from_document)
+PREFLIGHTS: RecordKind[Preflight] = RecordKind(name="preflight", parse=Preflight.from_document)
+VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", parse=Verification.from_document)
 
 
 def with_staleness(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ncclt.core.cluster import Cluster, cluster_from_document
-from ncclt.core.workload import Workload, workload_from_document
+from ncclt.core.cluster import Cluster
+from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NccltError, reason
 
 
@@ -45,12 +45,12 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
     Raises:
         InputError: a file is broken or repeats a name; the message names the file.
     """
-    return _read(folder / "workloads", ".json", lambda text: workload_from_document(json.loads(text)))
+    return _read(folder / "workloads", ".json", lambda text: Workload.from_document(json.loads(text)))
 
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder, by name; InputError as for `shipped_workloads`."""
-    return _read(folder / "clusters", ".toml", lambda text: cluster_from_document(tomllib.loads(text)))
+    return _read(folder / "clusters", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
 
 
 def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str, Entry]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from ncclt.core.cluster import cluster_from_document
-from ncclt.core.printed_costs import printed_costs_from_document
+from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.study import Study, StudyState
-from ncclt.core.workload import workload_from_document
+from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import close_names
@@ -127,8 +127,8 @@ def _study(row: Row[Any]) -> Study:
         return Study(
             id=row.id,
             name=row.name,
-            cluster=cluster_from_document(document["cluster"]),
-            workload=workload_from_document(document["workload"]),
+            cluster=Cluster.from_document(document["cluster"]),
+            workload=Workload.from_document(document["workload"]),
             launcher=document["launcher"],
             simulated=document["simulated"],
             process_wide=tuple(document["process_wide"]),
@@ -137,7 +137,7 @@ def _study(row: Row[Any]) -> Study:
             reason=document["reason"],
             created=row.created,
             updated=row.updated,
-            printed_costs=printed_costs_from_document(document["printed_costs"])
+            printed_costs=PrintedCosts.from_document(document["printed_costs"])
             if "printed_costs" in document
             else None,
         )

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.setting import setting_from_document
+from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NotFoundError
@@ -102,7 +102,7 @@ def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
     return Trial(
         number=row.number,
         phase=Phase(row.phase),
-        setting=setting_from_document(document["setting"]),
+        setting=Setting.from_document(document["setting"]),
         repeat=document["repeat"],
         result=result,
         score_us=row.score_us,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.message import Message
-from ncclt.core.workload import workload_from_document
+from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.reader import Reader
 
@@ -95,6 +95,6 @@ class ReaderContract:
         origin = workload.provenance
         assert workload.name == "sample"
         assert origin.source == reader.name
-        assert all(path.name in dict(origin.detail or {}).get("files", "") for path in sample)
+        assert all(path.name in origin.detail.get("files", "") for path in sample)
         assert not origin.created or date.fromisoformat(origin.created)
-        assert workload_from_document(workload.to_document()) == workload
+        assert Workload.from_document(workload.to_document()) == workload

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.cluster import Cluster, cluster_from_document
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.errors import InputError
@@ -15,7 +15,7 @@ PRESETS = sorted((Path(__file__).resolve().parents[4] / "profiles" / "clusters")
 
 
 def load(path: Path) -> Cluster:
-    return cluster_from_document(tomllib.loads(path.read_text(encoding="utf-8")))
+    return Cluster.from_document(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 def test_the_presets_of_the_issue_are_there():
@@ -28,10 +28,10 @@ def test_a_preset_loads_under_its_own_name_with_sources(path):
     assert cluster.name == path.stem
     assert cluster.description
     assert cluster.sources
-    assert cluster_from_document(cluster.to_document()) == cluster
-    assert cluster_from_document({"schema": 1, **cluster.to_document()}) == cluster
+    assert Cluster.from_document(cluster.to_document()) == cluster
+    assert Cluster.from_document({"schema": 1, **cluster.to_document()}) == cluster
     with pytest.raises(InputError, match="schema 2"):
-        cluster_from_document({"schema": 2, **cluster.to_document()})
+        Cluster.from_document({"schema": 2, **cluster.to_document()})
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)

@@ -7,7 +7,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
-from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable, printed_costs_from_document
+from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
@@ -99,4 +99,4 @@ def test_another_version_is_told():
 
 
 def test_a_document_comes_back_as_it_was():
-    assert printed_costs_from_document(json.loads(json.dumps(COSTS.to_document()))) == COSTS
+    assert PrintedCosts.from_document(json.loads(json.dumps(COSTS.to_document()))) == COSTS

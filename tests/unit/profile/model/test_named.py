@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ncclt.core.workload import workload_from_document
+from ncclt.core.workload import Workload
 from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError
 from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
 
@@ -117,7 +117,7 @@ class TestWithLibraries:
         }
         assert workload.provenance.detail["library"] == "torchvision 1.2"
         assert workload.provenance.detail["parameters"] == str(gradients)
-        assert workload_from_document(workload.to_document()) == workload
+        assert Workload.from_document(workload.to_document()) == workload
 
     def test_bucket_cap_splits(self):
         assert len(_workload("tiny").messages) == 1

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ncclt.core.preflight import SEVERITY, Preflight
+from ncclt.core.preflight import SEVERITY, ExpectedSize, Preflight
 from ncclt.health.preflight.checkup import Checkup
 from ncclt.health.preflight.elimination import pair_rounds
 from ncclt.health.preflight.probes import Probes
@@ -78,7 +78,7 @@ def preflight(
         hosts=request.hosts,
         gpus_per_node=request.cluster.gpus_per_node,
         source=request.expectation.source,
-        expected=request.expectation.sizes,
+        expected=tuple(ExpectedSize(size_bytes=size, busbw_gbps=gbps) for size, gbps in request.expectation.sizes),
         tolerance=request.expectation.tolerance,
         state=state,
         findings=tuple(sorted(checkup.findings, key=lambda one: (SEVERITY.index(one.outcome), one.share))),

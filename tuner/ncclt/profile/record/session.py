@@ -181,5 +181,5 @@ def _told(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Work
 
 def _noted(workload: Workload, notes: tuple[str, ...]) -> Workload:
     origin = workload.provenance
-    detail = {**(origin.detail or {}), "recorded_by": "ncclt profile record"}
+    detail = {**origin.detail, "recorded_by": "ncclt profile record"}
     return replace(workload, provenance=replace(origin, detail=detail, notes=(*origin.notes, *notes)))
