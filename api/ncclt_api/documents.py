@@ -141,18 +141,4 @@ def _workload_fields(workload: Workload) -> dict[str, Any]:
 
 
 def _study_fields(study: Study) -> dict[str, Any]:
-    return {
-        "id": study.id,
-        "name": study.name,
-        "cluster": study.cluster.to_document(),
-        "model": study.workload.name,
-        "workload_digest": study.workload.digest(),
-        "launcher": study.launcher,
-        "simulated": study.simulated,
-        "process_wide": list(study.process_wide),
-        "seed": study.seed,
-        "state": study.state,
-        "reason": study.reason,
-        "created": study.created,
-        "updated": study.updated,
-    }
+    return study.to_document() | {"model": study.workload.name, "workload_digest": study.workload.digest()}

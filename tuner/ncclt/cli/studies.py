@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,18 +109,7 @@ def show(
         print_json(
             {
                 "schema": 1,
-                "id": study.id,
-                "name": study.name,
-                "cluster": study.cluster.to_document(),
-                "workload": study.workload.to_document(),
-                "launcher": study.launcher,
-                "simulated": study.simulated,
-                "process_wide": list(study.process_wide),
-                "seed": study.seed,
-                "state": study.state.value,
-                "reason": study.reason,
-                "created": study.created,
-                "updated": study.updated,
+                **replace(study, printed_costs=None).to_document(),
                 "recommendation": newest.to_document() if newest else None,
                 "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
                 "trials": [trial_row(t, study.cluster) for t in trials],

@@ -242,7 +242,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "interval": verdict.to_document()["interval"] if verdict else None,
         "blocks": verdict.blocks if verdict else 0,
         "policy": found.table.policy.to_document() if found else None,
-        "variables": _variables_row(found),
+        "variables": found.variables.to_document() if found and found.variables else None,
         "channels": channels_words(found.table.effective) if found else "",
         "recommendation": {"id": found.id, "revision": found.revision} if found else None,
         "messages": [_message_row(row) for row in result.messages],
@@ -252,12 +252,6 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         "notes": list(result.notes),
     }
-
-
-def _variables_row(found: Recommendation | None) -> dict[str, Any] | None:
-    if found is None or found.variables is None:
-        return None
-    return {"policy": found.variables.policy.to_document(), "verdict": found.variables.verdict.to_document()}
 
 
 def _message_row(row: MessageRow) -> dict[str, Any]:

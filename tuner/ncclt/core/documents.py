@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from ncclt.errors import InputError, NccltError, SettingError
 
@@ -94,12 +94,15 @@ class Document:
             raise cls.SHAPE.error(f"this is not {cls.SHAPE.name}: {error.message}", hint=error.hint) from error
 
 
+Record = TypeVar("Record", bound=Document)
+
+
 class _UnfitError(Exception):
     """An entry that does not fit; the text says where it is and why."""
 
 
-_fields = cache(fields)
-_hints = cache(get_type_hints)
+_fields: Callable[[Any], tuple[Field[Any], ...]] = cache(fields)
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def _default(one: Field[Any]) -> Any:
@@ -120,7 +123,7 @@ def _plain(value: Any) -> Any:
     return sorted(items) if isinstance(value, frozenset) else items
 
 
-def _record(cls: type[Any], document: Any, where: str) -> Any:
+def _record(cls: type[Record], document: Any, where: str) -> Record:
     shape: Shape = cls.SHAPE
     if not isinstance(document, Mapping):
         raise _unfit(where, "an object", document)
@@ -159,7 +162,8 @@ def _check_entries(cls: type[Any], document: Mapping[str, Any], where: str) -> N
 
 def _field(shape: Shape, name: str, hint: Any, value: Any, where: str) -> Any:
     if name in shape.pairs:
-        return tuple(sorted(_value(Mapping[str, get_args(get_args(hint)[0])[1]], value, where).items()))
+        _name, kind = get_args(get_args(hint)[0])
+        return tuple(sorted(_value(dict[str, kind], value, where).items()))  # type: ignore[valid-type]
     if name in shape.unbounded and isinstance(value, list) and value[-1:] == [None]:
         value = [*value[:-1], math.inf]
     return _value(hint, value, where)
@@ -174,7 +178,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _value(next(part for part in parts if part is not NoneType), value, where)
     if kind in _LEAVES:
         return _leaf(kind, value, where)
-    if kind is Mapping:
+    if kind in (Mapping, dict):
         if not isinstance(value, Mapping):
             raise _unfit(where, "an object", value)
         return {_leaf(str, name, where): _value(parts[1], item, f"{where}.{name}") for name, item in value.items()}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.documents import Document, Shape
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
@@ -65,7 +67,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(Document):
     """A launch that a worker is about to make: nobody else gets its number or launches its setting meanwhile.
 
     Attributes:
@@ -74,6 +76,8 @@ class Claim:
         repeat: how many earlier trials of the study had the same setting.
         phase: why it is run.
     """
+
+    SHAPE: ClassVar = Shape(name="a claim")
 
     number: int
     setting: Setting
@@ -87,7 +91,7 @@ def gpu_seconds(trials: Iterable[Trial], cluster: Cluster) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Study(Document):
     """A study's identity and state; its trials are asked for separately.
 
     Attributes:
@@ -104,6 +108,8 @@ class Study:
         created, updated: ISO times.
         printed_costs: NCCL's own tables that the search began from; None = from our estimate of them.
     """
+
+    SHAPE: ClassVar = Shape(name="a study", omitted=("printed_costs",))
 
     id: str
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
@@ -14,20 +14,10 @@ from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
-from ncclt.store.shipped import Named
 from ncclt.store.tables import clusters, workloads
 
-
-class Documented(Named, Protocol):
-    """Anything with a name that can be written as a document."""
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        ...
-
-
 Item = TypeVar("Item")
-Entry = TypeVar("Entry", bound=Documented)
+Entry = TypeVar("Entry", Workload, Cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +41,13 @@ class Catalogue(Generic[Entry]):
         kind: its word in messages.
         command: lists all entries.
         table: where added ones are kept.
-        parse: reads one from its document.
+        record: what a document of it becomes.
     """
 
     kind: str
     command: str
     table: Table
-    parse: Callable[[Mapping[str, Any]], Entry]
+    record: type[Entry]
 
     def entries(self, connection: Connection, shipped: Mapping[str, Entry]) -> tuple[CatalogueEntry[Entry], ...]:
         """Return every entry by name; a shipped one hides an added one of the same name (after an update of ncclt)."""
@@ -98,12 +88,8 @@ class Catalogue(Generic[Entry]):
 
     def _read(self, name: str, text: str) -> Entry:
         with stored(f"the {self.kind} {name!r}"):
-            return self.parse(json.loads(text))
+            return self.record.from_document(json.loads(text))
 
 
-WORKLOADS: Catalogue[Workload] = Catalogue(
-    kind="workload", command=WORKLOAD_LIST, table=workloads, parse=Workload.from_document
-)
-CLUSTERS: Catalogue[Cluster] = Catalogue(
-    kind="cluster", command=CLUSTER_LIST, table=clusters, parse=Cluster.from_document
-)
+WORKLOADS: Catalogue[Workload] = Catalogue(kind="workload", command=WORKLOAD_LIST, table=workloads, record=Workload)
+CLUSTERS: Catalogue[Cluster] = Catalogue(kind="cluster", command=CLUSTER_LIST, table=clusters, record=Cluster)

@@ -173,20 +173,8 @@ def _insert(
 
 
 def _document(claim: Claim, token: str) -> dict[str, Any]:
-    return {
-        "token": token,
-        "number": claim.number,
-        "setting": claim.setting.to_document(),
-        "repeat": claim.repeat,
-        "phase": claim.phase.value,
-    }
+    return {"token": token, **claim.to_document()}
 
 
 def _claim(row: Row[Any]) -> Claim:
-    document = json.loads(row.document)
-    return Claim(
-        number=document["number"],
-        setting=Setting.from_document(document["setting"]),
-        repeat=document["repeat"],
-        phase=Phase(document["phase"]),
-    )
+    return Claim.from_document(json.loads(row.document))

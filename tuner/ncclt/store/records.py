@@ -6,7 +6,7 @@ All are rows of one table: a kind, the columns that are searched by, and the doc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -36,11 +36,11 @@ class RecordKind(Generic[Record]):
 
     Attributes:
         name: in the table and in messages.
-        parse: reads one from its document.
+        record: what a document of it becomes.
     """
 
     name: str
-    parse: Callable[[Mapping[str, Any]], Record]
+    record: type[Record]
 
     def add(self, connection: Connection, record: Record, **columns: str) -> None:
         """Store a record, unless it was stored before and only the answer was lost."""
@@ -93,7 +93,7 @@ class RecordKind(Generic[Record]):
     def read(self, id: str, document: str) -> Record:
         """Return the record of a stored document."""
         with stored(f"the {self.name} {id}"):
-            return self.parse(json.loads(document))
+            return self.record.from_document(json.loads(document))
 
     def _rows(self, connection: Connection) -> Subquery | None:
         """Return the rows of this kind, from their earlier table in a store that was not migrated.
@@ -110,10 +110,10 @@ class RecordKind(Generic[Record]):
         return text(earlier.query).columns(*(c for c in records.c if c.name != "kind")).subquery()
 
 
-CHECKS: RecordKind[Check] = RecordKind(name="check", parse=Check.from_document)
-ATTESTATIONS: RecordKind[Attestation] = RecordKind(name="attestation", parse=Attestation.from_document)
-PREFLIGHTS: RecordKind[Preflight] = RecordKind(name="preflight", parse=Preflight.from_document)
-VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", parse=Verification.from_document)
+CHECKS: RecordKind[Check] = RecordKind(name="check", record=Check)
+ATTESTATIONS: RecordKind[Attestation] = RecordKind(name="attestation", record=Attestation)
+PREFLIGHTS: RecordKind[Preflight] = RecordKind(name="preflight", record=Preflight)
+VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", record=Verification)
 
 
 def with_staleness(

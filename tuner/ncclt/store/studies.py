@@ -8,16 +8,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from ncclt.core.cluster import Cluster
-from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.study import Study, StudyState
-from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import close_names
 from ncclt.store.tables import studies
 
 _LIST = "ncclt studies list"
+_COLUMNS = ("id", "name", "state", "created", "updated")
 
 
 def open_study(connection: Connection, study: Study, *, now: str) -> Study:
@@ -97,47 +95,11 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _row(study: Study) -> dict[str, Any]:
-    costs = {} if study.printed_costs is None else {"printed_costs": study.printed_costs.to_document()}
-    return {
-        "id": study.id,
-        "name": study.name,
-        "cluster": study.cluster.name,
-        "model": study.workload.name,
-        "state": study.state.value,
-        "created": study.created,
-        "updated": study.updated,
-        "document": to_text(
-            {
-                "cluster": study.cluster.to_document(),
-                "workload": study.workload.to_document(),
-                "launcher": study.launcher,
-                "simulated": study.simulated,
-                "process_wide": study.process_wide,
-                "seed": study.seed,
-                "reason": study.reason,
-                **costs,
-            }
-        ),
-    }
+    document = study.to_document()
+    columns = {name: document.pop(name) for name in _COLUMNS}
+    return {**columns, "cluster": study.cluster.name, "model": study.workload.name, "document": to_text(document)}
 
 
 def _study(row: Row[Any]) -> Study:
     with stored(f"the study {row.name!r}"):
-        document = json.loads(row.document)
-        return Study(
-            id=row.id,
-            name=row.name,
-            cluster=Cluster.from_document(document["cluster"]),
-            workload=Workload.from_document(document["workload"]),
-            launcher=document["launcher"],
-            simulated=document["simulated"],
-            process_wide=tuple(document["process_wide"]),
-            seed=document["seed"],
-            state=StudyState(row.state),
-            reason=document["reason"],
-            created=row.created,
-            updated=row.updated,
-            printed_costs=PrintedCosts.from_document(document["printed_costs"])
-            if "printed_costs" in document
-            else None,
-        )
+        return Study.from_document(json.loads(row.document) | {name: getattr(row, name) for name in _COLUMNS})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
 
+from ncclt.core.documents import Document, Shape
 from ncclt.health.doctor.facts import Facts
 from ncclt.nccl.log.evidence import Evidence
 
@@ -52,7 +53,7 @@ Check = Callable[[Facts], Iterable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorRule:
+class DoctorRule(Document):
     """One thing that can be wrong.
 
     Attributes:
@@ -64,6 +65,8 @@ class DoctorRule:
         fix: what to do.
         source: where this is known from.
     """
+
+    SHAPE: ClassVar = Shape(hidden=("check",))
 
     id: str
     severity: Severity
@@ -83,20 +86,9 @@ class DoctorRule:
             for seen in self.check(facts)
         ]  # fmt: skip
 
-    def to_document(self) -> dict[str, str]:
-        """Return it as a JSON object."""
-        return {
-            "id": self.id,
-            "severity": self.severity.value,
-            "title": self.title,
-            "why": self.why,
-            "fix": self.fix,
-            "source": self.source,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Document):
     """One thing that is wrong here; the fields are those of `DoctorRule` and `Observation`."""
 
     id: str
@@ -106,17 +98,3 @@ class Finding:
     why: str
     fix: str
     source: str
-
-    def to_document(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return {
-            "id": self.id,
-            "severity": self.severity.value,
-            "what": self.what,
-            "evidence": [
-                {"source": line.source, "line": line.line or None, "text": line.text} for line in self.evidence
-            ],
-            "why": self.why,
-            "fix": self.fix,
-            "source": self.source,
-        }

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ncclt.core.documents import Document
+
 _MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Document):
     """One line of one source.
 
     Attributes:
         source: file name, or the command that printed it.
-        line: counted from 1; 0 = the source has no lines.
+        line: counted from 1; None = the source has no lines.
         text: of the line, shortened where it is long.
     """
 
     source: str
-    line: int = 0
+    line: int | None = None
     text: str
 
     def __str__(self) -> str:

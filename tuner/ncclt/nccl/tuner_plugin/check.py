@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
+from ncclt.core.documents import Document, Shape
 from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, PROTOCOLS, LoadedPlugin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluginChoice:
+class PluginChoice(Document):
     """What the plugin makes the cheapest for one size; empty words = left to NCCL, channels 0 = left to NCCL."""
 
     collective: str
@@ -30,7 +31,7 @@ class PluginChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableExamination:
+class TableExamination(Document):
     """What was seen.
 
     Attributes:
@@ -41,15 +42,13 @@ class TableExamination:
         works: it answers, and uses the table that was given.
     """
 
+    SHAPE: ClassVar = Shape(schema=1)
+
     library: str
     api_versions: tuple[int, ...]
     said: str
     choices: tuple[PluginChoice, ...]
     works: bool
-
-    def to_document(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return {"schema": 1, **asdict(self)}
 
 
 def examine(

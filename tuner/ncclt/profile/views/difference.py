@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from ncclt.core.documents import Document, Shape
 from ncclt.core.message import Message
 from ncclt.core.workload import MessageCalls, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadChange:
+class WorkloadChange(Document):
     """A message that both workloads send, but not equally often."""
+
+    SHAPE: ClassVar = Shape(inlined=("message",))
 
     message: Message
     calls_before: float
@@ -20,7 +23,7 @@ class WorkloadChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Document):
     """One workload in sums, per step.
 
     Attributes:
@@ -65,11 +68,11 @@ class Difference:
     def to_document(self) -> dict[str, Any]:
         """Return the difference as a JSON object."""
         return {
-            "added": [_row(c.message, calls_before=0.0, calls_after=c.calls_per_step) for c in self.added],
-            "removed": [_row(c.message, calls_before=c.calls_per_step, calls_after=0.0) for c in self.removed],
-            "changed": [_row(c.message, calls_before=c.calls_before, calls_after=c.calls_after) for c in self.changed],
+            "added": [_row(c.message, 0.0, c.calls_per_step) for c in self.added],
+            "removed": [_row(c.message, c.calls_per_step, 0.0) for c in self.removed],
+            "changed": [change.to_document() for change in self.changed],
             "unchanged": self.unchanged,
-            "totals": {"before": asdict(self.before), "after": asdict(self.after)},
+            "totals": {"before": self.before.to_document(), "after": self.after.to_document()},
         }
 
 
@@ -112,5 +115,5 @@ def _totals(workload: Workload) -> Totals:
     )
 
 
-def _row(message: Message, *, calls_before: float, calls_after: float) -> dict[str, Any]:
-    return {**asdict(message), "calls_before": calls_before, "calls_after": calls_after}
+def _row(message: Message, before: float, after: float) -> dict[str, Any]:
+    return WorkloadChange(message=message, calls_before=before, calls_after=after).to_document()
