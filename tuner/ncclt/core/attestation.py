@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.errors import InputError
@@ -100,7 +100,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness(Document):
+class Witness(Documented):
     """Sources that say the same about a job's processes.
 
     Attributes:
@@ -148,7 +148,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageUse(Document):
+class MessageUse(Documented):
     """One kind of message: what was wanted and what was used.
 
     Attributes:
@@ -170,7 +170,7 @@ class MessageUse(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attestation(Document):
+class Attestation(Documented):
     """Whether a recommendation took effect in one job.
 
     Attributes:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError, UsageError
 
@@ -19,7 +19,7 @@ FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster(Document):
+class Cluster(Documented):
     """One kind of node and how many there are.
 
     Attributes:
@@ -128,7 +128,7 @@ class Cluster(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint(Document):
+class Fingerprint(Documented):
     """What a recommendation is valid for: change any of it and it is no longer served.
 
     Attributes:

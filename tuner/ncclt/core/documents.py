@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from functools import cache
+from functools import cache, partial
+from itertools import repeat
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from ncclt.errors import InputError, NccltError, SettingError
 
-_LEAVES = {str: "a text", bool: "true or false", int: "an integer", float: "a number"}
+Convert = Callable[[Any], Any]
+_LEAVES = {str: "a string", bool: "true or false", int: "an integer", float: "a number"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class Shape:
     computed: tuple[tuple[str, str, str], ...] = ()
 
 
-class Document:
+class Documented:
     """The base of every dataclass that is stored, served or printed as JSON."""
 
     __slots__ = ()
@@ -61,20 +63,16 @@ class Document:
         """Return the record as a JSON object, in the order of its fields."""
         shape = self.SHAPE
         document: dict[str, Any] = {"schema": shape.schema} if shape.schema and not shape.bare else {}
-        for one in _fields(type(self)):
-            document |= {entry: _plain(getattr(self, name)) for entry, name, at in shape.computed if at == one.name}
-            value = getattr(self, one.name)
-            if one.name in shape.hidden or (one.name in shape.omitted and value == _default(one)):
+        kind: Any = type(self)
+        for entry, attribute, write, default in _writers(kind):
+            value = getattr(self, attribute)
+            if default is not MISSING and value == default:
                 continue
-            if one.name in shape.inlined:
-                document |= value.to_document()
-            elif one.name in shape.pairs:
-                document[one.name] = dict(value)
-            elif one.name in shape.unbounded:
-                document[one.name] = [end if math.isfinite(end) else None for end in value]
+            if entry:
+                document[entry] = write(value)
             else:
-                document[one.name] = _plain(value)
-        return document | {entry: _plain(getattr(self, name)) for entry, name, at in shape.computed if not at}
+                document |= write(value)
+        return document
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
@@ -84,29 +82,43 @@ class Document:
             NccltError: the class that `SHAPE` names, where an entry is missing or of the wrong type; and what the
                 record itself says of an impossible value.
         """
+        shape = cls.SHAPE
         try:
-            return _record(cls, document, "$")
+            found: Self = _record(cls, document)
         except _UnfitError as unfit:
-            raise cls.SHAPE.error(f"this is not {cls.SHAPE.name}: {unfit}", hint=cls.SHAPE.hint) from None
-        except SettingError as error:  # of a policy inside
-            if cls.SHAPE.error is SettingError:
+            raise shape.error(f"this is not {shape.name}: ${unfit.where} {unfit.what}", hint=shape.hint) from None
+        except SettingError as error:
+            if shape.error is SettingError:
                 raise
-            raise cls.SHAPE.error(f"this is not {cls.SHAPE.name}: {error.message}", hint=error.hint) from error
-
-
-Record = TypeVar("Record", bound=Document)
+            # Of a policy inside: what was read is at fault, and not what was asked for.
+            raise shape.error(f"this is not {shape.name}: {error.message}", hint=error.hint) from error
+        return found
 
 
 class _UnfitError(Exception):
-    """An entry that does not fit; the text says where it is and why."""
+    """An entry that does not fit: where it is, as in `.rows[0].calls`, and what is wrong with it."""
+
+    def __init__(self, what: str, where: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where = what, where
+
+    def inside(self, where: str) -> _UnfitError:
+        return _UnfitError(self.what, where + self.where)
 
 
-_fields: Callable[[Any], tuple[Field[Any], ...]] = cache(fields)
-_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
-
-
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+@cache
+def _writers(cls: Any) -> list[tuple[str, str, Convert, Any]]:
+    """Return (entry, attribute, what writes it, default under which it is left out); an inlined one has no name."""
+    shape: Shape = cls.SHAPE
+    found: list[tuple[str, str, Convert, Any]] = []
+    for one in fields(cls):
+        found += [(entry, attribute, _plain, MISSING) for entry, attribute, at in shape.computed if at == one.name]
+        if one.name in shape.hidden:
+            continue
+        write = dict if one.name in shape.pairs else _ends if one.name in shape.unbounded else _plain
+        default = one.default if one.name in shape.omitted else MISSING
+        found.append(("" if one.name in shape.inlined else one.name, one.name, write, default))
+    return found + [(entry, attribute, _plain, MISSING) for entry, attribute, at in shape.computed if not at]
 
 
 def _plain(value: Any) -> Any:
@@ -115,7 +127,7 @@ def _plain(value: Any) -> Any:
         return value.value
     if value is None or isinstance(value, (str, int, float)):
         return value
-    if isinstance(value, Document):
+    if isinstance(value, Documented):
         return value.to_document()
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
@@ -123,102 +135,145 @@ def _plain(value: Any) -> Any:
     return sorted(items) if isinstance(value, frozenset) else items
 
 
-def _record(cls: type[Record], document: Any, where: str) -> Record:
+def _ends(interval: tuple[float, ...]) -> list[float | None]:
+    return [end if math.isfinite(end) else None for end in interval]
+
+
+def _record(cls: Any, document: Any) -> Any:
     shape: Shape = cls.SHAPE
     if not isinstance(document, Mapping):
-        raise _unfit(where, "an object", document)
-    _check_entries(cls, document, where)
+        raise _unfit(document, "an object")
+    if shape.schema:
+        _check_version(cls, document)
+    readers = _readers(cls)
+    if shape.closed and (unknown := set(map(str, document)) - {"schema", *(name for name, *_ in readers)}):
+        fields_are = ", ".join(name for name, *_ in readers)
+        raise shape.error(f"unknown field {min(unknown)!r} in {shape.name}", hint=f"the fields are {fields_are}")
     values = {}
-    for one in _fields(cls):
-        name, hint, inside = one.name, _hints(cls)[one.name], f"{where}.{one.name}"
-        if name in shape.inlined:
-            values[name] = _record(hint, document, where)
-        elif name in shape.hidden:
-            continue
-        elif name in document:
-            values[name] = _field(shape, name, hint, document[name], inside)
-        elif shape.complete or (one.default is MISSING and one.default_factory is MISSING):
-            raise _UnfitError(f"{inside} is missing")
+    for name, read, inlined, required in readers:
+        try:
+            if inlined:
+                values[name] = read(document)
+            elif name in document:
+                values[name] = read(document[name])
+            elif required:
+                raise _UnfitError("is missing")
+        except _UnfitError as unfit:
+            raise (unfit if inlined else unfit.inside(f".{name}")) from None
     return cls(**values)
 
 
-def _check_entries(cls: type[Any], document: Mapping[str, Any], where: str) -> None:
-    shape: Shape = cls.SHAPE
-    if shape.schema and "schema" not in document and not shape.bare:
-        raise _UnfitError(f"{where}.schema is missing")
-    if shape.schema and document.get("schema", shape.schema) != shape.schema:
-        kind = cls.__name__.lower()
-        raise shape.error(
-            f"{kind} schema {_shown(document['schema'])} is not supported: this ncclt reads schema {shape.schema}",
+def _check_version(cls: Any, document: Mapping[str, Any]) -> None:
+    found, known = document.get("schema", cls.SHAPE.schema if cls.SHAPE.bare else None), cls.SHAPE.schema
+    if found is None:
+        raise _UnfitError("is missing", ".schema")
+    if found != known:
+        raise cls.SHAPE.error(
+            f"{cls.__name__.lower()} schema {_shown(found)} is not supported: this ncclt reads schema {known}",
             hint="update ncclt",
         )
-    known = [one.name for one in _fields(cls)]
-    unknown = sorted(str(entry) for entry in document if entry not in (*known, "schema"))
-    if shape.closed and unknown:
-        raise shape.error(
-            f"unknown field {_shown(unknown[0])} in {shape.name}", hint=f"the fields are {', '.join(known)}"
-        )
 
 
-def _field(shape: Shape, name: str, hint: Any, value: Any, where: str) -> Any:
-    if name in shape.pairs:
-        _name, kind = get_args(get_args(hint)[0])
-        return tuple(sorted(_value(dict[str, kind], value, where).items()))  # type: ignore[valid-type]
-    if name in shape.unbounded and isinstance(value, list) and value[-1:] == [None]:
-        value = [*value[:-1], math.inf]
-    return _value(hint, value, where)
+@cache
+def _readers(cls: Any) -> list[tuple[str, Convert, bool, bool]]:
+    """Return (field, what reads it, whether it is inlined, whether it may not be missing)."""
+    shape: Shape = cls.SHAPE
+    hints = get_type_hints(cls)
+    found = []
+    for one in fields(cls):
+        if one.name in shape.hidden:
+            continue
+        if one.name in shape.pairs:
+            _name, kind = get_args(get_args(hints[one.name])[0])
+            read: Convert = partial(_read_pairs, _reader(kind))
+        elif one.name in shape.unbounded:
+            read = partial(_read_interval, _reader(hints[one.name]))
+        else:
+            read = _reader(hints[one.name])
+        required = shape.complete or (one.default is MISSING and one.default_factory is MISSING)
+        found.append((one.name, read, one.name in shape.inlined, required))
+    return found
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    """Return what a field of this type holds."""
+def _reader(hint: Any) -> Convert:
+    """Return what reads a value of a type that fields have."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
-        if value is None and NoneType in parts:
-            return None
-        return _value(next(part for part in parts if part is not NoneType), value, where)
+        read = _reader(next(part for part in parts if part is not NoneType))
+        return lambda value: None if value is None else read(value)
     if kind in _LEAVES:
-        return _leaf(kind, value, where)
-    if kind in (Mapping, dict):
-        if not isinstance(value, Mapping):
-            raise _unfit(where, "an object", value)
-        return {_leaf(str, name, where): _value(parts[1], item, f"{where}.{name}") for name, item in value.items()}
-    if issubclass(kind, Document):
-        return _record(kind, value, where)
+        return partial(_read_leaf, kind)
+    if kind is Mapping:
+        return partial(_read_mapping, _reader(parts[1]))
+    if issubclass(kind, Documented):
+        return partial(_record, kind)
     if issubclass(kind, Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise _unfit(where, f"one of {', '.join(one.value for one in kind)}", value) from None
-    if not isinstance(value, list | tuple):
-        raise _unfit(where, "a list", value)
-    if parts[1:] == (...,) or kind is frozenset:
-        return kind(_items([parts[0]] * len(value), value, where))
-    row = parts or tuple(_hints(kind).values())  # a NamedTuple has its types in its class
-    if len(row) != len(value):
-        raise _UnfitError(f"{where} has {len(value)} items and not {len(row)}")
-    items = _items(row, value, where)
-    return tuple(items) if kind is tuple else kind(*items)
+        return partial(_read_word, kind)
+    if kind is frozenset or parts[1:] == (...,):
+        return partial(_read_items, kind, _reader(parts[0]))
+    # A NamedTuple has the types of its items in its class.
+    items = [_reader(part) for part in parts or get_type_hints(kind).values()]
+    return partial(_read_row, tuple if kind is tuple else kind._make, items)
 
 
-def _items(hints: Any, values: Any, where: str) -> Iterator[Any]:
-    for at, (hint, value) in enumerate(zip(hints, values, strict=True)):
-        yield _value(hint, value, f"{where}[{at}]")
-
-
-def _leaf(kind: type[Any], value: Any, where: str) -> Any:
+def _read_leaf(kind: type[Any], value: Any) -> Any:
+    if type(value) is kind:
+        return value
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    fits = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) is (kind is bool)
-    if not fits:
-        raise _unfit(where, _LEAVES[kind], value)
+    if kind is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise _UnfitError("is too large") from None
+    raise _unfit(value, _LEAVES[kind])
+
+
+def _read_word(kind: type[Enum], value: Any) -> Enum:
     try:
         return kind(value)
-    except OverflowError:
-        raise _UnfitError(f"{where} is too large") from None
+    except ValueError:
+        raise _unfit(value, f"one of {', '.join(one.value for one in kind)}") from None
 
 
-def _unfit(where: str, wanted: str, value: Any) -> _UnfitError:
-    return _UnfitError(f"{where} is {_shown(value)} and not {wanted}")
+def _read_mapping(read: Convert, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _unfit(value, "an object")
+    return dict(zip(value, _each(repeat(read), value.values(), value), strict=True))
+
+
+def _read_pairs(read: Convert, value: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(_read_mapping(read, value).items()))
+
+
+def _read_interval(read: Convert, value: Any) -> Any:
+    return read([*value[:-1], math.inf] if isinstance(value, list) and value[-1:] == [None] else value)
+
+
+def _read_items(kind: Callable[[Iterable[Any]], Any], read: Convert, value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _unfit(value, "a list")
+    return kind(_each(repeat(read), value, range(len(value))))
+
+
+def _read_row(kind: Callable[[Iterable[Any]], Any], items: list[Convert], value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _unfit(value, "a list")
+    if len(value) != len(items):
+        raise _UnfitError(f"has {len(value)} items and not {len(items)}")
+    return kind(_each(items, value, range(len(value))))
+
+
+def _each(reads: Iterable[Convert], values: Iterable[Any], keys: Iterable[Any]) -> Iterator[Any]:
+    for read, value, key in zip(reads, values, keys, strict=False):
+        try:
+            yield read(value)
+        except _UnfitError as unfit:
+            raise unfit.inside(f"[{_shown(key)}]") from None
+
+
+def _unfit(value: Any, wanted: str) -> _UnfitError:
+    return _UnfitError(f"is {_shown(value)} and not {wanted}")
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ncclt.core.documents import Document
+from ncclt.core.documents import Documented
 from ncclt.errors import InputError
 
 
@@ -108,7 +108,7 @@ def bus_factor(collective: Collective, group_size: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Message(Document):
+class Message(Documented):
     """One kind of message: same collective, dtype, size and group.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
@@ -19,7 +19,7 @@ from ncclt.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule(Document):
+class Rule(Documented):
     """What to choose for one collective in one range of sizes.
 
     Attributes:
@@ -61,7 +61,7 @@ class Rule(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy(Document):
+class Policy(Documented):
     """Rules, disjoint and in order, and process-wide parameters. The empty policy is NCCL's own choice.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.trial import Outcome
 
@@ -41,7 +41,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section(Document):
+class Section(Documented):
     """Where one launch runs.
 
     Attributes:
@@ -68,7 +68,7 @@ def hosts_label(hosts: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReading(Document):
+class ProbeReading(Documented):
     """What one launch of all_reduce gave at one section.
 
     Attributes:
@@ -111,7 +111,7 @@ class ProbeReading(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FabricFinding(Document):
+class FabricFinding(Documented):
     """A part of the fabric that falls short.
 
     Attributes:
@@ -172,7 +172,7 @@ class SizeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedSize(Document):
+class ExpectedSize(Documented):
     """The bus bandwidth that is expected at one size, 1e9 bytes/s."""
 
     size_bytes: int
@@ -180,7 +180,7 @@ class ExpectedSize(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight(Document):
+class Preflight(Documented):
     """One examination of a fabric.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.errors import UsageError
 
@@ -26,7 +26,7 @@ class PrintedCost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrintedTable(Document):
+class PrintedTable(Documented):
     """The table of one communicator.
 
     Attributes:
@@ -47,7 +47,7 @@ class PrintedTable(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrintedCosts(Document):
+class PrintedCosts(Documented):
     """The tables of one job.
 
     Attributes:

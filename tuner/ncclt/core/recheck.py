@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 
 
 class Freshness(StrEnum):
@@ -17,7 +17,7 @@ class Freshness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Document):
+class Change(Documented):
     """One quantity, before and now.
 
     Attributes:
@@ -40,7 +40,7 @@ class Change(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check(Document):
+class Check(Documented):
     """One check.
 
     Attributes:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from ncclt.core.cluster import Fingerprint
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
@@ -34,7 +34,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict(Document):
+class Verdict(Documented):
     """What the interleaved re-measurement against the untouched default proved.
 
     Attributes:
@@ -60,7 +60,7 @@ class Verdict(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyVerdict(Document):
+class PolicyVerdict(Documented):
     """One form in which the result reaches a job, with the verdict of exactly that form.
 
     Attributes:
@@ -78,7 +78,7 @@ class PolicyVerdict(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation(Document):
+class Recommendation(Documented):
     """A published revision for one workload on one fingerprint.
 
     Attributes:

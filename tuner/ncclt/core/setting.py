@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ncclt.core.algo_proto_text import BASE_ALGORITHMS, BASE_NEEDED_SINCE, BASE_PROTOCOLS
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import SettingError
@@ -25,7 +25,7 @@ def max_channels(version: NcclVersion) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Document):
+class Setting(Documented):
     """A forced choice and process-wide parameters; the empty setting is NCCL's own choice, the default.
 
     Attributes:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
@@ -67,7 +67,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim(Document):
+class Claim(Documented):
     """A launch that a worker is about to make: nobody else gets its number or launches its setting meanwhile.
 
     Attributes:
@@ -91,7 +91,7 @@ def gpu_seconds(trials: Iterable[Trial], cluster: Cluster) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study(Document):
+class Study(Documented):
     """A study's identity and state; its trials are asked for separately.
 
     Attributes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.recommendation import Verdict
 
 PERCENTILES = (50, 75, 90, 95)
@@ -27,7 +27,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLaunch(Document):
+class StepLaunch(Documented):
     """One launch of the training.
 
     Attributes:
@@ -51,7 +51,7 @@ class StepLaunch(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification(Document):
+class Verification(Documented):
     """The verdict of real step times, with everything it rests on.
 
     Attributes:

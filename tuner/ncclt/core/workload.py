@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, Message
 from ncclt.errors import InputError, UsageError
 
@@ -17,7 +17,7 @@ WHOLE_FILE = "no training step is marked: whole file, number of steps unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageCalls(Document):
+class MessageCalls(Documented):
     """A message and how often one rank sends it in a step.
 
     Attributes:
@@ -39,7 +39,7 @@ class MessageCalls(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance(Document):
+class Provenance(Documented):
     """Where a workload came from, so that anyone can judge or repeat it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Provenance(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload(Document):
+class Workload(Documented):
     """The messages of one training step, with their provenance; those of a whole file where it marks no step.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.health.doctor.facts import Facts
 from ncclt.nccl.log.evidence import Evidence
 
@@ -53,7 +53,7 @@ Check = Callable[[Facts], Iterable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorRule(Document):
+class DoctorRule(Documented):
     """One thing that can be wrong.
 
     Attributes:
@@ -88,7 +88,7 @@ class DoctorRule(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding(Document):
+class Finding(Documented):
     """One thing that is wrong here; the fields are those of `DoctorRule` and `Observation`."""
 
     id: str

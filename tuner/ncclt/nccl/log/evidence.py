@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclt.core.documents import Document
+from ncclt.core.documents import Documented
 
 _MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence(Document):
+class Evidence(Documented):
     """One line of one source.
 
     Attributes:

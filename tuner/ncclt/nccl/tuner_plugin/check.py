@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, PROTOCOLS, LoadedPlugin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluginChoice(Document):
+class PluginChoice(Documented):
     """What the plugin makes the cheapest for one size; empty words = left to NCCL, channels 0 = left to NCCL."""
 
     collective: str
@@ -31,7 +31,7 @@ class PluginChoice(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableExamination(Document):
+class TableExamination(Documented):
     """What was seen.
 
     Attributes:

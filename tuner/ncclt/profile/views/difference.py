@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ncclt.core.documents import Document, Shape
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Message
 from ncclt.core.workload import MessageCalls, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadChange(Document):
+class WorkloadChange(Documented):
     """A message that both workloads send, but not equally often."""
 
     SHAPE: ClassVar = Shape(inlined=("message",))
@@ -23,7 +23,7 @@ class WorkloadChange(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals(Document):
+class Totals(Documented):
     """One workload in sums, per step.
 
     Attributes:
