@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from ncclt.core.cluster import Cluster
@@ -127,7 +126,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
 
 def _measurement_document(measurement: Measurement) -> MeasurementDocument:
     return MeasurementDocument(
-        **asdict(measurement.message),
+        **measurement.message.to_document(),
         samples_us=list(measurement.samples_us),
         time_us=measurement.time_us,
         busbw_gbps=measurement.busbw_gbps,

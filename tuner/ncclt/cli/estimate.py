@@ -122,11 +122,7 @@ def _document(
         "simulated": measured.simulated,
         "messages": [
             {
-                "collective": row.message.collective.value,
-                "dtype": row.message.dtype,
-                "size_bytes": row.message.size_bytes,
-                "group_size": row.message.group_size,
-                "spans_nodes": row.message.spans_nodes,
+                **row.message.to_document(),
                 "calls_per_step": row.calls_per_step,
                 "time_us": row.time_us,
                 "source": _source(row, measured),

@@ -113,16 +113,11 @@ def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
 
 
 def _measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
-    message = measurement.message
     return {
         "study": study_id,
         "number": number,
         "position": position,
-        "collective": message.collective.value,
-        "dtype": message.dtype,
-        "size_bytes": message.size_bytes,
-        "group_size": message.group_size,
-        "spans_nodes": message.spans_nodes,
+        **measurement.message.to_document(),
         "wrong": measurement.wrong,
         "interpolated": measurement.interpolated,
         "samples_us": to_text(measurement.samples_us),
