@@ -136,7 +136,7 @@ class Fingerprint(Documented):
             check that finds another one makes the recommendation stale.
     """
 
-    SHAPE: ClassVar = Shape(name="a fingerprint", omitted=("driver",))
+    SHAPE: ClassVar = Shape(omitted=("driver",))
 
     gpu: str
     link_class: str

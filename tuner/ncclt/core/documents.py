@@ -22,7 +22,7 @@ class Shape:
     """Where the document of a class differs from its fields, and what is said of one that does not fit.
 
     Attributes:
-        name: of the document, for people.
+        name: of the document, for people; empty = that of the class.
         hint: what to do about one that does not fit.
         error: raised for it.
         schema: version of the document, its first entry; 0 = it is part of another one.
@@ -82,17 +82,21 @@ class Documented:
             NccltError: the class that `SHAPE` names, where an entry is missing or of the wrong type; and what the
                 record itself says of an impossible value.
         """
-        shape = cls.SHAPE
+        shape, name = cls.SHAPE, _name(cls)
         try:
             found: Self = _record(cls, document)
         except _UnfitError as unfit:
-            raise shape.error(f"this is not {shape.name}: ${unfit.where} {unfit.what}", hint=shape.hint) from None
+            raise shape.error(f"this is not {name}: ${unfit.where} {unfit.what}", hint=shape.hint) from None
         except SettingError as error:
             if shape.error is SettingError:
                 raise
             # Of a policy inside: what was read is at fault, and not what was asked for.
-            raise shape.error(f"this is not {shape.name}: {error.message}", hint=error.hint) from error
+            raise shape.error(f"this is not {name}: {error.message}", hint=error.hint) from error
         return found
+
+
+def _name(cls: type[Documented]) -> str:
+    return cls.SHAPE.name or f"a {cls.__name__.lower()}"
 
 
 class _UnfitError(Exception):
@@ -148,7 +152,7 @@ def _record(cls: Any, document: Any) -> Any:
     readers = _readers(cls)
     if shape.closed and (unknown := set(map(str, document)) - {"schema", *(name for name, *_ in readers)}):
         fields_are = ", ".join(name for name, *_ in readers)
-        raise shape.error(f"unknown field {min(unknown)!r} in {shape.name}", hint=f"the fields are {fields_are}")
+        raise shape.error(f"unknown field {_shown(min(unknown))} in {_name(cls)}", hint=f"the fields are {fields_are}")
     values = {}
     for name, read, inlined, required in readers:
         try:

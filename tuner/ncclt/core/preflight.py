@@ -201,9 +201,7 @@ class Preflight(Documented):
         wall_s: how long it took.
     """
 
-    SHAPE: ClassVar = Shape(
-        name="a preflight", schema=1, complete=True, computed=(("verdict", "verdict", "simulated"),)
-    )
+    SHAPE: ClassVar = Shape(schema=1, complete=True, computed=(("verdict", "verdict", "simulated"),))
 
     id: str
     created: str

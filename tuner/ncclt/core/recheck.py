@@ -57,7 +57,7 @@ class Check(Documented):
             checks lack it.
     """
 
-    SHAPE: ClassVar = Shape(name="a check", hint="check again with `ncclt check`", schema=1)
+    SHAPE: ClassVar = Shape(hint="check again with `ncclt check`", schema=1)
 
     id: str
     recommendation: str

@@ -47,7 +47,7 @@ class Verdict(Documented):
         min_effect: smallest gain that was worth a change, as a share; the first verdicts lack it.
     """
 
-    SHAPE: ClassVar = Shape(name="a verdict", unbounded=("interval",))
+    SHAPE: ClassVar = Shape(unbounded=("interval",))
 
     decision: Decision
     reason: str
@@ -101,7 +101,7 @@ class Recommendation(Documented):
             written down.
     """
 
-    SHAPE: ClassVar = Shape(name="a recommendation", schema=1)
+    SHAPE: ClassVar = Shape(schema=1)
 
     id: str
     revision: int

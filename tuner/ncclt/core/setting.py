@@ -38,7 +38,7 @@ class Setting(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        name="a setting", error=SettingError, omitted=("algorithm", "protocol", "channels", "parameters"),
+        error=SettingError, omitted=("algorithm", "protocol", "channels", "parameters"),
         hidden=("confined",), pairs=("parameters",),
     )  # fmt: skip
 

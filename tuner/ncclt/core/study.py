@@ -77,8 +77,6 @@ class Claim(Documented):
         phase: why it is run.
     """
 
-    SHAPE: ClassVar = Shape(name="a claim")
-
     number: int
     setting: Setting
     repeat: int
@@ -109,7 +107,7 @@ class Study(Documented):
         printed_costs: NCCL's own tables that the search began from; None = from our estimate of them.
     """
 
-    SHAPE: ClassVar = Shape(name="a study", omitted=("printed_costs",))
+    SHAPE: ClassVar = Shape(omitted=("printed_costs",))
 
     id: str
     name: str

@@ -70,7 +70,7 @@ class Verification(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        name="a verification", hint="verify again with `ncclt verify`", schema=1, pairs=("base_env", "tuned_env"),
+        hint="verify again with `ncclt verify`", schema=1, pairs=("base_env", "tuned_env"),
         computed=(("percentiles_us", "percentiles_us", "launches"),),
     )  # fmt: skip
 
