@@ -1,27 +1,85 @@
-"""How else one could search: the peers that `bench/search.py` compares with.
+"""Who searches in `bench/search.py` and `bench/replay.py`: ncclt, and the peers that they compare it with.
 
-Each sees one number per launch, the time per step of one setting forced for everything, as tuners of environment
-variables do. Optuna's samplers come from `ncclt.search.samplers`, which `ncclt studies replay` uses too.
+A peer sees one number per launch, the time per step of one setting forced for everything, as tuners of environment
+variables do.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol as Port
+
+import optuna
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import MAX_CHANNELS, Setting
-from ncclt.core.study import Trial
+from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.workload import Workload
-from ncclt.search.samplers import Sampler, sampler_named
+from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
 
 METHODS = ("ours", "gp", "tpe", "random", "grid", "coordinate", "racing")
+STARTUP_TRIALS = 4
+"""Random launches before the Gaussian process begins: with Optuna's ten little of a small budget would be left."""
+
 ANCHORS = (1, 8, 24, 48)
 PRUNED_BEHIND = 0.15
 
 Pair = tuple[Algorithm | None, Protocol | None, tuple[tuple[str, int], ...]]
+
+
+class Method(Port):
+    """Chooses settings. Contract: what it chooses depends on the trials and its seed alone."""
+
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
+        """Return what to launch after these trials, the default's first; None = nothing more."""
+        ...
+
+    def tell(self, trial: Trial) -> None:
+        """Receive what the launch of the choice gave."""
+        ...
+
+
+class Ours:
+    """The proposer of `ncclt tune`."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
+        if len(trials) == 1:
+            self._proposer.resume(trials[0], trials)
+        proposal = self._proposer.propose(trials)
+        if proposal is None:
+            return None
+        self._claim = Claim(number=len(trials), setting=proposal.setting, repeat=0, phase=Phase.SEARCH)
+        self._proposer.start(self._claim, proposal)
+        return proposal.setting
+
+    def tell(self, trial: Trial) -> None:
+        self._proposer.tell(self._claim, trial)
+
+
+class OfOptuna:
+    """One of Optuna's samplers, which minimises the log of time per step over that of the default."""
+
+    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
+        self._space = space
+        self._study = optuna.create_study(sampler=sampler)
+
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
+        assert trials[0].score_us is not None
+        self._default_us = trials[0].score_us
+        self._asked = self._study.ask(dict(self._space.distributions))
+        return self._space.setting(self._asked.params)
+
+    def tell(self, trial: Trial) -> None:
+        value = math.log(trial.score_us / self._default_us) if trial.score_us else FAILURE_PENALTY
+        self._study.tell(self._asked, value)
 
 
 class Walk:
@@ -38,8 +96,16 @@ class Walk:
         self._scores[trial.setting] = math.inf if trial.score_us is None else trial.score_us
 
 
-def make(method: str, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int) -> Sampler:
-    """Return a method by its word."""
+def make(
+    method: str,
+    space: SearchSpace,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    seed: int,
+    printed_costs: PrintedCosts | None = None,
+) -> Method:
+    """Return one of `METHODS`; NCCL's own tables, where a log held them, are of use to ours alone."""
     ladders = _ladders([s for s in space.distinct if not s.is_default])
     match method:
         case "grid":
@@ -48,8 +114,22 @@ def make(method: str, space: SearchSpace, workload: Workload, cluster: Cluster, 
             return Walk(lambda scores: coordinate_descent(ladders, scores))
         case "racing":
             return Walk(lambda scores: channel_racing(ladders, scores))
+        case "ours":
+            return Ours(Proposer(space, workload, cluster, name="bench", seed=seed, printed_costs=printed_costs))
         case _:
-            return sampler_named(method, space, workload, cluster, seed=seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return OfOptuna(space, _optuna_sampler(method, seed))
+
+
+def _optuna_sampler(method: str, seed: int) -> optuna.samplers.BaseSampler:
+    match method:
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+        case "tpe":
+            return optuna.samplers.TPESampler(seed=seed)
+        case _:
+            return optuna.samplers.RandomSampler(seed=seed)
 
 
 def _ladders(settings: Sequence[Setting]) -> dict[Pair, list[Setting]]:

@@ -26,6 +26,7 @@ from ncclt.prove.proof import verdict_of
 from ncclt.prove.verdict import MIN_EFFECT, nothing_better
 from ncclt.search.assemble import Times, assemble
 from ncclt.search.loop import Budget, Progress, search
+from ncclt.search.named_sampler import named_sampler
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, space_of
 from ncclt.search.warm_start import WarmSetting, warm_start
@@ -54,6 +55,7 @@ class TuneRequest:
         warm: try early what was best in the nearest stored studies.
         printed_costs: NCCL's own cost tables of this cluster, to begin the search from; None = our estimate, or
             what the stored study began from.
+        sampler: MODULE:CLASS of Optuna's or OptunaHub's that chooses the settings; empty = ncclt's own.
         more: launches that are added to the stored study's search before it is proven anew, whatever the budget of
             trials says; 0 = none, and a finished study stays as it is.
     """
@@ -67,6 +69,7 @@ class TuneRequest:
     process_wide: tuple[str, ...] = ()
     warm: bool = True
     printed_costs: PrintedCosts | None = None
+    sampler: str = ""
     more: int = 0
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class TuneRequest:
             raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
         if self.name is not None and not self.name.strip():
             raise UsageError("--study needs a name")
+        named_sampler(self.sampler)
         if self.more < 0:
             raise UsageError(f"--continue must be at least 1 launch, not {self.more}")
         if self.budget.steps is not None and self.workload.provenance.whole_file:
@@ -155,6 +159,7 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
         seed=request.seed,
         state=StudyState.RUNNING,
         printed_costs=request.printed_costs,
+        sampler=request.sampler,
     )
 
 
@@ -162,10 +167,11 @@ def _default_name(request: TuneRequest, testbed: Testbed, cluster: Cluster, work
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"
     # Times of another driver are no times of this one, nor those of persistent ranks the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}"
+    what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}{request.sampler}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
-    seed = f"-seed{request.seed}" if request.seed else ""
-    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{testbed.runner.name}-{mark}{seed}"
+    how = f"-{request.sampler.partition(':')[2]}" if request.sampler else ""
+    how += f"-seed{request.seed}" if request.seed else ""
+    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{testbed.runner.name}-{mark}{how}"
 
 
 def tune(
@@ -241,17 +247,16 @@ def _tune(
     watcher.opened(study, resumed)
     store.set_state(study.id, StudyState.RUNNING, "")
     warm = _warm_settings(store, study) if request.warm else ()
-    with store.alone():  # eight workers may begin at once
-        proposer = Proposer(
-            space, workload, study.cluster,
-            name=study.name, seed=request.seed, storage_url=store.optuna_url, prior_trials=warm,
-            printed_costs=study.printed_costs,
-        )  # fmt: skip
+    proposer = Proposer(
+        space, workload, study.cluster,
+        name=study.name, seed=request.seed, sampler=named_sampler(request.sampler), storage_url=store.optuna_url,
+        prior_trials=warm, printed_costs=study.printed_costs, alone=store.alone,
+    )  # fmt: skip
     with proposer, testbed.awake():
         end = search(
             testbed.searching, workload, trial_log, proposer, budget,
             clock=clock, interrupted=interrupted, watch=watcher.searched, kill=testbed.kill,
-            mirror=trial_log.is_alone(),
+            only_worker=trial_log.is_alone(),
         )  # fmt: skip
     if not end.interrupted and not _may_end(trial_log):
         return TuneResult(

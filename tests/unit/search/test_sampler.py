@@ -7,12 +7,12 @@ import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Phase, Trial
+from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.search.assemble import collect_times
 from ncclt.search.observations import Launch, observe
-from ncclt.search.proposer import Proposer, _launched
-from ncclt.search.sampler import SETTING, TIMES_US, PolicySampler, candidate_settings
+from ncclt.search.proposer import Proposer
+from ncclt.search.sampler import OUTCOME, SETTING, TIMES_US, PolicySampler, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
 from ncclt.search.warm_start import WarmSetting
 
@@ -130,15 +130,12 @@ def _result(launch, workload):
 
 def test_a_setting_that_gave_wrong_data_is_told_apart_from_one_that_crashed(space, workload, cluster, landscape):
     settings = [s for s in space.distinct if not s.is_default][:2]
-    trials = [_trial(0, DEFAULT, workload, landscape)]
-    for outcome, setting in zip((Outcome.CRASHED, Outcome.WRONG_RESULT), settings, strict=True):
-        trials += [_trial(len(trials) + n, setting, workload, landscape) for n in range(2)]
-        failed = TrialResult(outcome=outcome, measurements=())
-        trials += [
-            Trial(number=len(trials), phase=Phase.SEARCH, setting=setting, repeat=2, result=failed, score_us=None)
-        ]
     study = optuna.create_study(sampler=Listening(space, workload, cluster))
-    study.add_trials([_launched(t, workload) for t in trials])
+    study.add_trial(_told(DEFAULT, workload, landscape))
+    for outcome, setting in zip((Outcome.CRASHED, Outcome.WRONG_RESULT), settings, strict=True):
+        study.add_trials([_told(setting, workload, landscape)] * 2)
+        failed = {SETTING: setting.to_document(), OUTCOME: outcome.value}
+        study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=failed))
     study.ask(dict(space.distributions))
 
     assert set(observe(study.sampler.heard).ratios) == {settings[0]}
@@ -245,13 +242,21 @@ def test_settings_of_other_studies_come_first_and_are_marked(space, workload, cl
     trials = [_trial(0, DEFAULT, workload, landscape)]
     with Proposer(space, workload, cluster, name="s", seed=0, prior_trials=warm) as proposer:
         proposer.resume(trials[0], trials)
-        first = proposer.propose(1, trials)
-        second = proposer.propose(1, trials, running=[first.setting])
-        trials += [_trial(n + 1, s, workload, landscape) for n, s in enumerate(good)]
-        third = proposer.propose(3, trials)
+        first, one = _started(proposer, trials, 1)
+        second, two = _started(proposer, trials, 2, running=[one])
+        for claim in (one, two):
+            trials.append(_trial(claim.number, claim.setting, workload, landscape))
+            proposer.tell(claim, trials[-1])
+        third = proposer.propose(trials)
 
     assert [first.setting, second.setting] == good
-    assert (first.warm, second.warm, third.warm) == (True, True, False)
-    assert "study other" in first.reason
+    assert first.reason == second.reason == "was good in study other"
     assert 0 <= third.expected_gain < 1
-    assert third.reason
+    assert third.reason.startswith("the default again")
+
+
+def _started(proposer, trials, number, *, running=()):
+    proposal = proposer.propose(trials, running=running)
+    claim = Claim(number=number, setting=proposal.setting, repeat=0, phase=Phase.SEARCH)
+    proposer.start(claim, proposal)
+    return proposal, claim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,23 +16,15 @@ from ncclt.prove.payback import cost_words
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.study import Study, Trial
-    from ncclt.search.replay import RecordedStudy, Replay
+    from ncclt.core.study import Trial
     from ncclt.store import StudySummary
 
-REPLAY_SCHEMA = 1
-"""Version of the document that `studies replay --json` prints."""
-
-_AFTER = (5, 8, 12, 20)
-
-_WITHIN = (0.03, 0.01)
-
-app = typer.Typer(help="List, show and replay studies.", no_args_is_help=True)
+app = typer.Typer(help="List and show studies.", no_args_is_help=True)
 
 
 @app.callback()
 def studies() -> None:
-    """List, show and replay studies."""
+    """List and show studies."""
 
 
 @app.command("list")
@@ -141,39 +132,6 @@ def show(
     )
 
 
-@app.command("replay")
-def replay_study(
-    key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
-    sampler: Annotated[
-        list[str] | None,
-        typer.Option(help="Who chooses the launches: ours, tpe, random or gp; repeatable. Default: ours and random."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Searches of each sampler.")] = 10,
-    trials: Annotated[int, typer.Option(help="Launches of each search, the default's included.")] = 20,
-    storage: Storage = None,
-    as_json: AsJson = False,
-) -> None:
-    """Search a stored study again on its own measurements, without a GPU, and say how soon each sampler is good."""
-    from ncclt.measure.testbed import require_tune_extra
-
-    require_tune_extra()
-    from ncclt.search.replay import recording_of, replay
-    from ncclt.store import open_to_read
-
-    if seeds < 1 or trials < 2:
-        raise UsageError("--seeds must be at least 1, and --trials at least 2")
-    with open_to_read(storage) as store:
-        study = store.study(key)
-        recording = recording_of(study, store.trials(study.id))
-    names = dict.fromkeys(sampler or ("ours", "random"))
-    replays = [replay(recording, name, seed=seed, launches=trials) for name in names for seed in range(seeds)]
-    document = replay_document(study, recording, replays)
-    if as_json:
-        print_json(document)
-    else:
-        print_replay(document)
-
-
 def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     """Return a trial as a JSON object, without its samples.
 
@@ -261,73 +219,3 @@ def _joined(values: Sequence[float], form: str) -> str:
 
 def _end(value: float | None) -> str:
     return "unknown" if not value else f"{value:.3f}"
-
-
-def replay_document(study: Study, recording: RecordedStudy, replays: Sequence[Replay]) -> dict[str, Any]:
-    """Return regrets and launches of every sampler over its seeds."""
-    from ncclt.core.policy import Policy
-
-    samplers = dict.fromkeys(replay.sampler for replay in replays)
-    return {
-        "schema": REPLAY_SCHEMA,
-        "study": study.id,
-        "settings": len(recording.results),
-        "default_regret": recording.regret(Policy()),
-        "best_setting_regret": recording.best_single_regret,
-        "samplers": [_row([replay for replay in replays if replay.sampler == name]) for name in samplers],
-    }
-
-
-def _row(replays: Sequence[Replay]) -> dict[str, Any]:
-    longest = max(len(replay.regrets) for replay in replays)
-    return {
-        "sampler": replays[0].sampler,
-        "seeds": len(replays),
-        "launches": longest,
-        # A search that found nothing more to launch keeps what it had.
-        "regret": {
-            str(after): {
-                "mean": statistics.fmean(values),
-                "worst": max(values),
-            }
-            for after in (*(a for a in _AFTER if a < longest), longest)
-            for values in [[replay.regrets[min(after, len(replay.regrets)) - 1] for replay in replays]]
-        },
-        "launches_within": {f"{share:g}": [replay.launches_within(share) for replay in replays] for share in _WITHIN},
-    }
-
-
-def print_replay(document: dict[str, Any]) -> None:
-    """Write one line per sampler."""
-    default, single = (f"{document[name] * 100:.1f} %" for name in ("default_regret", "best_setting_regret"))
-    print(f"{document['settings']} settings were measured; over the best policy that they allow,")
-    print(f"the default has a regret of {default} and the best single setting one of {single}")
-    rows = document["samplers"]
-    marks = sorted({int(after) for row in rows for after in row["regret"]})
-    titles = [f"after {mark}" for mark in marks]
-    print_table(
-        ("sampler", "seeds", *titles, *(f"launches to {share * 100:g} %" for share in _WITHIN)),
-        [
-            (
-                row["sampler"],
-                str(row["seeds"]),
-                *(_regret(row["regret"].get(str(mark))) for mark in marks),
-                *(_launches(row["launches_within"][f"{share:g}"]) for share in _WITHIN),
-            )
-            for row in rows
-        ],
-        numbers=("seeds", *titles),
-        caption="regret: mean (worst) over seeds; launches: mean of the seeds that came to stay within",
-    )
-
-
-def _regret(found: dict[str, float] | None) -> str:
-    return "-" if found is None else f"{found['mean'] * 100:.1f} % ({found['worst'] * 100:.1f} %)"
-
-
-def _launches(found: Sequence[int | None]) -> str:
-    reached = [launches for launches in found if launches is not None]
-    if not reached:
-        return f"never in {len(found)}"
-    missing = f", never in {len(found) - len(reached)}" if len(reached) < len(found) else ""
-    return f"{statistics.fmean(reached):.1f}{missing}"

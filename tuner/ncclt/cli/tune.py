@@ -113,6 +113,14 @@ def tune(
         str, typer.Option(help="Process-wide NCCL parameters to search, comma-separated; none = leave them alone.")
     ] = "BUFFSIZE",
     seed: Annotated[int, typer.Option(help="The same seed gives the same study.")] = 0,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:CLASS",
+            help="Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
+            "ncclt's own.",
+        ),
+    ] = "",
     study: Annotated[
         str | None, typer.Option(help="Name of the study; the same name resumes. Default: derived from what is tuned.")
     ] = None,
@@ -190,6 +198,7 @@ def tune(
             blocks=blocks,
             min_effect=min_effect,
             seed=seed,
+            sampler=sampler,
             process_wide=_names(process_wide),
             warm=warm,
             printed_costs=costs,

@@ -284,6 +284,7 @@ def plan_document(
         "launcher": study.launcher,
         "why": testbed.reason,
         "simulated": study.simulated,
+        **({"sampler": study.sampler} if study.sampler else {}),
         "cluster": cluster.name,
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,

@@ -105,9 +105,10 @@ class Study(Documented):
         reason: why the search stopped, for people.
         created, updated: ISO times.
         printed_costs: NCCL's own tables that the search began from; None = from our estimate of them.
+        sampler: MODULE:CLASS that chose the settings; empty = ncclt's own.
     """
 
-    SHAPE: ClassVar = Shape(omitted=("printed_costs",))
+    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler"))
 
     id: str
     name: str
@@ -122,3 +123,4 @@ class Study(Documented):
     created: str = ""
     updated: str = ""
     printed_costs: PrintedCosts | None = None
+    sampler: str = ""

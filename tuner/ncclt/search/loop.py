@@ -13,7 +13,8 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
-from ncclt.search.proposer import Proposal, Proposer
+from ncclt.search.proposer import Proposer
+from ncclt.search.sampler import Proposal
 
 PATIENCE = 16
 """Launches without a gain worth having after which nothing more is expected."""
@@ -113,7 +114,7 @@ def search(
     interrupted: Callable[[], str],
     watch: Callable[[Progress], None],
     kill: Callable[[], None] = lambda: None,
-    mirror: bool = True,
+    only_worker: bool = True,
 ) -> SearchEnd:
     """Search until the budget ends or nothing more is to be gained.
 
@@ -129,14 +130,14 @@ def search(
         interrupted: asked before every launch: why to stop after the current trial; empty = go on.
         watch: told after every launch.
         kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
-        mirror: let Optuna hear of stored trials that it does not know; false while other processes search.
+        only_worker: no other process was searching the study when the proposer had been opened.
 
     Raises:
         StudyStoppedError: the default fails, or `EQUAL_FAILURES` launches fail alike in a row.
     """
     started = clock()
     default = _default(runners[0], workload, trial_log)
-    proposer.resume(default, searched(trial_log), mirror=mirror)
+    proposer.resume(default, searched(trial_log), only_worker=only_worker)
     work = _Work(
         workload=workload,
         trial_log=trial_log,
@@ -226,7 +227,7 @@ class _Work:
             while (claim := self._next(runner)) is not None:
                 trial = launch_claim(runner, self._workload, self._trial_log, claim)
                 with self._thinking:
-                    self._proposer.tell(trial)
+                    self._proposer.tell(claim, trial)
                     self._show = True
                     check_failures(searched(self._trial_log))
         except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
@@ -252,15 +253,17 @@ class _Work:
 
     def _claim(self, trials: Sequence[Trial], running: Sequence[Claim]) -> Claim | None:
         """Ask for a proposal and claim it; None = somebody else was faster, or there is nothing more to launch."""
-        number = max([t.number for t in self._trial_log.trials()] + [claim.number for claim in running]) + 1
-        proposal = self._proposer.propose(number, trials, running=[claim.setting for claim in running])
+        proposal = self._proposer.propose(trials, running=running)
         if proposal is None:
-            self.stop(SearchEnd(reason=self._exhausted(trials)))
+            self.stop(SearchEnd(reason=self._proposer.exhausted(trials)))
             return None
         if reason := self._not_worth(proposal, trials):
             self.stop(SearchEnd(reason=reason))
             return None
-        return self._trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self._budget.trials)
+        claim = self._trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self._budget.trials)
+        if claim is not None:
+            self._proposer.start(claim, proposal)
+        return claim
 
     def _reason_to_stop(
         self, trials: Sequence[Trial], running: Sequence[Claim], history: Sequence[float], runner: Runner
@@ -277,12 +280,6 @@ class _Work:
         if reason := nothing_more(history, anchors=self._proposer.anchor_count, patience=budget.patience):
             return SearchEnd(reason=reason)
         return None
-
-    def _exhausted(self, trials: Sequence[Trial]) -> str:
-        launched = len({t.setting for t in trials})
-        if launched >= self._proposer.settings:
-            return f"all {launched} settings were launched"
-        return f"nothing more is to be gained: after {launched} settings no launch is expected to tell anything more"
 
     def _not_worth(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
         """Say why the launch of a proposal is not worth its cost, or return an empty string."""

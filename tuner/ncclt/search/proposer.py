@@ -1,66 +1,57 @@
-"""The Optuna study behind a search: it proposes settings and is told what they gave."""
+"""The Optuna study behind a search: it is asked for settings and told what their launches gave."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import optuna
+from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import TrialState
 from threadpoolctl import ThreadpoolController
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.score import worth
-from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Trial
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Claim, Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
-from ncclt.errors import StoreError
-from ncclt.search.sampler import SETTING, TIMES_US, WRONG, PolicySampler
+from ncclt.errors import StoreError, StudyStoppedError
+from ncclt.search.named_sampler import NamedSampler
+from ncclt.search.sampler import NUMBER, OUTCOME, SETTING, TIMES_US, PolicySampler, Proposal
 from ncclt.search.space import SearchSpace
 from ncclt.search.warm_start import WarmSetting
 
 FAILURE_PENALTY = math.log(2)
-"""A crash, a hang or wrong data is told as twice the worst time seen: samplers learn nothing from Optuna's FAIL."""
+"""Value of a crash, a hang or wrong data: as if it took twice the default's time. From FAIL samplers learn nothing."""
 
-_NUMBER = "ncclt_trial"
+MOST_ASKS = 16
+"""Asks in a row for settings that failed or are being launched after which another sampler is given up."""
+
+_LABEL, _REASON = "setting", "reason"
+"""User attributes for people."""
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""As long as the store waits for its own tables (ncclt.store.failures), which lie in the same database."""
+"""As long as the store waits for its own tables (ncclt.store.failures), which are in the same database."""
 
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """What to launch next, and why.
-
-    Attributes:
-        setting: to launch.
-        expected_gain: share of the default's time per step that the launch is expected to bring to the policy;
-            infinite where nothing can be expected yet.
-        reason: for people.
-        warm: it comes from another study and is not to be trusted before it is measured.
-    """
-
-    setting: Setting
-    expected_gain: float = math.inf
-    reason: str = ""
-    warm: bool = False
-
-
 class Proposer:
-    """Ask-and-tell with Optuna; our own trials are the truth and Optuna's kept study a view of them.
+    """Ask and tell with Optuna; our own trials are the truth, and its study is made to agree with them (adr/0003).
 
     What is proposed depends on the trials so far, what is running, and the seed alone, so an interrupted study goes on
-    as if it had never stopped. The kept study has `core.score.worth` as its value.
+    as if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE with `core.score.worth`
+    as its value once it was told; FAIL is what was asked for and never measured.
     """
 
     def __init__(
@@ -71,9 +62,11 @@ class Proposer:
         *,
         name: str,
         seed: int,
+        sampler: NamedSampler | None = None,
         storage_url: str | None = None,
         prior_trials: Sequence[WarmSetting] = (),
         printed_costs: PrintedCosts | None = None,
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Open or create the Optuna study of this name.
 
@@ -83,147 +76,269 @@ class Proposer:
             cluster: sized.
             name: of the study.
             seed: of the sampler.
+            sampler: chooses instead of `PolicySampler`.
             storage_url: where Optuna keeps its tables; None = in memory.
             prior_trials: what was good in other studies, to be tried early.
-            printed_costs: NCCL's own tables, where a log held them.
+            printed_costs: NCCL's own tables, where a log held them; only `PolicySampler` has a use for them.
+            alone: keeps other workers of the study out for the time of a block.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space = space
-        self._workload = workload
-        self._storage = _open_storage(storage_url) if storage_url else optuna.storages.InMemoryStorage()
-        self._study = _kept(lambda: optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True))
-        with _unannounced():
-            _kept(lambda: self._study.set_metric_names(["worth to a policy, below 0 = gain"]))
+        self._space, self._workload, self._seed, self._alone = space, workload, seed, alone
+        self._named = sampler
+        self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
+        with alone():  # two Optunas that create their tables at once clash
+            self._storage = _open_storage(storage_url) if storage_url else optuna.storages.InMemoryStorage()
+            self._study = _kept(
+                lambda: optuna.create_study(
+                    storage=self._storage, study_name=name, load_if_exists=True, sampler=self._policy
+                )
+            )
+            with _unannounced():
+                _kept(lambda: self._study.set_metric_names(["worth to a policy, below 0 = gain"]))
         self._blas = ThreadpoolController()
         self._default: Trial | None = None
-        self._sampler = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
         self._warm = [warm for warm in prior_trials if space.params(warm.setting) is not None]
         self._anchors = len(space.anchors())
+        self._asked: optuna.trial.Trial | None = None
+        self._launching: dict[int, optuna.trial.Trial] = {}
+        self._seen: Sequence[optuna.trial.FrozenTrial] = self._running()
 
     @property
     def anchor_count(self) -> int:
         """Return how many launches try every pair of algorithm and protocol once."""
         return self._anchors
 
-    @property
-    def settings(self) -> int:
-        """Return how many settings there are, the default included."""
-        return len({*self._space.distinct, DEFAULT})
-
     def __enter__(self) -> Proposer:
         """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Let go of Optuna's database."""
-        if isinstance(self._storage, optuna.storages.RDBStorage):
-            self._storage.remove_session()
-            self._storage.engine.dispose()
+        """Tell Optuna what will not be measured, and close its database."""
+        try:
+            for asked in [self._asked, *self._launching.values()]:
+                self._fail(asked)
+        except StoreError:
+            # The database is what failed, and says so itself; the next worker ends what this one left.
+            if error is None:
+                raise
+        finally:
+            if isinstance(self._storage, optuna.storages.RDBStorage):
+                self._storage.remove_session()
+                self._storage.engine.dispose()
 
-    def resume(self, default: Trial, trials: Sequence[Trial], *, mirror: bool = True) -> None:
-        """Begin with the search trials that are stored.
+    def resume(self, default: Trial, trials: Sequence[Trial], *, only_worker: bool = True) -> None:
+        """Begin with the search trials that are stored; what Optuna lacks of them is added.
 
         Args:
             default: a launch of the default with outcome `ok`.
             trials: of the search.
-            mirror: tell Optuna those that it has not heard of, as after a death between our commit and Optuna's; not
-                while other workers do so.
+            only_worker: no other process was searching this study when the proposer had been opened.
         """
         self._default = default
-        if not mirror:
-            return
-        kept = _kept(lambda: self._study.get_trials(deepcopy=False))
-        known = {frozen.user_attrs.get(_NUMBER) for frozen in kept}
-        for trial in trials:
-            if trial.number not in known:
-                self.tell(trial)
+        if only_worker:
+            for frozen in self._seen:
+                if NUMBER not in frozen.user_attrs:  # asked for and never claimed
+                    self._fail(frozen.number)
+            self._settle(trials, ())
+        with self._alone():
+            kept = _kept(lambda: self._study.get_trials(deepcopy=False))
+            # Before the study was Optuna's own, its trials did not say which setting they were of.
+            live = [frozen for frozen in kept if frozen.state is not TrialState.FAIL and SETTING in frozen.user_attrs]
+            known = {frozen.user_attrs[NUMBER] for frozen in live}
+            for trial in trials:
+                if trial.number not in known:
+                    self._add(trial)
 
-    def propose(
-        self, number: int, trials: Sequence[Trial], *, running: Collection[Setting] = ()  # noqa: ARG002
-    ) -> Proposal | None:  # fmt: skip
-        """Return the setting to launch as trial `number`, or None when no launch could tell anything more.
+    def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
+        """Return what to launch next, or None when no launch could tell anything more.
 
-        A setting that was launched before is a repeat: it decides more than a new one would.
+        A setting that was launched before is a repeat: it decides more than a new one would. `start` says that the
+        proposal is launched; the next call gives up one that was not.
 
         Args:
-            number: of the trial to come; what is proposed does not depend on it.
             trials: all trials of the search so far.
-            running: settings that other workers are launching; none of them is proposed.
+            running: what is being launched; none of these settings is proposed.
+
+        Raises:
+            StudyStoppedError: a sampler that is not ours failed.
         """
         # Several BLAS threads gain nothing on matrices of this size and stand in each other's way on a busy node; one
         # also adds up in the same order on every machine, so that a seed gives the same study everywhere.
         with self._blas.limit(limits=1, user_api="blas"):
-            return self._propose(trials, running)
-
-    def _propose(self, trials: Sequence[Trial], running: Collection[Setting]) -> Proposal | None:
-        launched = {trial.setting for trial in trials} | set(running)
-        warm = next((w for w in self._warm if w.setting not in launched), None)
-        if warm is not None:
-            return Proposal(setting=warm.setting, reason=f"was good in study {warm.study}", warm=True)
-        scratch = optuna.create_study(sampler=self._sampler)
-        scratch.add_trials(
-            [_launched(trial, self._workload) for trial in sorted(trials, key=lambda t: t.number)]
-            + [_running(setting) for setting in sorted(running, key=lambda s: s.digest())]
-        )
-        scratch.ask(dict(self._space.distributions))
-        decision = self._sampler.decision
-        if decision is None:
+            self._settle(trials, running)
+            busy = {claim.setting for claim in running}
+            launched = {trial.setting for trial in trials} | busy
+            if warm := next((w for w in self._warm if w.setting not in launched), None):
+                point, why = self._space.params(warm.setting), {_REASON: f"was good in study {warm.study}"}
+                _kept(lambda: self._study.enqueue_trial(point or {}, user_attrs=why))
+            if self._named is None:
+                return _kept(lambda: self._ask(self._policy))
+            useless = busy | launched - {trial.setting for trial in trials if trial.score_us is not None}
+            for attempt in range(MOST_ASKS):
+                proposal = self._ask_named(self._named, f"{self._seed}:{len(trials) + len(running)}:{attempt}")
+                if proposal.setting not in useless:
+                    return proposal
             return None
-        return Proposal(setting=decision.setting, expected_gain=decision.expected_gain, reason=decision.reason)
 
-    def tell(self, trial: Trial) -> None:
+    def start(self, claim: Claim, proposal: Proposal) -> None:
+        """Tell Optuna that the last proposal is being launched."""
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        self._launching[claim.number] = asked
+        attributes = {
+            NUMBER: claim.number,
+            SETTING: claim.setting.to_document(),
+            _LABEL: claim.setting.label,
+            _REASON: proposal.reason,
+        }
+        _kept(lambda: _set(asked, attributes))
+
+    def tell(self, claim: Claim, trial: Trial) -> None:
         """Tell Optuna what a launch gave."""
-        if self._space.params(trial.setting) is not None:
-            # One transaction, and nothing that is left behind as running when the process dies in between.
-            frozen = self._frozen(trial.number, trial.setting, TrialState.COMPLETE, self._value(trial))
-            _kept(lambda: self._study.add_trial(frozen))
+        asked = self._launching.pop(claim.number)
+        if trial.number != claim.number:  # the store had taken this worker for dead, so others may have, too
+            self._fail(asked)
+            self._add(trial)
+        elif _kept(lambda: self._finish(asked, trial)) is TrialState.FAIL:
+            self._add(trial)
 
-    def _value(self, trial: Trial) -> float:
-        assert self._default is not None
-        if trial.result.outcome is not Outcome.OK:
-            return FAILURE_PENALTY
-        return worth(trial.result, self._default.result, self._workload)
+    def exhausted(self, trials: Sequence[Trial]) -> str:
+        """Say why there was no proposal after these trials."""
+        if self._named is not None:
+            return f"{self._named.name} asked {MOST_ASKS} times in a row for what failed or is being launched"
+        launched = len({t.setting for t in trials})
+        if launched >= len({*self._space.distinct, DEFAULT}):
+            return f"all {launched} settings were launched"
+        return f"nothing more is to be gained: after {launched} settings no launch is expected to tell anything more"
 
-    def _frozen(
-        self, number: int, setting: Setting, state: TrialState, value: float | None = None
-    ) -> optuna.trial.FrozenTrial:
-        return optuna.trial.create_trial(
-            state=state,
+    def _ask(self, sampler: optuna.samplers.BaseSampler) -> Proposal | None:
+        self._fail(self._asked)
+        self._study.sampler = sampler
+        self._asked = asked = self._study.ask()
+        reason = asked.user_attrs.get(_REASON)  # of a setting that was enqueued
+        if reason is not None or not isinstance(sampler, PolicySampler):
+            self._seen = self._running()
+            setting = self._space.setting(self._suggested(asked))
+            return Proposal(setting=setting, reason=reason or f"asked for by {type(sampler).__name__}")
+        if asked.relative_params:  # none where nothing is to be launched, nor for the default of a recorded space
+            self._suggested(asked)
+        self._seen = sampler.running
+        return sampler.proposal
+
+    def _ask_named(self, named: NamedSampler, what: str) -> Proposal:
+        """Ask another sampler; it is made for each ask, so that workers of one seed do not all ask for the same."""
+        seed = int.from_bytes(hashlib.sha256(what.encode()).digest()[:4], "big")
+        try:
+            with _unannounced():
+                proposal = _kept(lambda: self._ask(named.create(seed)))
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StudyStoppedError(
+                f"the sampler {named.name} failed: {type(error).__name__}: {error}",
+                hint="what was measured is kept; leave out --sampler to search with ncclt's own, as another study",
+            ) from error
+        assert proposal is not None
+        return proposal
+
+    def _suggested(self, asked: optuna.trial.Trial) -> dict[str, Any]:
+        """Return the point of a trial."""
+        for name, kind in self._space.distributions.items():
+            if isinstance(kind, CategoricalDistribution):
+                asked.suggest_categorical(name, kind.choices)
+            else:
+                assert isinstance(kind, IntDistribution)
+                asked.suggest_int(name, kind.low, kind.high)
+        return asked.params
+
+    def _running(self) -> list[optuna.trial.FrozenTrial]:
+        return _kept(lambda: self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+
+    def _settle(self, trials: Sequence[Trial], running: Sequence[Claim]) -> None:
+        """End in Optuna what dead workers left running there: else its setting would never be proposed again.
+
+        A claim ends with its trial or with its worker, so a launch that Optuna saw running before the claims were
+        read, and that is neither claimed nor stored, is dead.
+        """
+        stored = {trial.number: trial for trial in trials}
+        claimed = {claim.number for claim in running}
+        for frozen in self._seen:
+            number, setting = frozen.user_attrs.get(NUMBER), frozen.user_attrs.get(SETTING)
+            mine, trial = self._launching.get(number), stored.get(number)
+            if number is None or (mine is not None and mine.number == frozen.number):
+                continue
+            if trial is not None and setting == trial.setting.to_document():
+                _kept(partial(self._finish, optuna.trial.Trial(self._study, frozen._trial_id), trial))
+            elif trial is not None or mine is not None or number not in claimed:
+                # Where another launch has its number, that of a dead worker's claim was given away again.
+                self._fail(frozen.number)
+
+    def _fail(self, asked: optuna.trial.Trial | int | None) -> None:
+        if asked is not None:
+            _kept(lambda: self._study.tell(asked, state=TrialState.FAIL, skip_if_finished=True))
+
+    def _finish(self, asked: optuna.trial.Trial, trial: Trial) -> TrialState:
+        """Tell what a trial gave, and return its state in Optuna: FAIL where it had been ended as dead."""
+        value = self._value(trial)
+        with suppress(UpdateFinishedTrialError):
+            _set(asked, _result(trial, self._workload))
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        return self._study.tell(asked, value, state=state, skip_if_finished=True).state
+
+    def _add(self, trial: Trial) -> None:
+        """Add a trial that Optuna did not ask for, or has lost."""
+        value, point = self._value(trial), self._space.params(trial.setting)
+        if value is None or (point is None and self._named is not None):
+            return  # without a point the default of a recorded space tells other samplers nothing
+        frozen = optuna.trial.create_trial(
+            state=TrialState.COMPLETE,
             value=value,
-            params=self._space.params(setting),
-            distributions=dict(self._space.distributions),
-            user_attrs={_NUMBER: number, "setting": setting.label},
+            params=point or {},
+            distributions=dict(self._space.distributions) if point else {},
+            user_attrs={
+                NUMBER: trial.number,
+                SETTING: trial.setting.to_document(),
+                _LABEL: trial.setting.label,
+                **_result(trial, self._workload),
+            },
         )
+        _kept(lambda: self._study.add_trial(frozen))
+
+    def _value(self, trial: Trial) -> float | None:
+        """Return the value of a trial; None for a default that failed, which counts for nothing."""
+        assert self._default is not None
+        if trial.result.outcome is Outcome.OK:
+            return worth(trial.result, self._default.result, self._workload)
+        return None if trial.setting.is_default else FAILURE_PENALTY
 
 
-def _launched(trial: Trial, workload: Workload) -> optuna.trial.FrozenTrial:
-    """Return a trial as the sampler reads it."""
-    attributes: dict[str, Any] = {SETTING: trial.setting.to_document()}
-    if trial.result.outcome is Outcome.WRONG_RESULT:
-        attributes[WRONG] = True
+def _result(trial: Trial, workload: Workload) -> dict[str, Any]:
+    """Return the user attributes of a launch that has ended."""
+    attributes: dict[str, Any] = {OUTCOME: trial.result.outcome.value}
     if trial.result.outcome is Outcome.OK:
         times = {m.message: m.time_us for m in trial.result.measurements}
         attributes[TIMES_US] = [times[calls.message] for calls in workload.messages]
-    return optuna.trial.create_trial(state=TrialState.COMPLETE, value=0.0, user_attrs=attributes)
+    return attributes
 
 
-def _running(setting: Setting) -> optuna.trial.FrozenTrial:
-    return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={SETTING: setting.to_document()})
+def _set(asked: optuna.trial.Trial, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        asked.set_user_attr(name, value)
 
 
 @contextmanager
 def _unannounced() -> Iterator[None]:
-    """Keep back Optuna's warnings that a part of it is new: nothing that a user of ours can act upon."""
+    """Keep back Optuna's warnings that a part of it is new: a user of ours can do nothing about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
 
 
 def _kept(call: Callable[[], Answer]) -> Answer:
-    """Do something with Optuna's database, and again when it was away: a trial that it has twice harms nobody.
+    """Do something with Optuna's database, and again when it was away.
 
     Raises:
         StoreError: it stays away.
@@ -231,7 +346,7 @@ def _kept(call: Callable[[], Answer]) -> Answer:
     for pause_s in (*_PAUSES_S, None):
         try:
             return call()
-        except optuna.exceptions.StorageInternalError as error:
+        except StorageInternalError as error:
             if pause_s is None:
                 raise StoreError(f"Optuna's tables cannot be used: {error}", hint="check --storage") from error
             time.sleep(pause_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
@@ -32,7 +34,7 @@ _BASES = 6
 
 Parameters = tuple[tuple[str, int], ...]
 
-SETTING, TIMES_US, WRONG = "ncclt_setting", "ncclt_times_us", "ncclt_wrong"
+NUMBER, SETTING, OUTCOME, TIMES_US = "ncclt_trial", "ncclt_setting", "outcome", "ncclt_times_us"
 """User attributes by which a trial of Optuna's tells the sampler what was launched and what it gave."""
 
 _SUSPICIOUS = -0.4
@@ -54,17 +56,18 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextLaunch:
+class Proposal:
     """What to launch next, and why.
 
     Attributes:
         setting: to launch; one that was launched before means a repeat.
-        expected_gain: share of the default's time per step that it is expected to bring.
+        expected_gain: share of the default's time per step that the launch is expected to bring to the policy;
+            infinite where nothing is known of it.
         reason: for people.
     """
 
     setting: Setting
-    expected_gain: float
+    expected_gain: float = math.inf
     reason: str
 
 
@@ -72,9 +75,10 @@ class PolicySampler(BaseSampler):
     """An Optuna sampler for studies in which every trial measures all messages of a workload.
 
     A trial tells what it measured by its user attributes `SETTING` (a document), `TIMES_US` (one per message, in the
-    order of the workload; absent where the launch failed) and `WRONG` (true where it failed by wrong data). Running
-    trials count as launches that will give what is expected of them. It has no state but caches: the same trials give
-    the same choice.
+    order of the workload; absent where the launch failed) and `OUTCOME` (a word of `core.trial.Outcome`); with `NUMBER`
+    they count in that order, else in Optuna's. Running trials count as launches that will give what is expected of
+    them, those in Optuna's state FAIL for nothing. A good launch of the default must be among the trials before it is
+    asked. It has no state but caches: the same trials give the same choice.
 
     Args:
         space: what may be proposed.
@@ -98,7 +102,10 @@ class PolicySampler(BaseSampler):
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
         self._random = RandomSampler(seed=seed)
-        self.decision: NextLaunch | None = None
+        self.proposal: Proposal | None = None
+        """What `sample_relative` chose last; None = there is nothing more to launch."""
+        self.running: Sequence[FrozenTrial] = ()
+        """What it took to be running."""
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial  # noqa: ARG002
@@ -112,30 +119,19 @@ class PolicySampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],  # noqa: ARG002
     ) -> dict[str, Any]:
-        """Choose the point that means the setting to launch; `decision` says more about it.
+        """Choose the point that means the setting to launch; `proposal` says why.
 
         Returns:
-            The values, or nothing where no point of the space means the setting: the default of a recorded space.
+            The values, or none: where nothing is left to launch, and where no point of the space means the setting, as
+            with the default of a recorded space.
         """
-        launches, running = [], []
-        for known in study.get_trials(deepcopy=False):
-            document = known.user_attrs.get(SETTING)
-            if document is None or known.number == trial.number:
-                continue
-            setting = Setting.from_document(document)
-            if known.state is TrialState.RUNNING:
-                running.append(setting)
-            else:
-                times = known.user_attrs.get(TIMES_US)
-                launches.append(
-                    Launch(
-                        setting=setting,
-                        times_us=None if times is None else tuple(times),
-                        wrong=known.user_attrs.get(WRONG, False),
-                    )
-                )
-        self.decision = self.decide(launches, running=running)
-        return {} if self.decision is None else self._space.params(self.decision.setting) or {}
+        known = [t for t in study.get_trials(deepcopy=False) if SETTING in t.user_attrs and t.number != trial.number]
+        ended = [t for t in known if t.state is TrialState.COMPLETE]
+        launches = [_launch(t) for t in sorted(ended, key=lambda t: t.user_attrs.get(NUMBER, t.number))]
+        self.running = [t for t in known if t.state is TrialState.RUNNING]
+        running = {Setting.from_document(t.user_attrs[SETTING]) for t in self.running}
+        self.proposal = self.decide(launches, running=sorted(running, key=lambda setting: setting.digest()))
+        return {} if self.proposal is None else self._space.params(self.proposal.setting) or {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -143,7 +139,7 @@ class PolicySampler(BaseSampler):
         """Choose one parameter alone, which happens only where no point means what was decided: at random."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
-    def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> NextLaunch | None:
+    def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
         """Return what to launch next, None where nothing is left that could tell anything.
 
         Args:
@@ -171,11 +167,11 @@ class PolicySampler(BaseSampler):
         again, other = round(seen.default, _DIGITS), 0.0 if best is None else float(gains[best])
         if DEFAULT not in running and _default_first(seen, observations, again, other):
             reason = "the default again: every comparison hangs on it"
-            return NextLaunch(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
+            return Proposal(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
         if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
             return None
         reason = self._reason(seen.by_message[best], repeat=bool(beliefs.measured[best]))
-        return NextLaunch(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
+        return Proposal(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
 
     def _rank(self, setting: Setting) -> str:
         return hashlib.sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest()
@@ -187,6 +183,16 @@ class PolicySampler(BaseSampler):
             return f"{what}, as a step towards other process-wide parameters"
         message = self._workload.messages[int(by_message.argmax())].message
         return f"{what}, most for {message.label}"
+
+
+def _launch(trial: FrozenTrial) -> Launch:
+    attributes = trial.user_attrs
+    times = attributes.get(TIMES_US)
+    return Launch(
+        setting=Setting.from_document(attributes[SETTING]),
+        times_us=None if times is None else tuple(times),
+        wrong=attributes.get(OUTCOME) == Outcome.WRONG_RESULT.value,
+    )
 
 
 def _default_first(seen: Outlook, observations: Observations, again: float, other: float) -> bool:

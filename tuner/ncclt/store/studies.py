@@ -83,6 +83,7 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "simulated": (there.simulated, asked.simulated),
         "process-wide parameters": (_listed(there.process_wide), _listed(asked.process_wide)),
         "seed": (there.seed, asked.seed),
+        "sampler": (there.sampler or "ncclt's own", asked.sampler or "ncclt's own"),
     }
     # A study that is resumed without the log keeps its tables.
     if asked.printed_costs is not None and asked.printed_costs != there.printed_costs:

@@ -1,0 +1,280 @@
+"""The stored Optuna study: it is the one that ran, and agrees with our trials whoever died."""
+
+from collections import Counter
+
+import optuna
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Claim, Phase
+from ncclt.core.trial import Outcome
+from ncclt.errors import StudyStoppedError
+from ncclt.measure.trial import launch, launch_claim, searched
+from ncclt.search.loop import Budget, search
+from ncclt.search.named_sampler import NamedSampler, named_sampler
+from ncclt.search.proposer import MOST_ASKS, Proposer
+from ncclt.search.sampler import SETTING
+from ncclt.search.space import cluster_space, recorded_space
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path / 'optuna.db'}"
+
+
+@pytest.fixture
+def worker(cluster, workload, url):
+    """Open a proposer as a worker does; one that is not used in a `with` block dies."""
+
+    def opened(**options):
+        space = options.pop("space", None) or cluster_space(workload.collectives, cluster, parameters={})
+        return Proposer(space, workload, cluster, name="s", seed=1, **{"storage_url": url} | options)
+
+    return opened
+
+
+@pytest.fixture
+def runner(cluster, landscape):
+    return FakeRunner(cluster, landscape)
+
+
+@pytest.fixture
+def trial_log(runner, workload):
+    """The default was launched."""
+    log = FakeTrialLog()
+    launch(runner, workload, log, DEFAULT, phase=Phase.SEARCH)
+    return log
+
+
+def kept(url):
+    """What `optuna.load_study` shows."""
+    storage = optuna.storages.RDBStorage(url)
+    trials = optuna.load_study(study_name="s", storage=storage).get_trials()
+    storage.remove_session()
+    storage.engine.dispose()
+    return trials
+
+
+def ask(proposer, trial_log):
+    """Ask for a proposal and begin its launch."""
+    proposal = proposer.propose(trial_log.trials(), running=trial_log.refresh())
+    claim = trial_log.claim(proposal.setting, phase=Phase.SEARCH)
+    proposer.start(claim, proposal)
+    return claim
+
+
+def test_optuna_shows_a_launch_while_it_runs_and_what_it_gave(worker, trial_log, runner, workload, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(proposer, trial_log)
+        default, running = kept(url)
+        proposer.tell(claim, launch_claim(runner, workload, trial_log, claim))
+    _, told = kept(url)
+
+    assert (default.state.name, default.value, default.user_attrs["outcome"]) == ("COMPLETE", 0.0, "ok")
+    assert (running.state.name, running.user_attrs["setting"]) == ("RUNNING", claim.setting.label)
+    assert set(running.params) == {"pair", "channels"}
+    assert running.user_attrs["reason"].startswith("new, most for")
+    assert (told.state.name, told.user_attrs["outcome"], told.user_attrs["ncclt_trial"]) == ("COMPLETE", "ok", 1)
+    measured = {m.message: m.time_us for m in trial_log.trials()[1].result.measurements}
+    assert told.user_attrs["ncclt_times_us"] == [measured[calls.message] for calls in workload.messages]
+
+
+def test_a_launch_that_fails_has_a_value_that_samplers_learn_from(worker, trial_log, workload, cluster, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(proposer, trial_log)
+        crashing = FakeRunner(cluster, lambda *_: Outcome.CRASHED)
+        proposer.tell(claim, launch_claim(crashing, workload, trial_log, claim))
+    told = kept(url)[1]
+
+    assert (told.state.name, told.user_attrs["outcome"]) == ("COMPLETE", "crashed")
+    assert told.value > 0.5
+
+
+def test_what_was_only_proposed_is_no_launch(worker, trial_log, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        first = proposer.propose(trial_log.trials())
+        assert proposer.propose(trial_log.trials()) == first
+    states = [trial.state.name for trial in kept(url)]
+
+    assert states == ["COMPLETE", "FAIL", "FAIL"]
+
+
+def test_a_killed_worker_leaves_no_setting_behind_that_is_never_proposed(worker, trial_log, url):
+    """Neither where its successor is alone, nor where others go on and only its claim tells."""
+    dead = worker()
+    dead.resume(trial_log.trials()[0], trial_log.trials())
+    claim = ask(dead, trial_log)
+    dead.propose(trial_log.trials(), running=[claim])  # and asked again, which was never claimed
+    with worker() as successor:
+        successor.resume(trial_log.trials()[0], trial_log.trials())
+        assert Counter(trial.state.name for trial in kept(url)) == {"COMPLETE": 1, "FAIL": 2}
+        assert successor.propose(trial_log.trials()).setting == claim.setting
+
+
+def test_a_worker_that_dies_beside_others_gives_its_setting_back(worker, trial_log, url):
+    with worker() as living:
+        living.resume(trial_log.trials()[0], trial_log.trials())
+        dead = worker()
+        dead.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        claim = ask(dead, trial_log)
+        trial_log.others = [claim]
+        assert living.propose(trial_log.trials(), running=[claim]).setting != claim.setting
+        trial_log.others = []
+        assert living.propose(trial_log.trials()).setting == claim.setting
+    assert "RUNNING" not in {trial.state.name for trial in kept(url)}
+
+
+def test_what_a_worker_stored_and_never_told_is_told_by_another(worker, trial_log, runner, workload, url):
+    with worker() as living:
+        living.resume(trial_log.trials()[0], trial_log.trials())
+        dead = worker()
+        dead.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        claim = ask(dead, trial_log)
+        living.propose(trial_log.trials(), running=[claim])
+        trial = launch_claim(runner, workload, trial_log, claim)
+        again = living.propose(trial_log.trials())
+        dead.tell(claim, trial)  # it was only slow
+    told = [trial for trial in kept(url) if trial.state.name == "COMPLETE"]
+
+    assert again.setting != claim.setting
+    assert [trial.user_attrs["ncclt_trial"] for trial in told] == [0, 1]
+
+
+def test_a_worker_that_was_taken_for_dead_still_counts_under_the_number_that_it_was_given(
+    worker, trial_log, runner, workload, url
+):
+    with worker() as slow, worker() as other:
+        for proposer in (slow, other):
+            proposer.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        claim = ask(slow, trial_log)
+        other.propose(trial_log.trials(), running=[claim])
+        taken = ask(other, trial_log)  # its claim is gone: number 1 and the setting are free again
+        assert taken == claim
+        other.tell(taken, launch_claim(runner, workload, trial_log, taken))
+        late = launch(runner, workload, trial_log, claim.setting, phase=Phase.SEARCH)
+        slow.tell(claim, late)
+    told = [trial.user_attrs["ncclt_trial"] for trial in kept(url) if trial.state.name == "COMPLETE"]
+
+    assert sorted(told) == [0, 1, 2]
+
+
+def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, trial_log, workload, cluster, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        proposal = proposer.propose(trial_log.trials())
+        claim = Claim(number=1, setting=DEFAULT, repeat=1, phase=Phase.SEARCH)
+        proposer.start(claim, proposal)
+        proposer.tell(claim, launch_claim(FakeRunner(cluster, lambda *_: Outcome.CRASHED), workload, trial_log, claim))
+        assert proposer.propose(searched(trial_log)).setting == proposal.setting
+    assert kept(url)[1].state.name == "FAIL"
+
+
+def test_the_default_of_a_recorded_space_is_in_the_study_without_a_point(cluster, workload, worker, trial_log, url):
+    space = recorded_space(cluster_space(workload.collectives, cluster, parameters={}).distinct)
+    with worker(space=space) as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        proposal = proposer.propose(trial_log.trials())
+    default, asked = kept(url)
+
+    assert (default.params, default.user_attrs[SETTING]) == ({}, {})
+    assert space.setting(asked.params) == proposal.setting
+
+
+def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
+    with worker(sampler=sampler, **options) as proposer:
+        return search(
+            [runner], workload, trial_log, proposer, Budget(trials=trials),
+            clock=lambda: 0.0, interrupted=lambda: "", watch=lambda _progress: None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["TPESampler", "RandomSampler", "QMCSampler"])
+def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_not_been(
+    name, worker, cluster, landscape, workload, url
+):
+    sampler = named_sampler(f"optuna.samplers:{name}")
+    logs = FakeTrialLog(), FakeTrialLog()
+    for trials in (5, 12):
+        end = run(worker, FakeRunner(cluster, landscape), workload, logs[0], sampler=sampler, trials=trials)
+    shown = kept(url)
+    run(worker, FakeRunner(cluster, landscape), workload, logs[1], sampler=sampler, storage_url=None)
+
+    settings, whole = ([trial.setting for trial in log.trials()] for log in logs)
+    assert end.reason == "the budget of 12 trials is used"
+    assert [trial.user_attrs["ncclt_trial"] for trial in shown if trial.state.name == "COMPLETE"] == list(range(12))
+    assert {trial.user_attrs.get("reason", f"asked for by {name}") for trial in shown} == {f"asked for by {name}"}
+    assert settings == whole
+
+
+def test_another_sampler_asks_the_same_for_the_same_seed(cluster, workload, landscape):
+    space = cluster_space(workload.collectives, cluster, parameters={})
+    found = []
+    for _ in range(2):
+        log = FakeTrialLog()
+        run(
+            lambda sampler: Proposer(space, workload, cluster, name="s", seed=3, sampler=sampler),
+            FakeRunner(cluster, landscape), workload, log, sampler=named_sampler("optuna.samplers:TPESampler"),
+        )  # fmt: skip
+        found.append([trial.setting for trial in log.trials()])
+
+    assert found[0] == found[1]
+
+
+def test_a_study_of_another_sampler_ends_when_the_patience_does(worker, cluster, workload):
+    runner = FakeRunner(cluster, lambda s, *_: 10.0 if s.is_default else 20.0)
+    end = run(
+        worker, runner, workload, FakeTrialLog(), trials=100, sampler=named_sampler("optuna.samplers:RandomSampler")
+    )
+
+    assert "already best" in end.reason
+    assert len(runner.launches) < 40
+
+
+class Stubborn(optuna.samplers.RandomSampler):
+    """Asks for one point again and again."""
+
+    def sample_independent(self, _study, _trial, name, _distribution):
+        return {"pair": "ring/ll", "channels": 3}[name]
+
+
+def test_a_sampler_that_only_asks_for_what_failed_is_given_up(worker, cluster, workload, landscape, url):
+    def crashes(setting, message, number):
+        ring = (setting.algorithm, setting.protocol) == (Algorithm.RING, Protocol.LL)
+        return Outcome.CRASHED if ring else landscape(setting, message, number)
+
+    runner = FakeRunner(cluster, crashes)
+    sampler = NamedSampler(name="Stubborn", create=lambda _seed: Stubborn())
+    end = run(worker, runner, workload, FakeTrialLog(), sampler=sampler)
+
+    assert end.reason == f"Stubborn asked {MOST_ASKS} times in a row for what failed or is being launched"
+    assert len(runner.launches) == 2
+    assert Counter(trial.state.name for trial in kept(url)) == {"COMPLETE": 2, "FAIL": MOST_ASKS}
+
+
+def test_a_sampler_may_repeat_what_ran(worker, cluster, workload, landscape):
+    log = FakeTrialLog()
+    run(
+        worker, FakeRunner(cluster, landscape), workload, log, trials=5,
+        sampler=NamedSampler(name="Stubborn", create=lambda _seed: Stubborn()),
+    )  # fmt: skip
+
+    assert [trial.repeat for trial in log.trials()] == [0, 0, 1, 2, 3]
+
+
+class Broken(optuna.samplers.RandomSampler):
+    """Fails when asked."""
+
+    def sample_independent(self, *_arguments):
+        raise RuntimeError("no idea")
+
+
+def test_a_sampler_that_fails_stops_the_study_with_its_reason(worker, cluster, workload, landscape, url):
+    sampler = NamedSampler(name="Broken", create=lambda _seed: Broken())
+    with pytest.raises(StudyStoppedError, match="the sampler Broken failed: RuntimeError: no idea"):
+        run(worker, FakeRunner(cluster, landscape), workload, FakeTrialLog(), sampler=sampler)
+    assert [trial.state.name for trial in kept(url)] == ["COMPLETE", "FAIL"]
