@@ -74,6 +74,7 @@ def tune(
     min_effect: float = 0.02,
     process_wide: tuple[str, ...] = ("BUFFSIZE",),
     seed: int = 0,
+    sampler: str = "",
     study: str | None = None,
     more: int = 0,
     warm: bool = True,
@@ -102,6 +103,7 @@ def tune(
         min_effect: smallest gain worth a change, as a share of the communication time.
         process_wide: NCCL parameters of the whole process to search, without `NCCL_`.
         seed: the same seed gives the same study.
+        sampler: MODULE:CLASS of Optuna or OptunaHub that chooses the settings; empty = ncclt's own.
         study: its name; None = made from what is tuned, so that the same call resumes.
         more: launches to add to a finished study, which is then proven anew.
         warm: try early what was best in the nearest stored studies.
@@ -150,7 +152,7 @@ def tune(
         request = pipeline.TuneRequest(
             workload=opened.workload(workload) if isinstance(workload, str) else workload,
             name=study, budget=budget, blocks=blocks, min_effect=min_effect, seed=seed,
-            process_wide=tuple(sorted(set(process_wide))), warm=warm, more=more,
+            sampler=sampler, process_wide=tuple(sorted(set(process_wide))), warm=warm, more=more,
         )  # fmt: skip
         testbed = open_testbed(options, choice, opened, request.workload, seed=seed)
         if testbed.is_launched and not force:

@@ -266,11 +266,12 @@ class Proposer:
         stored = {trial.number: trial for trial in trials}
         claimed = {claim.number for claim in running}
         for frozen in self._seen:
-            number, setting = frozen.user_attrs.get(NUMBER), frozen.user_attrs.get(SETTING)
-            mine, trial = self._launching.get(number), stored.get(number)
-            if number is None or (mine is not None and mine.number == frozen.number):
+            if (number := frozen.user_attrs.get(NUMBER)) is None:
                 continue
-            if trial is not None and setting == trial.setting.to_document():
+            mine, trial = self._launching.get(number), stored.get(number)
+            if mine is not None and mine.number == frozen.number:
+                continue
+            if trial is not None and frozen.user_attrs.get(SETTING) == trial.setting.to_document():
                 _kept(partial(self._finish, optuna.trial.Trial(self._study, frozen._trial_id), trial))
             elif trial is not None or mine is not None or number not in claimed:
                 # Where another launch has its number, that of a dead worker's claim was given away again.
