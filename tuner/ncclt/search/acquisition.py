@@ -1,4 +1,4 @@
-"""What a launch is expected to bring to the policy: the measure by which the next one is chosen.
+"""Acquisition function: what a launch is expected to bring to the policy.
 
 The policy takes for every message the best setting that is confirmed, and the default where none is. A launch of a
 setting can bring something for many messages at once: by beating what is chosen, by confirming what looks better, or
@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from ncclt.search.assemble import CONFIRMED_Z, MIN_MESSAGE_GAIN
-
-Array = NDArray[np.float64]
+from ncclt.search.gaussian_process import Array
 
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
-"""How often the cost model is wrong about a whole pair, and by how much: nothing measured says otherwise yet."""
+"""How often the cost model is wrong about a pair that was never launched, and by how much (sigma of the log)."""
 
 _SURPRISE_BELIEF = 0.7
-"""How much of an expected loss is then still believed: a pair that is called hopeless may be the best one."""
+"""Share of an expected loss that counts in that case: a pair that the model calls hopeless may be the best one."""
 
 _OWN_DOUBT = 0.3
-"""How likely NCCL chooses otherwise than its cost model has it; else such a launch would be the default once more."""
+"""Probability that NCCL does not choose what its cost model predicts; if it does, the launch repeats the default."""
 
 _ODD, _ODD_SIGMA = 0.02, 0.12
 """How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
@@ -35,12 +34,12 @@ _ODD, _ODD_SIGMA = 0.02, 0.12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """What the Gaussian process knows, settings x messages, of ln(time / time of the default).
+    """Posterior of ln(time / time of the default), settings x messages, and what else decides on a launch.
 
     Attributes:
         mean, variance: of the settings, without noise.
         measured: which settings were launched without fault.
-        reaches: at which messages a setting arrives as it was chosen; elsewhere NCCL chooses as by default.
+        reaches: the messages at which a setting takes effect; elsewhere NCCL chooses as by default.
         untried: which settings have a pair that was never launched.
         own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
         noise: variance that one launch of a setting adds.
@@ -61,7 +60,7 @@ class Beliefs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The policy that could be had now.
+    """The best policy that the measurements support so far.
 
     Attributes:
         chosen: position of the setting of each message, below 0 = the default.
@@ -123,7 +122,7 @@ def default_gain(beliefs: Beliefs, now: Standing) -> Array:
     moves = variance / math.sqrt(variance + beliefs.noise)
     bar = np.minimum(now.value, _bar(beliefs.variance + beliefs.noise / (beliefs.default_launches + 1)))
     contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(bar, moves))
-    # Where a setting is chosen already, the default decides nothing between it and the others.
+    # Where a setting is chosen already, the default does not decide between it and the others.
     open_still = beliefs.reaches & beliefs.measured[:, None] & (now.chosen < 0)
     contenders = np.where(open_still, contenders, 0.0)
     doubt = np.where(now.chosen >= 0, _shortfall(0.0, 0.0, -now.value, np.full_like(now.value, moves)), 0.0)
@@ -134,8 +133,8 @@ def default_gain(beliefs: Beliefs, now: Standing) -> Array:
 def _evened(beliefs: Beliefs) -> Array:
     """Return the variances, with one for all settings of untried pairs.
 
-    The first launch of a pair should be made where it is expected to be fast. Extreme channel counts, which resemble
-    nothing and are therefore uncertain, would otherwise come first.
+    The first launch of a pair should be made where it is expected to be fast. Otherwise extreme channel counts would
+    come first, which are uncertain because they resemble nothing.
     """
     if not beliefs.untried.any():
         return beliefs.variance

@@ -20,9 +20,8 @@ MIN_MESSAGE_GAIN = 0.01
 """Share by which a setting must beat the default on a message before it gets a rule; less is noise or not worth it."""
 
 CONFIDENCE = 0.6
-"""Probability, given the noise between launches, that a setting beats the default by `MIN_MESSAGE_GAIN` from which on
-it counts as confirmed. The proof by interleaved launches comes after that; here a gain that is missed costs as much as
-one that is not there."""
+"""A setting is confirmed if it beats the default by `MIN_MESSAGE_GAIN` with this probability, given the noise between
+launches. Only the interleaved proof decides; here a missed gain costs as much as a false one."""
 
 CONFIRMED_Z = statistics.NormalDist().inv_cdf(CONFIDENCE)
 """The same as standard deviations between setting and default."""
@@ -31,7 +30,7 @@ MIN_GROUP_GAIN = 0.005
 """Share of time per step that changing a process-wide parameter must bring over leaving it alone."""
 
 REACH = math.sqrt(2)
-"""A rule reaches from a measured size to this factor above and below: no further was anything measured."""
+"""A rule covers sizes within this factor of a measured one: beyond it nothing was measured."""
 
 Parameters = tuple[tuple[str, int], ...]
 
@@ -60,8 +59,8 @@ def collect_times(trials: Iterable[Trial]) -> Times:
     """Gather the times of all settings that can be trusted to run.
 
     One wrong result rules a setting out for good. Any other failure may be a node that was lost, so it rules a setting
-    out as long as it has not ended well more often than it failed; the proof allows no failure at all. The default
-    stays in any case: that one is what we compare with.
+    out until it has succeeded more often than it failed; the proof allows no failure at all. The default always stays,
+    as everything is compared with it.
     """
     samples: dict[Setting, dict[Message, list[float]]] = {}
     launches: dict[Setting, int] = {}
@@ -175,9 +174,9 @@ def _group_policy(
 
 
 def _reaches(setting: Setting, unforced: Setting, message: Message, version: NcclVersion) -> bool:
-    """Tell whether a setting arrives at a message as it was chosen.
+    """Tell whether a setting takes effect on a message in full.
 
-    Of a pair that the collective lacks only the channels arrive: a by-product, not something that was chosen.
+    Where the collective lacks the pair, the channels alone take effect: a by-product, not what was chosen.
     """
     applied = setting.applied_to(message.collective, version=version)
     return applied != unforced and (applied.algorithm, applied.protocol) == (setting.algorithm, setting.protocol)
@@ -192,7 +191,7 @@ def _rules(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
     families: dict[tuple[Collective, int], dict[int, Setting]] = {}
     for message, setting in sorted(choices.items()):
         if message.collective.is_tunable:
-            # Two dtypes of one size are one case for NCCL's tuner, which sees bytes only: the first one decides.
+            # NCCL's tuner sees bytes only, so two dtypes of one size are one case: the first one decides.
             families.setdefault((message.collective, message.group_size), {}).setdefault(message.size_bytes, setting)
     rules: list[Rule] = []
     for (collective, group_size), sizes in families.items():
@@ -222,25 +221,15 @@ def _family_rules(collective: Collective, group_size: int, sizes: Mapping[int, S
             protocol=setting.protocol,
             channels=setting.channels,
         )
-        rules.append(_joined(rules.pop(), rule) if rules and _adjoins(rules[-1], rule) else rule)
+        if rules and _adjoins(rules[-1], rule):
+            rule = replace(rule, min_bytes=rules.pop().min_bytes)
+        rules.append(rule)
     return rules
 
 
 def _adjoins(before: Rule, rule: Rule) -> bool:
     same = (before.algorithm, before.protocol, before.channels) == (rule.algorithm, rule.protocol, rule.channels)
     return same and before.max_bytes is not None and before.max_bytes + 1 >= rule.min_bytes
-
-
-def _joined(before: Rule, rule: Rule) -> Rule:
-    return Rule(
-        collective=rule.collective,
-        min_bytes=before.min_bytes,
-        max_bytes=rule.max_bytes,
-        group_size=rule.group_size,
-        algorithm=rule.algorithm,
-        protocol=rule.protocol,
-        channels=rule.channels,
-    )
 
 
 def expected_us(
@@ -259,8 +248,8 @@ def message_time_us(
 ) -> float:
     """Return the measured time of one call of a message under a policy, µs; infinite where it was not measured.
 
-    Every setting that reaches the message in the same way has measured the same thing. Where none has, one under which
-    NCCL had more or less to choose from stands for it.
+    All settings with the same effect on the message measured the same thing. Where there is none, one that left NCCL
+    more or less to choose from stands in for it.
 
     Args:
         policy: delivered by a table, which touches what it names alone, or by variables.

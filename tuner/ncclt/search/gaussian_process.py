@@ -1,4 +1,4 @@
-"""The model behind the search: one Gaussian process over all settings and all messages, exact and quick.
+"""The model behind the search: one exact Gaussian process over all settings and all messages.
 
 Every launch measures all messages, so the data are a full table (settings x messages) of y = ln(time / time of the
 default). The covariance is a sum of two Kronecker products, a smooth part that messages of similar size share and a
@@ -31,7 +31,7 @@ class Kernels:
         smooth: Ks between all settings of interest.
         rough: Kr between them.
         sizes: S between messages.
-        prior: weight of the cost model in the mean, 0 = it says nothing.
+        prior: weight of the cost model in the mean, 0 = none.
     """
 
     smooth: Array

@@ -1,7 +1,7 @@
-"""How alike settings and messages are: the covariances that the Gaussian process chooses among.
+"""Covariances between settings and between messages, and the hyperparameters that the Gaussian process weighs.
 
-The constants are standard deviations of ln(time ratio) and lengths in doublings. They were set by what NCCL's
-mechanisms can do and compared on recorded and simulated landscapes together (adr/0007); the grid below adapts them.
+The constants are standard deviations of ln(time ratio) and lengths in doublings. They follow from what NCCL's
+mechanisms can do, and were compared on recorded and simulated landscapes (adr/0007); the grid below adapts them.
 """
 
 from __future__ import annotations
@@ -20,38 +20,36 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice
-from ncclt.search.gaussian_process import Kernels
-
-Array = NDArray[np.float64]
+from ncclt.search.gaussian_process import Array, Kernels
 
 _CONSTANT, _ALGORITHM, _PROTOCOL, _ALGO_PROTO = 0.3, 0.2, 0.3, 0.3
-"""How far forced settings as a whole, and those of one algorithm, protocol or pair, lie from what was expected."""
+"""How far all forced settings, and those of one algorithm, protocol or pair, depart from the prior mean."""
 
 _CHANNELS, _ALGO_PROTO_CHANNELS = 0.25, 0.2
 """How far channels move the time, for all pairs alike and for each in its own way."""
 
 _CHANNEL_DOUBLINGS, _SLOPE = 2.0, 0.2
-"""Channel counts this far apart are hardly alike, but for a trend per doubling."""
+"""Channel counts this far apart are almost uncorrelated, but for a trend per doubling."""
 
 _AUTO_LIKENESS = 0.85
-"""How alike NCCL's own channels are to as many forced ones; it takes fewer for small messages."""
+"""Correlation of NCCL's own channel count with the same count forced: for small messages NCCL takes fewer."""
 
 _ROUGH_DOUBLINGS, _OWN_SHARE, _OWN_SHARE_OF_ALGO_PROTO = 1.0, 0.4, 0.5
-"""The rough part: reach over channels, the share of its variance that no neighbour knows of, and what comes on top of
-it that settings with the same pair and channels have in common, whatever their parameters."""
+"""The rough part: length over channels, the share of its variance that is each setting's own, and the variance added
+on top that settings of one pair and channel count share, whatever their parameters."""
 
 _PARAMETER, _OTHER_ALGO_PROTO_PARAMETER = 0.06, 0.6
-"""What a process-wide parameter can do, and how alike its effect is on two pairs."""
+"""Size of a process-wide parameter's effect, and the correlation of that effect between two pairs."""
 
 _OTHER_COLLECTIVE, _OTHER_GROUP = 0.6, 0.6
-"""How alike two messages are that differ in nothing but collective or group."""
+"""Correlation of two messages that differ in collective or group alone."""
 
 SCALES = (0.5, 1.0, 2.0)
 ROUGHNESS = (0.025, 0.06, 0.15)
 SIZE_DOUBLINGS = (3.0, 6.0)
 PRIOR_WEIGHTS = (0.0, 0.5, 1.0)
-"""The hyperparameters that a landscape may have: scale of the smooth part, standard deviation of the rough part, reach
-over sizes, and how far the cost model is to be believed."""
+"""The grid of hyperparameters: scale of the smooth part, standard deviation of the rough part, length over sizes, and
+weight of the cost model."""
 
 _LIKELY_ROUGHNESS = 0.06
 
@@ -65,7 +63,7 @@ class Likeness:
 
     Attributes:
         smooth, rough: unit parts between settings.
-        parameters: effects of process-wide parameters between settings, 0 where one of two leaves them alone.
+        parameters: effects of process-wide parameters between settings, 0 where one of the two sets none.
         size_doublings: distance of messages in doublings of size.
         kinds: likeness of messages by collective and group.
     """
@@ -176,7 +174,7 @@ def _matern(distance: Array) -> Array:
 
 
 def _parameter_effects(settings: Sequence[Setting]) -> Array:
-    """Return the likeness of what parameters do; what leaves a parameter alone has no effect and so no likeness."""
+    """Return the covariance of the parameters' effects; a setting that leaves a parameter alone has none."""
     effects = np.zeros((len(settings), len(settings)))
     for name in sorted({name for s in settings for name, _ in s.parameters}):
         values = [dict(s.parameters).get(name) for s in settings]

@@ -1,11 +1,11 @@
-"""The search: the default first, then ask, measure, tell, until the budget ends or nothing more is to be gained."""
+"""The search loop: the default first, then ask, measure, tell, until the budget or the expected gain ends it."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
@@ -17,19 +17,19 @@ from ncclt.search.proposer import Proposer
 from ncclt.search.sampler import Proposal
 
 PATIENCE = 16
-"""Launches without a gain worth having after which nothing more is expected."""
+"""Launches without a worthwhile gain after which the search stops."""
 
 WORTHWHILE_GAIN = 0.005
 """Share of time per step that the policy must still win within the patience for the search to go on."""
 
 WORTH_A_LAUNCH = 0.001
-"""Share of time per step that a launch must be expected to bring where nobody said how many steps the job has."""
+"""Share of time per step that a launch must be expected to save where the job's steps are unknown."""
 
 HOPELESS_PROPOSALS = 3
-"""Proposals in a row that are not worth their launch before the search stops: one alone may be a whim of the model."""
+"""Proposals in a row that are not worth a launch before the search stops: a single one may be chance."""
 
 EQUAL_FAILURES = 5
-"""Failures of one kind in a row after which the cause is taken to be the cluster and not the setting."""
+"""Failures of one kind in a row after which the cluster is suspected instead of the setting."""
 
 _POLL_S = 0.2
 """How often a worker looks whether another has finished what it waits for."""
@@ -43,10 +43,10 @@ class Budget:
         trials: launches of the search in the whole study, earlier runs included.
         seconds: wall time of this run, None = no limit.
         gpu_hours: GPU time of all launches of the study, earlier runs included, None = no limit.
-        patience: launches without a gain worth having, after every pair was tried, before the search stops by
-            itself; 0 = never.
+        patience: launches without a worthwhile gain, after every pair was tried, before the search stops by itself;
+            0 = never.
         steps: training steps that will run with the result; a launch is made only if it is expected to save more
-            time over them than it costs. None = not said.
+            time over them than it costs. None = unknown.
     """
 
     trials: int
@@ -72,7 +72,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a watcher is told after every launch.
+    """How far a search is, after each launch.
 
     Attributes:
         trial: the newest one.
@@ -96,7 +96,7 @@ class SearchEnd:
 
     Attributes:
         reason: for people.
-        interrupted: somebody stopped it; there is more to measure.
+        interrupted: stopped from outside; there is more to measure.
     """
 
     reason: str
@@ -118,7 +118,7 @@ def search(
 ) -> SearchEnd:
     """Search until the budget ends or nothing more is to be gained.
 
-    Other processes may search the same study: they and we share its trial log, and the budget of trials is common.
+    Other processes may search the same study: they share its trial log and its budget of trials.
 
     Args:
         runners: where trials run, at least one; each on nodes of its own, all at once.
@@ -128,7 +128,7 @@ def search(
         budget: launches and seconds.
         clock: monotonic seconds.
         interrupted: asked before every launch: why to stop after the current trial; empty = go on.
-        watch: told after every launch.
+        watch: called after every launch.
         kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
         only_worker: no other process was searching the study when the proposer had been opened.
 
@@ -174,7 +174,7 @@ def _run_at_once(work: _Work, runners: Sequence[Runner], kill: Callable[[], None
     for thread in threads:
         thread.start()
     try:
-        # Signals are heard by the main thread alone, between two of these short waits.
+        # Python handles signals in the main thread only, between two of these short waits.
         while any(thread.is_alive() for thread in threads):
             time.sleep(_POLL_S)
     except BaseException:
@@ -185,36 +185,24 @@ def _run_at_once(work: _Work, runners: Sequence[Runner], kill: Callable[[], None
         raise
 
 
+@dataclass(slots=True, kw_only=True)
 class _Work:
-    """One search, done by one or more workers of this process; only one of them at a time thinks."""
+    """One search by one or more threads of this process; one of them at a time chooses what to launch."""
 
-    def __init__(
-        self,
-        *,
-        workload: Workload,
-        trial_log: TrialLog,
-        proposer: Proposer,
-        budget: Budget,
-        default: Trial,
-        best: _BestPolicy,
-        spent_s: Callable[[], float],
-        interrupted: Callable[[], str],
-        watch: Callable[[Progress], None],
-    ) -> None:
-        self.end: SearchEnd | None = None
-        self.error: BaseException | None = None
-        self._workload = workload
-        self._trial_log = trial_log
-        self._proposer = proposer
-        self._budget = budget
-        self._default = default
-        self._best = best
-        self._spent_s = spent_s
-        self._interrupted = interrupted
-        self._watch = watch
-        self._hopeless = 0
-        self._thinking = threading.Lock()
-        self._show = True
+    workload: Workload
+    trial_log: TrialLog
+    proposer: Proposer
+    budget: Budget
+    default: Trial
+    best: _BestPolicy
+    spent_s: Callable[[], float]
+    interrupted: Callable[[], str]
+    watch: Callable[[Progress], None]
+    end: SearchEnd | None = None
+    error: BaseException | None = None
+    _hopeless: int = 0
+    _show: bool = True
+    _choosing: threading.Lock = field(default_factory=threading.Lock)
 
     def stop(self, end: SearchEnd) -> None:
         """Let every worker stop after its trial; the first reason counts."""
@@ -225,22 +213,22 @@ class _Work:
         """Launch what is proposed until the search has ended."""
         try:
             while (claim := self._next(runner)) is not None:
-                trial = launch_claim(runner, self._workload, self._trial_log, claim)
-                with self._thinking:
-                    self._proposer.tell(claim, trial)
+                trial = launch_claim(runner, self.workload, self.trial_log, claim)
+                with self._choosing:
+                    self.proposer.tell(claim, trial)
                     self._show = True
-                    check_failures(searched(self._trial_log))
+                    check_failures(searched(self.trial_log))
         except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
             self.error = self.error or error
             self.stop(SearchEnd(reason="failed"))
 
     def _next(self, runner: Runner) -> Claim | None:
         """Return the next launch, or None when the search has ended."""
-        with self._thinking:
+        with self._choosing:
             while self.end is None:
-                running = self._trial_log.refresh()
-                trials = searched(self._trial_log)
-                history = self._best.history(trials)
+                running = self.trial_log.refresh()
+                trials = searched(self.trial_log)
+                history = self.best.history(trials)
                 if self._show:
                     self._tell_watcher(trials, history, runner)
                 if end := self._reason_to_stop(trials, running, history, runner):
@@ -252,32 +240,32 @@ class _Work:
         return None
 
     def _claim(self, trials: Sequence[Trial], running: Sequence[Claim]) -> Claim | None:
-        """Ask for a proposal and claim it; None = somebody else was faster, or there is nothing more to launch."""
-        proposal = self._proposer.propose(trials, running=running)
+        """Ask for a proposal and claim it; None = another worker was faster, or nothing is left to launch."""
+        proposal = self.proposer.propose(trials, running=running)
         if proposal is None:
-            self.stop(SearchEnd(reason=self._proposer.exhausted(trials)))
+            self.stop(SearchEnd(reason=self.proposer.exhausted(trials)))
             return None
         if reason := self._not_worth(proposal, trials):
             self.stop(SearchEnd(reason=reason))
             return None
-        claim = self._trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self._budget.trials)
+        claim = self.trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self.budget.trials)
         if claim is not None:
-            self._proposer.start(claim, proposal)
+            self.proposer.start(claim, proposal)
         return claim
 
     def _reason_to_stop(
         self, trials: Sequence[Trial], running: Sequence[Claim], history: Sequence[float], runner: Runner
     ) -> SearchEnd | None:
-        budget = self._budget
+        budget = self.budget
         if len(trials) + len(running) >= budget.trials:
             return SearchEnd(reason=f"the budget of {budget.trials} trials is used")
-        if budget.seconds is not None and self._spent_s() >= budget.seconds:
+        if budget.seconds is not None and self.spent_s() >= budget.seconds:
             return SearchEnd(reason=f"the time budget of {budget.seconds:g} s is used")
         if budget.gpu_hours is not None and self._gpu_seconds(runner) >= budget.gpu_hours * 3600:
             return SearchEnd(reason=f"the budget of {budget.gpu_hours:g} GPU hours is used")
-        if why := self._interrupted():
+        if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
-        if reason := nothing_more(history, anchors=self._proposer.anchor_count, patience=budget.patience):
+        if reason := nothing_more(history, anchors=self.proposer.anchor_count, patience=budget.patience):
             return SearchEnd(reason=reason)
         return None
 
@@ -288,32 +276,32 @@ class _Work:
         if self._hopeless < HOPELESS_PROPOSALS:
             return ""
         expected = f"{proposal.expected_gain * 100:.2g} % of the communication time"
-        if self._budget.steps is None:
-            history = self._best.history(trials)
+        if self.budget.steps is None:
+            history = self.best.history(trials)
             if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
                 return f"NCCL's own choice is already best: nothing in {len(history)} launches beats it"
             return f"nothing more is to be gained: the next launch is expected to bring {expected}"
         return (
-            f"the next launch is expected to bring {expected}, which over {self._budget.steps} steps is less than the "
+            f"the next launch is expected to bring {expected}, which over {self.budget.steps} steps is less than the "
             "launch costs"
         )
 
     def _threshold(self, trials: Sequence[Trial]) -> float:
-        if self._budget.steps is None or self._default.score_us is None:
-            return WORTH_A_LAUNCH if self._budget.patience else 0.0
+        if self.budget.steps is None or self.default.score_us is None:
+            return WORTH_A_LAUNCH if self.budget.patience else 0.0
         launch_s = sum(t.result.wall_s for t in trials) / len(trials)
-        return launch_s / (self._default.score_us / 1e6 * self._budget.steps)
+        return launch_s / (self.default.score_us / 1e6 * self.budget.steps)
 
     def _gpu_seconds(self, runner: Runner) -> float:
-        return gpu_seconds(self._trial_log.trials(), runner.cluster)
+        return gpu_seconds(self.trial_log.trials(), runner.cluster)
 
     def _tell_watcher(self, trials: Sequence[Trial], history: Sequence[float], runner: Runner) -> None:
         self._show = False
-        self._watch(
+        self.watch(
             Progress(
                 trial=trials[-1],
                 done=len(trials),
-                budget=self._budget.trials,
+                budget=self.budget.trials,
                 default_us=history[0],
                 policy_us=history[-1],
                 gpu_seconds=self._gpu_seconds(runner),

@@ -1,4 +1,4 @@
-"""How much the launches of one setting differ, and what a few of them say together."""
+"""Noise between the launches of one setting, and the typical time of a few of them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 USUAL_SIGMA = 0.02
-"""Standard deviation of the logarithm of a time between launches, as long as nothing else is known."""
+"""Standard deviation of the logarithm of a time between launches, until repeats show another."""
 
 _USUAL_WEIGHT = 8
 """Repeats that the usual value is worth."""
 
 _OUTLIER_SIGMAS = 6.0
-"""A launch that is this much slower than its siblings met something else than the setting: it does not count."""
+"""A launch this much slower than the others of its setting was disturbed: it does not count."""
 
 
 def typical_us(times_us: Sequence[float], sigma: float) -> float:
-    """Return what some launches of one setting say, µs: the geometric mean without the outliers.
+    """Return the typical time of some launches of one setting, µs: the geometric mean without the outliers.
 
-    Disturbances make a launch slower and never faster, so the lower median is the measure of what an outlier is: of two
-    launches that contradict each other the faster one counts.
+    Disturbances make a launch slower and never faster, so outliers are judged from the lower median: of two launches
+    that contradict each other the faster one counts.
 
     Args:
         times_us: one per launch, at least one.
@@ -37,7 +37,7 @@ def typical_us(times_us: Sequence[float], sigma: float) -> float:
 def launch_sigma(repeated: Iterable[Sequence[float]]) -> float:
     """Return the standard deviation of the logarithm of a time between launches of one setting.
 
-    The usual value, corrected by what repeats show: the median of their squared differences, which a few outliers do
+    The usual value, averaged with what repeats show: the median of their squared differences, which a few outliers do
     not move, scaled to a variance.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the launches of a study say, as the table that the Gaussian process works on."""
+"""The launches of a study as the table that the Gaussian process is fitted to."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.search.gaussian_process import Array
 from ncclt.search.noise import launch_sigma, typical_us
 
-Array = NDArray[np.float64]
-
 _HOPELESS = 0.5
-"""From here on slower settings are told apart ever less: the model spends its accuracy where the gains are."""
+"""Log ratio from which losses are compressed: the model's accuracy is needed where the gains are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +33,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All launches of a study taken together.
+    """All launches of a study, by setting.
 
     Attributes:
         default_us: typical time of each message under the default, µs.
         ratios: setting -> ln(time / time of the default) of each message; settings that a policy may take.
-        launches: setting -> how often it was launched without fault, the default included.
-        failures: setting -> how often it failed.
+        launches: setting -> its successful launches, the default's included.
+        failures: setting -> its failed launches.
         sigma: standard deviation of the logarithm of a time between launches.
     """
 
@@ -53,15 +51,15 @@ class Observations:
 
     @property
     def launches_of_default(self) -> int:
-        """Return how often the default was launched without fault."""
+        """Return the successful launches of the default."""
         return self.launches[DEFAULT]
 
 
 def observe(launches: Sequence[Launch]) -> Observations:
-    """Take launches together; at least one of the default without fault must be among them.
+    """Gather launches by setting; a successful one of the default must be among them.
 
-    A failure means what it means to the policy (`search.assemble.collect_times`): wrong data rules a setting out for
-    good, any other failure as long as it has not ended well more often than it failed.
+    Failures count as they do for the policy (`search.assemble.collect_times`): wrong data rules a setting out for
+    good, any other failure until it has succeeded more often than it failed.
     """
     times: dict[Setting, list[tuple[float, ...]]] = {}
     failures: dict[Setting, int] = {}
@@ -93,7 +91,7 @@ def observe(launches: Sequence[Launch]) -> Observations:
 def flattened(ratios: Array) -> Array:
     """Return log ratios with those of slower settings compressed; gains stay as they are.
 
-    A landscape spans factors of 100 where it is hopeless and a few per cent where it matters. One scale for both would
-    make the model blind for the latter.
+    A landscape spans factors of 100 where it is hopeless and a few per cent where it matters. On one scale for both
+    the model would not see the latter.
     """
     return np.where(ratios > 0, _HOPELESS * np.log1p(np.maximum(ratios, 0.0) / _HOPELESS), ratios)

@@ -1,4 +1,4 @@
-"""From launches to beliefs: fits the Gaussian process to the observations."""
+"""Fit the Gaussian process to the observations, and predict every setting."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ncclt.search.observations import Observations, flattened
 from ncclt.search.prior import expected_log_ratios, expected_own
 
 _FITTED_ROWS = 48
-"""Settings from which the hyperparameters are weighed; of more, evenly spread ones."""
+"""Most settings on which the hyperparameters are weighed; of more, evenly spread ones are taken."""
 
 _CHOICES, _LEAST_WEIGHT = 3, 0.15
-"""Choices of hyperparameters that are averaged at most, and the weight, against the best one, of the least of them.
-A few launches cannot tell whether the cost model is to be believed; whoever believes one choice is too sure."""
+"""Most choices of hyperparameters that are averaged, and the least weight of one relative to the best.
+A few launches cannot tell how good the cost model is; the best choice alone would be overconfident."""
 
 _AVERAGED_ROWS = 128
-"""With more settings measured the best choice stands for all: much is known by then, and each choice costs time."""
+"""With more settings measured the best choice is used alone: much is known by then, and each choice costs time."""
 
 _EVIDENCE_DIGITS, _WEIGHT_DIGITS, _BELIEF_DIGITS = 6, 6, 8
 """Evidence, weights and beliefs are rounded to these before they are compared, so that every machine chooses alike."""
@@ -54,9 +54,9 @@ class Model:
         self._messages = [calls.message for calls in workload.messages]
         self._calls = np.array([calls.calls_per_step for calls in workload.messages])
         self._at = {setting: index for index, setting in enumerate(self.settings)}
-        told = (self._messages, cluster, printed_costs)
-        self._expected = flattened(expected_log_ratios(self.settings, *told))
-        self._own = expected_own(self.settings, *told)
+        where = (self._messages, cluster, printed_costs)
+        self._expected = flattened(expected_log_ratios(self.settings, *where))
+        self._own = expected_own(self.settings, *where)
         self._alike = likeness(self.settings, self._messages, cluster)
         algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
         order = {algo_proto: index for index, algo_proto in enumerate(dict.fromkeys(algo_protos))}
@@ -70,8 +70,7 @@ class Model:
     def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
         """Return what is known about every setting of interest.
 
-        What is being launched counts as measured once with the result that is expected of it, so that the next
-        proposal looks elsewhere.
+        A running launch counts as one with the expected result, so that the next proposal looks elsewhere.
 
         Args:
             observations: so far.

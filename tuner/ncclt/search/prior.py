@@ -1,4 +1,4 @@
-"""What is expected of a setting before anything was measured: NCCL's own cost model, and how channels scale it.
+"""Prior mean: what NCCL's own cost model predicts for a setting, and how channels scale it.
 
 The model is NCCL's table of the cluster where a log holds it (`nccl.cost_model.printed`), else our estimate of that.
 """
@@ -27,11 +27,11 @@ _SMALL_BYTES = 8
 """A message of this size shows the latency of a pair alone."""
 
 _CLIP = math.log(8)
-"""Beyond this ratio to the default the model only says that a setting is hopeless, not how much."""
+"""Beyond this ratio to the default the model says that a setting is hopeless, and not by how much."""
 
 _SATURATED = 0.5
-"""Share of all channels from which on more of them bring little: with half of them the bandwidth part takes a quarter
-longer, with a quarter of them twice as long, with a few in inverse proportion."""
+"""Share of all channels above which more bring little: with half of them the bandwidth part takes a quarter longer,
+with a quarter of them twice as long, with a few in inverse proportion."""
 
 
 def expected_log_ratios(
@@ -42,10 +42,10 @@ def expected_log_ratios(
 ) -> NDArray[np.float64]:
     """Return ln(time / time of the default) as NCCL's cost model has it: settings x messages.
 
-    NCCL's model knows no channels. Here they scale the bandwidth part of the time, up to as many as the communicator
-    has and nothing beyond. Left alone they are as many as NCCL takes, which for small messages is a few. What NCCL does
-    not offer, or a collective that never passes its tuner, reads as 0: nothing is known. Process-wide parameters do not
-    count.
+    NCCL's model has no channels. Here they scale the bandwidth part of the time, up to the communicator's count and
+    no further; where they are not forced, NCCL's own count is taken, which is small for small messages. A pair that
+    NCCL does not offer, or a collective that never passes its tuner, gives 0: nothing is known. Process-wide
+    parameters do not count.
 
     Args:
         settings: to predict.
@@ -70,8 +70,8 @@ def expected_own(
 ) -> NDArray[np.bool_]:
     """Tell which settings force what NCCL is expected to choose by itself: settings x messages.
 
-    There a launch would be one more launch of the default under another name. The pair is that of the cheapest entry of
-    NCCL's cost table; channels count as the same where they are left alone or as many as NCCL would take.
+    Such a launch would repeat the default under another name. The pair is that of the cheapest entry of NCCL's cost
+    table; channels count as the same where they are not forced or equal NCCL's own count.
 
     Args:
         settings: to compare.
@@ -130,7 +130,7 @@ class _Model:
         latency = self._pick(_SMALL_BYTES, pick.algorithm, pick.protocol, table)
         assert latency is not None, "a pair that carries a message carries a smaller one"
         latency_us = min(latency.time_us, pick.time_us)
-        graph = _told(self._graph, table)
+        graph = _as_logged(self._graph, table)
         most = graph.nvls_channels if pick.algorithm in _NVLS else graph.channels
         slower = 1.0 if channels is None else _slowdown(channels / max(1, most))
         return latency_us + (pick.time_us - latency_us) * slower
@@ -140,8 +140,8 @@ class _Model:
         size_bytes, (algorithm, protocol) = self._message.size_bytes, pick[:2]
         if self._estimate(size_bytes, algorithm, protocol) is None:
             return None
-        # Of as many as the log tells: our estimate of the communicator may have fewer or more.
-        return channels_taken(self._message.collective, algorithm, protocol, size_bytes, _told(self._graph, table))
+        # From the channel count in the log: our estimate of the communicator may have fewer or more.
+        return channels_taken(self._message.collective, algorithm, protocol, size_bytes, _as_logged(self._graph, table))
 
     def _pick(
         self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
@@ -170,8 +170,8 @@ def _slowdown(share: float) -> float:
     return math.sqrt((1 + (_SATURATED / share) ** 2) / (1 + _SATURATED**2)) if share < 1 else 1.0
 
 
-def _told(graph: Graph, table: PrintedTable | None) -> Graph:
-    """Return a graph with the channels that a log tells."""
+def _as_logged(graph: Graph, table: PrintedTable | None) -> Graph:
+    """Return a graph with the channel counts of a log."""
     if table is None:
         return graph
     return replace(

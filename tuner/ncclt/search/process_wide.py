@@ -1,8 +1,8 @@
 """Process-wide parameters: one process has one value of each, so all rules of a policy share them.
 
-Settings with the same values of all parameters form a group, and a policy lives in one group. A launch with other
-values than those of the best policy so far brings nothing by itself: it is a step towards a policy of that group, worth
-what that policy may gain, divided by the launches that it still takes.
+Settings with the same values of all parameters form a group, and all rules of a policy come from one group. A launch
+with values other than those of the best policy so far gains nothing by itself: it is a step towards a policy of its
+group, worth that policy's expected gain divided by the launches that it still takes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ncclt.search.gaussian_process import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What launches are expected to bring.
+    """Expected gains of all candidate launches.
 
     Attributes:
         gains: of each setting, as a share of the default's time per step.
-        by_message: the part of it that is certain to be a message's own: settings x messages.
-        default: of the default.
-        share: time per step of the policy that could be had now, as a share of the default's.
+        by_message: the part of them within the plain group, by message: settings x messages.
+        default: of one more launch of the default.
+        share: time per step of the best policy so far, as a share of the default's.
         now: that policy within the plain group.
     """
 

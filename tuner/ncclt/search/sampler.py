@@ -1,4 +1,4 @@
-"""The sampler: chooses the next launch by what it is expected to bring to the policy, over all messages at once."""
+"""ncclt's own sampler: chooses the launch with the largest expected gain of the policy, over all messages at once."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
+from ncclt.search.gaussian_process import Array
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
 from ncclt.search.process_wide import Outlook, outlook
 from ncclt.search.space import SearchSpace
 
 _MOST_PLAIN = 400
-"""Settings without parameters that are thought about; of more, every second, third ... is left out."""
+"""Most candidate settings without parameters; of more, every second or third ... is taken."""
 
 _BASES = 6
-"""Pairs and channels with which a step along a parameter is tried: the default's own and the best ones."""
+"""Pairs and channels with which a step along a parameter is tried: the default's and the best ones."""
 
 Parameters = tuple[tuple[str, int], ...]
 
@@ -38,10 +39,10 @@ NUMBER, SETTING, OUTCOME, TIMES_US = "ncclt_trial", "ncclt_setting", "outcome", 
 """User attributes by which a trial of Optuna's tells the sampler what was launched and what it gave."""
 
 _SUSPICIOUS = -0.4
-"""ln(time ratio) from which on a single launch of the default is repeated before anything is built upon it."""
+"""ln(time ratio) below which the only launch of the default is taken to be disturbed and repeated first."""
 
 _DIGITS = 9
-"""Gains are rounded to this before they are compared: the last bits of a linear algebra library decide nothing."""
+"""Gains are rounded to this before they are compared, so that the last bits of linear algebra decide nothing."""
 
 _NOTHING = 1e-5
 """Share of time per step below which a repeat is not worth proposing."""
@@ -50,9 +51,7 @@ _FAILURES_IN_A_ROW = 3
 """Failures after which a pair that has run before is tried."""
 
 _FAITH = 0.5
-"""Launches without fault that a pair is credited with before its first one."""
-
-Array = NDArray[np.float64]
+"""Successful launches that every pair is credited with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class PolicySampler(BaseSampler):
         space: what may be proposed.
         workload: placed.
         cluster: sized.
-        seed: decides between settings that promise the same.
+        seed: breaks ties between settings of equal expected gain.
         printed_costs: NCCL's own tables, where a log held them.
     """
 
@@ -136,11 +135,11 @@ class PolicySampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Choose one parameter alone, which happens only where no point means what was decided: at random."""
+        """Choose one parameter at random: for what is asked of this sampler outside of the space."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
-        """Return what to launch next, None where nothing is left that could tell anything.
+        """Return what to launch next, None where no launch could tell anything more.
 
         Args:
             launches: so far, one of the default without fault among them.
@@ -198,7 +197,7 @@ def _launch(trial: FrozenTrial) -> Launch:
 def _default_first(seen: Outlook, observations: Observations, again: float, other: float) -> bool:
     """Tell whether the default should be launched again before anything else.
 
-    It should where that brings most, and where a single launch of it makes gains appear that are too good.
+    It should where that gains most, and where its only launch makes gains look too good to be true.
     """
     doubtful = observations.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
     return doubtful or again > max(other, _NOTHING)

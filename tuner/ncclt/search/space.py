@@ -1,4 +1,4 @@
-"""Which settings a study may try, and how they look to Optuna."""
+"""The settings that a study may try, and the points by which Optuna knows them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ncclt.nccl.parameters import (
 )
 
 CHANNEL_LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-"""Channel counts that are tried; the best one is rarely missed by more than the noise between neighbours."""
+"""Channel counts that are tried; a best one between two of them is rarely faster by more than the noise."""
 
 SEARCHED_UNASKED = ("BUFFSIZE",)
 """Process-wide parameters that a study searches where `--process-wide` says nothing."""
@@ -36,7 +36,7 @@ SEARCHED_UNASKED = ("BUFFSIZE",)
 AUTO = "auto"
 
 MAX_POINTS = 20_000
-"""Points that a space has at most; where all values of all parameters would be more, fewer are set at once."""
+"""Most points of a space; where all combinations of parameters would be more, fewer are set at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def cluster_space(
     algo_protos = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
     ladder = [c for c in CHANNEL_LADDER if c <= max_channels(cluster.version)]
     names = {_algo_proto_name(a, p): (a, p) for a, p in algo_protos}
-    # "auto" stands at the upper end: NCCL starts from all the channels it found and takes away for small messages.
+    # "auto" is at the upper end: NCCL starts from all channels and takes fewer for small messages.
     channels: list[int | None] = [*ladder, None]
     distributions: dict[str, BaseDistribution] = {"pair": CategoricalDistribution([AUTO, *names])}
     if names:

@@ -1,4 +1,4 @@
-"""Warm start: what other studies found best is tried early, and never trusted before it is measured here."""
+"""Warm start: what other studies found best is tried early, and counts only as it is measured here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.assemble import assemble, collect_times
 
 MOST_WARM = 3
-"""Settings of other studies that are tried early: more would cost what a search of one's own costs."""
+"""Most settings of other studies that are tried early: more would cost as much as searching."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class WarmSetting:
 def warm_start(
     studies: Sequence[tuple[Study, Sequence[Trial]]], cluster: Cluster, workload: Workload, *, most: int = MOST_WARM
 ) -> tuple[WarmSetting, ...]:
-    """Return the settings that the nearest studies found best, the ones of most weight first.
+    """Return the settings that the nearest studies found best, those of most weight first.
 
-    Near is: the same fabric, then the same GPU, link and number of nodes, then sizes that resemble ours. A study whose
-    times were invented by a model says nothing to one that is measured, but that is for the caller to leave out.
+    Nearest: the same fabric, then the same GPU, link and number of nodes, then similar sizes. The caller leaves out
+    simulated studies where trials are measured, and the reverse.
 
     Args:
         studies: each with its trials.
-        cluster: where is to be searched.
+        cluster: to be searched on.
         workload: placed.
         most: settings to return at most.
     """
