@@ -2,6 +2,7 @@
 
 import itertools
 
+import optuna
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
@@ -210,3 +211,32 @@ def test_a_stored_study_does_not_change_what_it_began_from(store):
 def test_a_senseless_request_is_refused(values):
     with pytest.raises(UsageError):
         TuneRequest(workload=WORKLOAD, budget=Budget(trials=1), **values)
+
+
+def test_another_sampler_makes_another_study_and_is_refused_under_the_name_of_this_one(store):
+    ours = run(store)
+    random = run(store, sampler="optuna.samplers:RandomSampler")
+
+    assert "RandomSampler" in random.study.name
+    assert random.study.id != ours.study.id
+    assert (store.study(ours.study.id).sampler, store.study(random.study.id).sampler) == (
+        "",
+        "optuna.samplers:RandomSampler",
+    )
+    with pytest.raises(UsageError, match="sampler: stored ncclt's own, asked for"):
+        run(store, name=ours.study.name, sampler="optuna.samplers:RandomSampler")
+    with pytest.raises(UsageError, match="must be MODULE:CLASS"):
+        run(store, sampler="random")
+
+
+def test_the_optuna_study_is_the_one_that_ran(store):
+    result = run(store)
+    storage = optuna.storages.RDBStorage(store.optuna_url)
+    shown = optuna.load_study(study_name=result.study.name, storage=storage).get_trials()
+    storage.remove_session()
+    storage.engine.dispose()
+    searched = [trial for trial in result.trials if trial.phase is Phase.SEARCH]
+
+    complete = [trial for trial in shown if trial.state.name == "COMPLETE"]
+    assert [trial.user_attrs["setting"] for trial in complete] == [trial.setting.label for trial in searched]
+    assert {trial.state.name for trial in shown} <= {"COMPLETE", "FAIL"}

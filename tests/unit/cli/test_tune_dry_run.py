@@ -66,3 +66,12 @@ def test_more_channels_than_nccl_opens_are_searched_beside_compute_alone(planned
     assert "MIN_CTAS" in there["parameters"]
     assert there["study"] != planned("--beside", "gemm", "--benchmark", "torch_collectives")["study"]
     assert not any("MIN_CTAS" in said for said in planned("--through", "variables")["first"])
+
+
+def test_the_sampler_is_shown_and_a_bad_one_refused_before_anything_is_made(planned):
+    assert "sampler" not in planned()
+    shown = planned("--sampler", "optuna.samplers:TPESampler")
+    assert shown["sampler"] == "optuna.samplers:TPESampler"
+    assert shown["study"].endswith("-TPESampler")
+    with pytest.raises(UsageError, match="has no Nothing"):
+        planned("--sampler", "optuna.samplers:Nothing")
