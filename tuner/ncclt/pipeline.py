@@ -164,14 +164,13 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
 
 
 def _default_name(request: TuneRequest, testbed: Testbed, cluster: Cluster, workload: Workload) -> str:
-    size = f"{cluster.nodes}x{cluster.gpus_per_node}"
     # Times of another driver are no times of this one, nor those of persistent ranks the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}{request.sampler}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
-    how = f"-{request.sampler.partition(':')[2]}" if request.sampler else ""
-    how += f"-seed{request.seed}" if request.seed else ""
-    return f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{testbed.runner.name}-{mark}{how}"
+    size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{request.seed}" if request.seed else ""
+    words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
+    return "-".join(filter(None, (*words, request.sampler.partition(":")[2], seed)))
 
 
 def tune(
@@ -248,9 +247,8 @@ def _tune(
     store.set_state(study.id, StudyState.RUNNING, "")
     warm = _warm_settings(store, study) if request.warm else ()
     proposer = Proposer(
-        space, workload, study.cluster,
-        name=study.name, seed=request.seed, sampler=named_sampler(request.sampler), storage_url=store.optuna_url,
-        prior_trials=warm, printed_costs=study.printed_costs, alone=store.alone,
+        space, workload, study.cluster, name=study.name, seed=request.seed, prior_trials=warm, alone=store.alone,
+        sampler=named_sampler(request.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
     )  # fmt: skip
     with proposer, testbed.awake():
         end = search(

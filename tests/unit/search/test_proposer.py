@@ -163,6 +163,23 @@ def test_a_worker_that_was_taken_for_dead_still_counts_under_the_number_that_it_
     assert sorted(told) == [0, 1, 2]
 
 
+def test_a_launch_that_another_worker_tells_at_the_same_moment_is_told_once(worker, trial_log, runner, workload, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(proposer, trial_log)
+        tell = proposer._study.tell
+
+        def too_late(asked, *_arguments, **_options):
+            proposer._study.tell = tell
+            tell(asked.number, -0.5)
+            raise optuna.exceptions.UpdateFinishedTrialError
+
+        proposer._study.tell = too_late
+        proposer.tell(claim, launch_claim(runner, workload, trial_log, claim))
+
+    assert [(trial.state.name, trial.value) for trial in kept(url)] == [("COMPLETE", 0.0), ("COMPLETE", -0.5)]
+
+
 def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, trial_log, workload, cluster, url):
     with worker() as proposer:
         proposer.resume(trial_log.trials()[0], trial_log.trials())

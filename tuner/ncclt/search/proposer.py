@@ -279,14 +279,19 @@ class Proposer:
 
     def _fail(self, asked: optuna.trial.Trial | int | None) -> None:
         if asked is not None:
-            _kept(lambda: self._study.tell(asked, state=TrialState.FAIL, skip_if_finished=True))
+            _kept(lambda: self._tell(asked, TrialState.FAIL))
 
     def _finish(self, asked: optuna.trial.Trial, trial: Trial) -> TrialState:
         """Tell what a trial gave, and return its state in Optuna: FAIL where it had been ended as dead."""
         value = self._value(trial)
+        _set(asked, _result(trial, self._workload))
+        return self._tell(asked, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
+
+    def _tell(self, asked: optuna.trial.Trial | int, state: TrialState, value: float | None = None) -> TrialState:
+        """Tell how a trial ended, and return how it ended in Optuna: another worker may have been faster."""
         with suppress(UpdateFinishedTrialError):
-            _set(asked, _result(trial, self._workload))
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+            return self._study.tell(asked, value, state=state, skip_if_finished=True).state
+        # It ended after `tell` had looked.
         return self._study.tell(asked, value, state=state, skip_if_finished=True).state
 
     def _add(self, trial: Trial) -> None:
@@ -326,8 +331,10 @@ def _result(trial: Trial, workload: Workload) -> dict[str, Any]:
 
 
 def _set(asked: optuna.trial.Trial, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        asked.set_user_attr(name, value)
+    """Set user attributes, unless another worker ended the trial."""
+    with suppress(UpdateFinishedTrialError):
+        for name, value in attributes.items():
+            asked.set_user_attr(name, value)
 
 
 @contextmanager
