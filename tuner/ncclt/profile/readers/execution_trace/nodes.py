@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclt.profile.readers.kineto.shapes import Tensor
-from ncclt.profile.readers.param_comms.calls import MOST_RANKS, counted
+from ncclt.profile.readers.param_comms.calls import MOST_RANKS, RecordedCall, counted
 
 COMMS = "record_param_comms"
 
@@ -38,28 +38,19 @@ class CommsNode:
     """One `record_param_comms` node.
 
     Attributes:
-        number: id of the node; ids grow in the order in which operators start.
-        name: the collective, empty where it cannot be found.
-        group: name or number of the process group, empty where the node does not say.
-        group_size: 0 where the node does not say.
+        call: its name is empty where it cannot be found; its position is the node's id. Ids grow in the order in which
+            operators start.
         place: rank inside the group; the root of a rooted collective, the peer of a send or receive.
         start: first global rank of the group, None where unknown or not regular.
         stride: distance of its ranks, likewise.
         description: `default_pg` and the like.
-        inputs: tensors that go in.
-        outputs: tensors that come out.
     """
 
-    number: int
-    name: str
-    group: str
-    group_size: int
+    call: RecordedCall
     place: int | None
     start: int | None
     stride: int | None
     description: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
 
 
 def node_number(node: Mapping[str, Any]) -> int:
@@ -86,19 +77,20 @@ def comms_node(node: Mapping[str, Any]) -> CommsNode:
     group, description = _group(values[at - 2] if 2 <= at < len(values) else None)
     tail = [counted(value, MOST_RANKS) for value in values[at + 3 :]]
     start, stride, told = tail[:3] if len(tail) >= 3 else (None, None, tail[0] if tail else None)
-    dtype = attributes.get("dtype")
     named = attributes.get("pg_name")
     return CommsNode(
-        number=node_number(node),
-        name=name if isinstance(name, str) else "",
-        group=named if isinstance(named, str) and named else group,
-        group_size=_group_size(told, attributes, values[at + 1 : at + 3]),
+        call=RecordedCall(
+            name=name if isinstance(name, str) else "",
+            group=named if isinstance(named, str) and named else group,
+            group_size=_group_size(told, attributes, values[at + 1 : at + 3]),
+            inputs=_tensors(node, "inputs", values[: max(0, at - 3)]) or _counted(attributes, "in_msg_nelems"),
+            outputs=_tensors(node, "outputs", _values(node, "outputs")) or _counted(attributes, "out_msg_nelems"),
+            position=node_number(node),
+        ),
         place=counted(values[at - 1], MOST_RANKS) if 1 <= at < len(values) else None,
         start=start,
         stride=stride,
         description=description,
-        inputs=_tensors(node, "inputs", values[: max(0, at - 3)]) or _from_count(attributes, "in_msg_nelems", dtype),
-        outputs=_tensors(node, "outputs", _values(node, "outputs")) or _from_count(attributes, "out_msg_nelems", dtype),
     )
 
 
@@ -196,9 +188,9 @@ def _is_tensor(value: object) -> bool:
     )
 
 
-def _from_count(attributes: Mapping[str, Any], key: str, dtype: object) -> tuple[Tensor, ...]:
+def _counted(attributes: Mapping[str, Any], key: str) -> tuple[Tensor, ...]:
     elements = counted(attributes.get(key))
-    return () if elements is None else (Tensor(elements=elements, dtype=_text(dtype)),)
+    return () if elements is None else (Tensor(elements=elements, dtype=_text(attributes.get("dtype"))),)
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ Chakra's `workload_graph` JSON, whose communication nodes have no sizes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,8 @@ def _read_rank(document: Document) -> RankReading:
     if not comms:
         raise _no_calls(rows, label)
     groups = groups_of(rows)
-    kept = [node for node in comms if not _bypasses_nccl(node.group, groups)]
-    ledger = ledger_of([_record(node, groups) for node in kept])
+    kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
+    ledger = ledger_of([_record(node.call, groups) for node in kept])
     steps = _calls_in_steps(without_answered_receives(ledger.calls), rows)
     elsewhere = len(comms) - len(kept)
     return RankReading(
@@ -96,23 +96,18 @@ def _read_rank(document: Document) -> RankReading:
 def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
     comms = [comms_node(row) for row in rows if row.get("name") == COMMS]
-    barriers = {node.number for node in comms if is_barrier(node.name)}
+    barriers = {node.call.position for node in comms if is_barrier(node.call.name)}
     within = _inside_barriers(rows, barriers)
     return sorted(
-        (n for n in comms if n.number not in within and n.name and classify(n.name) is not None), key=lambda n: n.number
+        (n for n in comms if n.call.position not in within and n.call.name and classify(n.call.name) is not None),
+        key=lambda n: n.call.position,
     )
 
 
-def _record(node: CommsNode, groups: Mapping[str, TraceGroup]) -> RecordedCall:
-    known = groups.get(node.group)
-    return RecordedCall(
-        name=node.name,
-        group=node.group,
-        group_size=node.group_size or (known.size if known else 0),
-        inputs=node.inputs,
-        outputs=node.outputs,
-        position=node.number,
-    )
+def _record(call: RecordedCall, groups: Mapping[str, TraceGroup]) -> RecordedCall:
+    """Return a call with the size of its group, where the trace lists it."""
+    known = groups.get(call.group)
+    return call if call.group_size or known is None else replace(call, group_size=known.size)
 
 
 def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
@@ -125,18 +120,18 @@ def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
 
 def _rank(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup]) -> int | None:
     """Return the global rank, from the places inside the groups; None where they do not tell or disagree."""
-    only_group = len({node.group for node in comms}) == 1
+    only_group = len({node.call.group for node in comms}) == 1
     told = {_global_rank(node, groups, only_group=only_group) for node in comms if _tells_place(node)} - {None}
     return told.pop() if len(told) == 1 else None
 
 
 def _tells_place(node: CommsNode) -> bool:
-    operation = classify(node.name)
+    operation = classify(node.call.name)
     return operation is not None and operation.word not in _ROOTED and node.place is not None
 
 
 def _global_rank(node: CommsNode, groups: Mapping[str, TraceGroup], *, only_group: bool) -> int | None:
-    place, known = node.place, groups.get(node.group)
+    place, known = node.place, groups.get(node.call.group)
     assert place is not None, "callers ask _tells_place first"
     if known is not None and known.ranks:
         return known.ranks[place] if place < len(known.ranks) else None
@@ -152,8 +147,8 @@ def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup], si
     listed = [g.size for name, g in groups.items() if not g.ranks or g.description == "default_pg" or name == "0"]
     if listed:
         return max(listed)
-    default = {sizes.get(node.group, 0) for node in comms if node.description == "default_pg"}
-    names = {node.group for node in comms}
+    default = {sizes.get(node.call.group, 0) for node in comms if node.description == "default_pg"}
+    names = {node.call.group for node in comms}
     return max(default or ({sizes.get(names.pop(), 0)} if len(names) == 1 else {0}))
 
 
