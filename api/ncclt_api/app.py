@@ -93,8 +93,8 @@ def open_service_store(url: str) -> Store:
     /readyz refuses until it has.
 
     Raises:
-        StoreError: the store cannot be reached, or what lies there is not ours.
-        UsageError: the URL is none.
+        StoreError: the store cannot be reached, or belongs to another program.
+        UsageError: the URL is invalid.
     """
     # A request does not wait for a database: it is answered with 503, and the client has its own patience.
     return open_store(url, migrate=url.startswith("sqlite"), is_patient=False)
@@ -121,7 +121,7 @@ def serve(
 
     Raises:
         StoreError: the store cannot be reached.
-        UsageError: the URL is none.
+        UsageError: the URL is invalid.
     """
     with open_service_store(storage) as store:
         app = create_app(store, dashboard=dashboard)

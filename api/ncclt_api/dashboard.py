@@ -85,7 +85,7 @@ class Dashboard:
         try:
             storage = RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
         except StorageInternalError as error:
-            # Its first query found no tables. That the database answers at all, /readyz tells.
+            # Its first query found no tables. Whether the database answers at all is reported by /readyz.
             raise _no_study_yet() from error
         self._storage = storage
         return WSGIMiddleware(wsgi(storage))

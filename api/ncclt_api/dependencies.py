@@ -22,7 +22,7 @@ CurrentStore = Annotated[Store, Depends(current_store)]
 
 
 class StrictQuery(BaseModel):
-    """Query parameters of one route; an unknown one is refused, because `?node=2` must not mean any size."""
+    """Query parameters of one route; an unknown one is refused, so that `?node=2` does not select any size."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,9 +39,9 @@ class StrictQuery(BaseModel):
 
 
 def normal_version(text: str | None) -> str | None:
-    """Return an NCCL version as a fingerprint spells it: `2.28` and `22800` become `2.28.0`.
+    """Return an NCCL version in the spelling of a fingerprint: `2.28` and `22800` become `2.28.0`.
 
     Raises:
-        UsageError: the text is no NCCL version.
+        UsageError: the text is not an NCCL version.
     """
     return None if text is None else str(NcclVersion.parse(text))

@@ -61,7 +61,7 @@ class Problem:
 
     Attributes:
         status: HTTP status.
-        detail: one sentence for people.
+        detail: one sentence for the user.
         hint: what to do about it; may be empty.
         type: a URI that names the kind; `about:blank` = the status says it all (RFC 9457, section 4.2.1).
         errors: the fields at fault, for a refused request.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _WIDTH = 960.0
 _LEFT, _RIGHT = 64.0, 16.0
 _FAILED_LANE = 18.0
-"""Height below the plot in which failed trials stand: they have no time."""
+"""Height below the plot for failed trials, which have no time."""
 _MS_FROM_US = 2000.0
 """Axes that reach further are labelled in ms."""
 
@@ -39,7 +39,7 @@ class SearchPoint:
         number: of the trial.
         score_us: communication time per step, µs; None = it failed.
         outcome: how it ended.
-        label: its setting, for people.
+        label: its setting, as text.
     """
 
     number: int
@@ -139,7 +139,7 @@ def messages_chart(rows: Sequence[MessageLine], *, policy_name: str) -> Markup |
 
     Args:
         rows: in the order to draw; those that were not measured under both are left out.
-        policy_name: what the filled dots stand for.
+        policy_name: what the filled dots represent.
     """
     measured = [
         (row, row.default_us, row.policy_us)

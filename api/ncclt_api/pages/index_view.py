@@ -56,13 +56,13 @@ def study_rows(
     Args:
         summaries: studies.
         now: for their ages.
-        effects: what the newest attestation of each recommendation says, by its id.
+        effects: the word of the newest attestation of each recommendation, by its id.
     """
     shown = list(summaries)
     # One axis for all rows, so that the pictures can be compared.
     reach = interval_reach(verdict.interval for verdict in map(_verdict, shown) if verdict)
-    told = effects or {}
-    return tuple(_row(one, place, now=now, reach=reach, effects=told) for place, one in enumerate(shown))
+    known = effects or {}
+    return tuple(_row(one, place, now=now, reach=reach, effects=known) for place, one in enumerate(shown))
 
 
 def _verdict(summary: StudySummary) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""What real jobs told of a recommendation: step times, and whether it took effect."""
+"""What real jobs reported about a recommendation: step times, and whether it took effect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AttestationLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """All that jobs told, newest first."""
+    """All reports of jobs, newest first."""
 
     verifications: tuple[VerificationRow, ...] = ()
     attestations: tuple[AttestationLine, ...] = ()

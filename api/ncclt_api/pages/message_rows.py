@@ -21,7 +21,7 @@ class MessageLine:
     Attributes:
         calls: the message with its calls per step.
         default_us, policy_us: median time of a call, µs; None where it was not measured.
-        setting: what the policy forces on it, for people.
+        setting: what the policy forces on it, as text.
     """
 
     calls: MessageCalls
@@ -77,7 +77,7 @@ def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> t
 
 
 def interpolated_messages(trials: Iterable[Trial]) -> frozenset[Message]:
-    """Return the messages whose times stand for a size that was not itself measured."""
+    """Return the messages whose size was not itself measured."""
     return frozenset(m.message for trial in trials for m in trial.result.measurements if m.interpolated)
 
 

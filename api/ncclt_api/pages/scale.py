@@ -1,4 +1,4 @@
-"""Axes: from values to positions, and where the ticks stand."""
+"""Axes: from values to positions, and the positions of the ticks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scale:
     log: bool = False
 
     def position(self, value: float) -> float:
-        """Return where a value stands, rounded to a tenth."""
+        """Return the position of a value, rounded to a tenth."""
         if self.log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:

@@ -83,10 +83,10 @@ class StudyView:
     """All that the page shows.
 
     Attributes:
-        compared: what stands against the default in `rows`: the policy, or the best setting so far.
-        interpolated: messages whose times stand for a size that was not itself measured.
+        compared: what is compared with the default in `rows`: the policy, or the best setting so far.
+        interpolated: messages whose size was not itself measured.
         arms: what the verification measured.
-        jobs: what real jobs told of the recommendation.
+        jobs: what real jobs reported about the recommendation.
         cost: GPU time of all launches, and when it is won back; in words, empty where nothing was launched.
     """
 
@@ -123,7 +123,7 @@ def study_view(
         recommendation: its newest revision; None = it published nothing yet.
         server: address under which this service was reached, for the line to type.
         page: page of the trials, from 1; beyond the last means the last.
-        jobs: what real jobs told of the recommendation.
+        jobs: what real jobs reported about the recommendation.
     """
     search = [t for t in trials if t.phase is Phase.SEARCH]
     scores = _median_scores(trials)

@@ -10,7 +10,7 @@ from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Verdict
 
 NONE = "–"
-"""What stands where there is no value."""
+"""Shown where there is no value."""
 
 
 def format_time(time_us: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Whether recommendations took effect in jobs: told by the jobs, shown to everybody."""
+"""Whether recommendations took effect in jobs: reported by the jobs, readable by all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AttestationsQuery(StrictQuery):
     limit: int = Field(20, ge=1, le=200, description="how many at most")
 
 
-@router.get("", operation_id="listAttestations", summary="What jobs told of one recommendation, newest first")
+@router.get("", operation_id="listAttestations", summary="What jobs reported about one recommendation, newest first")
 def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
     """List the newest attestations; an unknown recommendation is an error, not an empty list."""
     known = store.recommendation(query.recommendation)
@@ -37,7 +37,7 @@ def list_attestations(query: Annotated[AttestationsQuery, Query()], store: Curre
     summary="Tell whether a recommendation took effect",
     status_code=201,
     responses={
-        200: {"model": AttestationDocument, "description": "the same finding was told before: nothing changed"},
+        200: {"model": AttestationDocument, "description": "the same finding was reported before: nothing changed"},
         413: PROBLEMS[404] | {"description": "longer than any attestation"},
     },
 )

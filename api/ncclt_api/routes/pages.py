@@ -1,4 +1,4 @@
-"""The pages for people; what they show is also in the API."""
+"""The web pages; what they show is also in the API."""
 
 from __future__ import annotations
 

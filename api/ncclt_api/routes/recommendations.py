@@ -27,7 +27,7 @@ class JobQuery(StrictQuery):
         """Return the request that the core understands.
 
         Raises:
-            UsageError: `nccl_version` is none.
+            UsageError: `nccl_version` is invalid.
         """
         return Request(
             cluster=cluster,
@@ -47,7 +47,7 @@ class RecommendationsQuery(JobQuery):
 
 @router.get("", operation_id="listRecommendations", summary="Published revisions that fit, newest first")
 def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store: CurrentStore) -> RecommendationList:
-    """List every revision that fits; a cluster or workload that nobody knows is an error, not an empty list."""
+    """List every revision that fits; an unknown cluster or workload is an error, not an empty list."""
     request = query.request(cluster=query.cluster or "", model=query.model or "")
     published = store.recommendations(cluster=query.cluster, model=query.model)
     if not published:

@@ -1,4 +1,4 @@
-"""Ask a server, with the standard library alone: this folder can be copied into any training image.
+"""Ask a server, with only the standard library: this folder can be copied into any training image.
 
 `from ncclt.client import fetch_env`; where the folder is copied, `from client import fetch_env`.
 """
@@ -9,7 +9,7 @@ __all__ = ("ClientError", "fetch_env", "fetch_recommendation", "post_attestation
 
 
 def __getattr__(name: str) -> object:
-    """Load the networking when it is first asked for: whoever renders an answer needs none."""
+    """Load the networking on first use: rendering an answer needs none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import fetch

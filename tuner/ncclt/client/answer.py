@@ -1,11 +1,11 @@
-"""What of an answer may reach a job, wherever it comes from: a server, its cache, a decision or a file.
+"""What may reach a job from an answer, whether that comes from a server, its cache, a decision or a file.
 
-One allow-list says which variables may be set and to which values; a library, a file, a network or anything else of
-this machine is never among them. Every text for a job is written here from what passed: nothing of an answer is passed
-on, and of a table each row is matched as a whole, field by field.
+One allow-list defines which variables may be set and to which values; a library, a file, a network or anything else of
+this machine is never among them. Every text for a job is written here from what passed the check: no text of an answer
+is passed on, and each row of a table is matched as a whole, field by field.
 
-The standard library alone and nothing of ncclt, in the syntax of Python 3.8: this folder can be copied into any
-training image.
+Only the standard library and nothing of ncclt, in the syntax of Python 3.8: this folder can be copied into any training
+image.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COLLECTIVE = "all_reduce|all_gather|reduce_scatter|broadcast|reduce"
 _ALGORITHM, _PROTOCOL = "tree|ring|collnet_direct|collnet_chain|nvls|nvls_tree|pat", "ll|ll128|simple"
 # fmt: on
 
-# Per format: one variable ({0} its name, {1} its value, {2} quoted for sh), what stands between two, and the whole.
+# Per format: one variable ({0} its name, {1} its value, {2} quoted for sh), the separator, and the whole text.
 _FORMS = {
     "export": ("export {0}={2}\n", "", "{pairs}{remarks}"),
     "export fish": ("set -gx {0} '{1}';\n", "", "{pairs}{remarks}"),
@@ -108,7 +108,7 @@ class AnswerError(ValueError):
     """An answer that no job may get: one sentence, with the field or variable that is wrong.
 
     Attributes:
-        undecided: the answer is good, and says that nothing is proven.
+        undecided: the answer is valid, but nothing is proven.
     """
 
     undecided = False
@@ -119,7 +119,7 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> di
 
     Args:
         variables: name -> value.
-        nccl_version: of the job; None = not known, so that no list passes that confines every collective.
+        nccl_version: of the job; None = not known, so no list passes that confines every collective.
 
     Raises:
         AnswerError: one may not be set.
@@ -136,9 +136,9 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> di
 
 
 def _is_list(name: str, value: str, nccl_version: str | None) -> bool:
-    """Tell whether NCCL_ALGO or NCCL_PROTO leaves every call of every collective a choice, as that NCCL reads it.
+    """Return whether NCCL_ALGO or NCCL_PROTO leaves every call of every collective a choice, as that NCCL reads it.
 
-    Neither `^` nor LL128 is ever in it: both make NCCL use LL128 where it corrupts data.
+    Neither `^` nor LL128 is ever accepted: both make NCCL use LL128 where it corrupts data.
     """
     if not isinstance(value, str):
         return False
@@ -161,10 +161,10 @@ def _is_list(name: str, value: str, nccl_version: str | None) -> bool:
 
 
 def checked_document(document: Any, nccl_version: str | None = None) -> dict[str, Any]:
-    """Return an answer in `json` as far as ncclt knows it, every field that a job depends on checked.
+    """Return the known fields of an answer in `json`, with every field that a job depends on checked.
 
     Args:
-        document: as it was decoded.
+        document: as decoded.
         nccl_version: of the job; None = not known.
 
     Raises:
@@ -183,7 +183,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         **{name: document[name] for name in _DOCUMENT},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
         "lost": [one_line(sentence) for sentence in document["lost"]],
-        # Servers of an earlier ncclt say no more than what is lost.
+        # Servers of an earlier ncclt send only what is lost.
         "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
         "variables": checked(document["variables"], nccl_version),
         "table": [{name: rule[name] for name in _RULE} for rule in document["table"]],
@@ -193,15 +193,15 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
 
 
 def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
-    """Return an answer, once it is checked, as it is written here.
+    """Return the text for a job, written from a checked answer.
 
     Args:
         text: of a table if `form` is one of `TABLES`, else `json`.
         form: one of `FORMS`.
-        asked: cluster, model, nodes, gpus_per_node and nccl_version of the question; what is None is not compared.
+        asked: cluster, model, nodes, gpus_per_node and nccl_version of the request; None is not compared.
 
     Raises:
-        AnswerError: it is for another job, it holds what no job may get, or nothing that is proven.
+        AnswerError: it is for another job, contains what no job may get, or nothing proven.
         LookupError, TypeError, AttributeError, ValueError, RecursionError: it has another shape.
     """
     if form in TABLES:
@@ -253,10 +253,10 @@ def _table(text: str, nccl_version: str | None) -> str:
 
 
 def comment_lines(sentences: Iterable[str]) -> list[str]:
-    """Return `# ` lines of at most 200 characters for some sentences; none of them means anything to a shell.
+    """Return `# ` lines of at most 200 characters for some sentences, without any character special to a shell.
 
-    The text may go through `eval`, even an unquoted one, and an interactive zsh knows no comments. NCCL's example tuner
-    cuts lines at 255 characters and would take the rest for a row (plugins/tuner/example/plugin.c of 2.30.7).
+    The text may go through `eval`, even an unquoted one, and an interactive zsh has no comments. NCCL's example tuner
+    cuts lines at 255 characters and would read the rest as a row (plugins/tuner/example/plugin.c of 2.30.7).
     """
     plain = [_UNSAID.sub("", sentence.translate(_SPELLED_OUT).replace(" (", ", ")) for sentence in sentences]
     wrapped = [textwrap.wrap(" ".join(sentence.split()), 198, break_on_hyphens=False) for sentence in plain]
@@ -278,5 +278,5 @@ def short_hash(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return printable text without line breaks, cut to 1000 characters: it goes to a terminal."""
+    """Return printable text without line breaks, cut to 1000 characters, for a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)[:1000]).split())

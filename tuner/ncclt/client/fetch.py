@@ -1,11 +1,10 @@
-"""Fetch a job's environment from an ncclt server and tell it what took effect; keep the last good answer for when the
-server is away.
+"""Fetch a job's environment from an ncclt server and report what took effect; keep the last good answer for outages.
 
-The standard library alone, in the syntax of Python 3.8: this folder can be copied into any training image. Three
-promises hold whatever a server, a proxy or a cache says:
+Only the standard library, in the syntax of Python 3.8: this folder can be copied into any training image. Three
+promises hold whatever a server, a proxy or a cache sends:
 
 - A job gets checked values in a text that answer.py wrote, never the server's own text.
-- Nothing but ClientError is raised: `_client_errors_only`.
+- Only ClientError is raised: `_client_errors_only`.
 - Nothing takes longer than `timeout_s`: another thread asks, and is not waited for any longer, in `_get`.
 """
 
@@ -39,7 +38,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
 
 MAX_AGE_S = 30 * 86400.0
-"""How old an answer from the cache may be, unless told otherwise."""
+"""Default of how old an answer from the cache may be."""
 
 _CACHE_SCHEMA = 2
 _CLOCKS_DIFFER_S = 300.0
@@ -47,7 +46,7 @@ _WRONG_SERVER = "is this the address of an ncclt server?"
 
 
 class ClientError(Exception):
-    """Nothing usable came back: one sentence, a hint, and the server's HTTP status where it answered."""
+    """No usable answer: one sentence, a hint, and the server's HTTP status if it answered."""
 
     def __init__(self, message: str, *, hint: str = "", status: int | None = None) -> None:
         super().__init__(message)
@@ -57,13 +56,13 @@ class ClientError(Exception):
 
     @property
     def is_outage(self) -> bool:
-        """Tell whether the server was away or broken, rather than having said no."""
+        """Return whether the server was unreachable or broken, rather than refusing."""
         return self.status is None or self.status >= 500 or self.status == 429
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What to hand to the job: a text, its source (`server`, or `cache` when that was away), a warning for people."""
+    """What to give to the job: a text, its source (`server`, or `cache` during an outage), a warning for the user."""
 
     text: str
     source: str
@@ -80,10 +79,10 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
 def _client_errors_only(function: _Function) -> _Function:
-    """Make a ClientError of whatever else a function raises.
+    """Turn every other exception of a function into a ClientError.
 
     What the libraries raise depends on what a server sends (UnicodeError for a host, AttributeError for a scheme), so
-    that no list of it is complete; and none of it may stop a training.
+    no list of exceptions is complete; and none may stop a training.
     """
 
     @functools.wraps(function)
@@ -123,18 +122,18 @@ def fetch_env(
     Args:
         server: `http://host:port` or `https://...`, with a path where a proxy needs one.
         cluster, model: names as in `ncclt tune`.
-        nodes, gpus_per_node, nccl_version: the job; what is left out is not checked by the server. One list for all
-            collectives, as NCCL before 2.24 takes it, passes only with its `nccl_version`.
+        nodes, gpus_per_node, nccl_version: the job; None is not checked by the server. One list for all collectives,
+            as NCCL before 2.24 reads it, passes only with its `nccl_version`.
         format, shell, unset, channels: as for `ncclt env`.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
-        fallback: `cached` = when the server is away or broken, return the last good answer with a warning; a server
-            that says "nothing fits" is believed. `none` = raise.
+        fallback: `cached` = when the server is unreachable or broken, return the last good answer with a warning; a
+            server's "nothing fits" is final. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
-        max_age_s: an older answer is not taken from the cache.
+        max_age_s: an older answer from the cache is not used.
 
     Raises:
-        ClientError: no usable answer, with the server's own words where it gave them.
+        ClientError: no usable answer, with the server's own message if it sent one.
     """
     if fallback not in ("none", "cached"):
         raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
@@ -171,7 +170,7 @@ def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_ke
     """Return a published revision as the server's JSON object: to compare a job with, never to set.
 
     Raises:
-        ClientError: no usable answer, with the server's own words where it gave them.
+        ClientError: as for `fetch_env`.
     """
     url = f"{_base(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
     return {**json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s).text)}
@@ -181,10 +180,10 @@ def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_ke
 def post_attestation(
     server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
 ) -> None:
-    """Tell a server whether its recommendation took effect in a job; saying it again changes nothing.
+    """Report to a server whether its recommendation took effect in a job; idempotent.
 
     Raises:
-        ClientError: the server did not keep it, with its own words where it gave them.
+        ClientError: the server did not keep it, with its own message if it sent one.
     """
     url = f"{_base(server)}/v1/attestations"
     sent = json.dumps(dict(document)).encode()
@@ -211,7 +210,7 @@ def _host(url: str) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Write an age in the largest unit of which there are two."""
+    """Return an age in the largest unit of which it has two."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"
@@ -231,10 +230,10 @@ def _base(server: str) -> str:
 
 @_client_errors_only
 def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
-    """Return the answer; `kept`, as saved now, when the server says that it still holds. With a body, POST it."""
+    """Return the answer, or `kept` as saved now if the server says that it is unchanged. With a body, POST it."""
     if not 0 < timeout_s < threading.TIMEOUT_MAX:
         raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
-    # A socket's time limit begins anew with every byte, and looking up a name has none: another thread does it all.
+    # A socket's timeout restarts with every byte, and looking up a name has none: another thread does it all.
     came: list[_Kept | Exception] = []
     late_s = time.monotonic() + 2 * timeout_s + 1  # connecting and reading have each ended by themselves
 
@@ -244,10 +243,10 @@ def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
 
     def ask() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
-        sys.settrace(end_in_time)  # at every call here: no endless answer may keep this busy beside the training
+        sys.settrace(end_in_time)  # at every call here: no endless answer may keep this thread busy during the training
         try:
             came.append(_ask(url, kept, api_key=api_key, timeout_s=timeout_s, body=body))
-        except Exception as error:  # noqa: BLE001 -- raised below, by the one who waits
+        except Exception as error:  # noqa: BLE001 -- raised below, in the waiting thread
             came.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)
@@ -286,7 +285,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(self, req: Any, fp: Any, *rest: Any) -> Any:
         try:
             return super().http_error_302(req, fp, *rest)
-        except ValueError:  # an address that is none
+        except ValueError:  # an invalid address
             fp.close()
             raise
 
@@ -306,7 +305,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _etag(text: object) -> str:
-    """Return an ETag if it can be sent back, else none."""
+    """Return an ETag if it can be sent back, else an empty text."""
     return text if isinstance(text, str) and re.fullmatch(r"[!-~]{1,200}", text) else ""
 
 
@@ -321,17 +320,17 @@ def _read(response: http.client.HTTPResponse, where: str) -> bytes:
 
 
 def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
-    """Return the server's own words from problem+json (RFC 9457), or say that these are none."""
+    """Return the server's own message from problem+json (RFC 9457), or that it sent none."""
     problem, said = None, f"{where} answered {error.code}"
     if error.headers.get_content_type() == "application/problem+json":
         try:
             problem = json.loads(_read(cast("http.client.HTTPResponse", error.fp), where))
-        except Exception:  # noqa: BLE001 -- cut off or no JSON: reported below as what it is, by its status
+        except Exception:  # noqa: BLE001 -- cut off or not JSON: reported below by its status
             problem = None
     if not isinstance(problem, dict):
         return ClientError(f"{said}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code)
     message = problem.get("detail") or problem.get("title") or said
-    # What there is for other jobs is listed, one line for each.
+    # The hint lists what exists for other jobs, one per line.
     hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:24])
     return ClientError(one_line(message), hint=hint, status=error.code)
 
@@ -349,12 +348,12 @@ def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Tell whether this user alone can have written it."""
+    """Return whether only this user can have written it."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _read_cache(path: Path | None, url: str) -> _Kept | None:
-    """Return the last good answer; a missing, broken or foreign file is as good as none."""
+    """Return the last good answer; None for a missing, broken or foreign file."""
     if path is None:
         return None
     try:
@@ -370,12 +369,12 @@ def _read_cache(path: Path | None, url: str) -> _Kept | None:
         if not 0 <= saved <= time.time() + _CLOCKS_DIFFER_S:  # nor NaN
             return None
         return _Kept(text=text, etag=_etag(kept["etag"]), saved=saved)
-    except Exception:  # noqa: BLE001 -- whatever is wrong with the file, the server is asked all the same
+    except Exception:  # noqa: BLE001 -- whatever is wrong with the file, the server is asked anyway
         return None
 
 
 def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
-    """Keep an answer, whole or not at all; return a warning if it could not be kept: the job goes on without."""
+    """Keep an answer atomically; return a warning if it could not be kept, which does not stop the job."""
     if path is None:
         return ""
     document = {"schema": _CACHE_SCHEMA, "url": url, "etag": answer.etag, "text": answer.text, "saved": answer.saved}

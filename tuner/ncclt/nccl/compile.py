@@ -1,7 +1,7 @@
 """From a policy to the environment variables of one NCCL version.
 
-Variables can say less than a policy: one choice per collective for every size and group, one number of channels for
-everything. What they cannot say is never approximated: a rule that is left out takes with it all that was measured
+Variables can express less than a policy: one choice per collective for every size and group, one number of channels for
+everything. What they cannot express is never approximated: a rule that is dropped takes with it all that was measured
 together with it, and the reason is given.
 """
 
@@ -35,16 +35,16 @@ CTAS_SINCE = NcclVersion(2, 17)
 """From here MAX_CTAS; MAX_NCHANNELS is deprecated from the same version on."""
 
 TUNER_API_SINCE = NcclVersion(2, 21)
-"""From here NCCL speaks a tuner API that the plugin of ncclt has (v2); before, no table takes effect."""
+"""From here NCCL has a tuner API that ncclt's plugin implements (v2); before, no table takes effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What plain variables say of a policy.
+    """What plain variables deliver of a policy.
 
     Attributes:
         variables: (name with `NCCL_`, value), sorted by name.
-        lost: one sentence for everything that is not delivered, or that comes along unasked.
+        lost: one sentence for everything that is not delivered, and for every side effect.
         complete: every rule and parameter of the policy is in `variables`. False = launching with them does not
             measure the policy.
     """
@@ -57,7 +57,7 @@ class Compiled:
 def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
     """Return the variables that deliver a policy to jobs, for one NCCL version.
 
-    Whatever a job calls, it must not fail: every collective keeps an algorithm that serves each of its calls.
+    No call of a job may fail: every collective keeps an algorithm that serves each of its calls.
 
     Args:
         policy: what was measured.
@@ -65,8 +65,8 @@ def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterabl
         collectives: all that the workload sends.
 
     Raises:
-        SettingError: a rule that this NCCL does not implement, a parameter that ncclt does not know or outside its
-            domain, or (a bug) a result that would leave some collective without an algorithm.
+        SettingError: a rule that this NCCL does not implement, a parameter that is unknown or outside its domain, or
+            (a bug) a result that would leave some collective without an algorithm.
     """
     return _compile(policy, version, frozenset(collectives), delivered=True)
 
@@ -74,7 +74,7 @@ def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterabl
 def variables_for_setting(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
     """Return the variables under which a trial of one setting is launched.
 
-    A trial forces exactly its setting, also an algorithm that some calls lack: a call that fails is a failed trial.
+    A trial forces exactly its setting, even an algorithm that some calls lack: a failing call is a failed trial.
 
     Raises:
         SettingError: the setting forces nothing legal on any of the collectives, or as for `compile_policy`.
@@ -110,7 +110,7 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
 
 
 def rule_label(rule: Rule) -> str:
-    """Name a rule for people: `all_reduce 0 B to 64 KiB: tree/ll c=8`."""
+    """Return a rule as text: `all_reduce 0 B to 64 KiB: tree/ll c=8`."""
     chosen = Setting(algorithm=rule.algorithm, protocol=rule.protocol, channels=rule.channels).label
     where = rule.collective.value
     if rule.min_bytes or rule.max_bytes is not None:
@@ -125,7 +125,7 @@ def check_rule(rule: Rule, version: NcclVersion) -> None:
     """Refuse a rule that this NCCL does not implement.
 
     Raises:
-        SettingError: no such algorithm and protocol for the collective, or a number of channels it does not have.
+        SettingError: no such algorithm and protocol for the collective, or an impossible number of channels.
     """
     if not is_legal(rule.collective, rule.algorithm, rule.protocol, version=version):
         raise SettingError(
@@ -136,7 +136,7 @@ def check_rule(rule: Rule, version: NcclVersion) -> None:
 
 
 def _refused_parameters(policy: Policy, version: NcclVersion) -> dict[str, str]:
-    """Return name -> reason for each parameter that is never written; refuse what no catalogue knows."""
+    """Return name -> reason for each parameter that is not written; refuse unknown ones."""
     refused = {}
     for name, value in policy.parameters:
         row = parameter(name)
@@ -156,7 +156,7 @@ def _refused_parameters(policy: Policy, version: NcclVersion) -> dict[str, str]:
 def _inexpressible(
     policy: Policy, rules: tuple[Rule, ...], workload: frozenset[Collective], version: NcclVersion
 ) -> dict[Rule, str]:
-    """Return rule -> reason for the rules that variables cannot say."""
+    """Return rule -> reason for the rules that variables cannot express."""
     if not policy.is_uniform:
         channels = {rule.channels for rule in rules}
         return {
@@ -188,8 +188,8 @@ def _inexpressible(
 def _failing(rules: tuple[Rule, ...]) -> dict[Rule, str]:
     """Return rule -> reason for the rules under which some call of their collective would fail.
 
-    Naming Ring beside the algorithm would save that call, and leave the choice for all others to NCCL: no longer what
-    was measured. A table does no such harm: what NCCL has not got for a call is not in its choice.
+    Naming Ring as well would save that call, but leave the choice for all others to NCCL, which is not what was
+    measured. A table is harmless: NCCL's choice contains only what is available for a call.
     """
     return {
         rule: f"NCCL has no {rule.algorithm} for some data types, operations or communicators: such a call would fail"
@@ -199,9 +199,9 @@ def _failing(rules: tuple[Rule, ...]) -> dict[Rule, str]:
 
 
 def _separable(policy: Policy, rules: tuple[Rule, ...], version: NcclVersion) -> bool:
-    """Tell whether one rule can be left out and the others still act as they were measured.
+    """Return whether one rule can be dropped and the others still act as they were measured.
 
-    Channels and parameters bind the whole process; so does a plain list before 2.24 and a base list from 2.31.
+    Channels and parameters apply to the whole process; so does a plain list before 2.24 and a base list from 2.31.
     """
     whole_process = bool(policy.parameters) or any(rule.channels is not None for rule in rules)
     return not whole_process and PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE
@@ -218,15 +218,15 @@ def _variables(rules: tuple[Rule, ...], version: NcclVersion) -> dict[str, str]:
     unit = "CTAS" if version >= CTAS_SINCE else "NCHANNELS"
     for rule in rules:
         if rule.channels is not None:
-            # No minimum: above what NCCL opens by itself it would take SMs from the compute beside it.
+            # No minimum: beyond what NCCL itself opens, it would take SMs from concurrent compute.
             variables[f"NCCL_MAX_{unit}"] = str(rule.channels)
     return variables
 
 
 def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: NcclVersion, *, delivered: bool) -> None:
-    """Read the variables back: no call may be without an algorithm, no rule may have become another.
+    """Read the variables back: no call may be without an algorithm, no rule may have changed.
 
-    All collectives are looked at: a job may broadcast or gather although its workload does not show it.
+    All collectives are checked: a job may broadcast or gather although its workload does not show it.
     """
     wanted = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS:

@@ -15,13 +15,13 @@ from ncclt.errors import SettingError
 
 
 class Granularity(StrEnum):
-    """How often NCCL reads a variable again.
+    """How often NCCL rereads a variable.
 
     Attributes:
         CALL: at every call, by a tuner plugin.
         COMMUNICATOR: at every communicator's start.
         REFRESHED: at every communicator's start only if NCCL_NO_CACHE (2.29.7) names it; else once per process.
-        PROCESS: once per process, whatever one does.
+        PROCESS: only once per process.
     """
 
     CALL = "call"
@@ -38,13 +38,13 @@ class Parameter:
         name: without `NCCL_`.
         values: a tuple = every legal value that makes sense; a range = bounds and step; None = free text.
         default: NCCL's own value; None = chosen by NCCL at run time.
-        since: first NCCL version that reads it; 2.0 also where that is older than anybody still runs.
+        since: first NCCL version that reads it; 2.0 also for versions that are no longer in use.
         deprecated_since: from this version on something else should be used; None = it is current.
         granularity: how often it is read.
         safe: reviewed: no value of the domain can corrupt data, keep a job from starting or leave the network that
             the site chose. What is not safe is never set by ncclt.
-        note: what to know before touching it.
-        ladder: the values that a search tries beside the default; empty = it is not searched.
+        note: what to know before changing it.
+        ladder: the values that a search tries besides the default; empty = it is not searched.
     """
 
     name: str
@@ -63,15 +63,15 @@ class Parameter:
         return f"NCCL_{self.name}"
 
     def exists_in(self, version: NcclVersion) -> bool:
-        """Tell whether this NCCL reads the variable."""
+        """Return whether this NCCL reads the variable."""
         return version >= self.since
 
     def is_deprecated_in(self, version: NcclVersion) -> bool:
-        """Tell whether this NCCL has something better."""
+        """Return whether this NCCL has a replacement for it."""
         return self.deprecated_since is not None and version >= self.deprecated_since
 
     def allows(self, value: int | str) -> bool:
-        """Tell whether a value lies in the domain; free text must be one printable word."""
+        """Return whether a value is in the domain; free text must be one printable word."""
         if isinstance(value, bool):
             return False
         if self.values is None:
@@ -125,7 +125,7 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("MAX_CTAS", "2.17", _FRESH, _COUNT, 64, "channels at most", safe=True),
     _row("MIN_NCHANNELS", "2.5", _FRESH, _COUNT, None, "use MIN_CTAS", safe=True, deprecated="2.17"),
     _row("MAX_NCHANNELS", "2.5", _FRESH, _COUNT, 64, "use MAX_CTAS", safe=True, deprecated="2.17"),
-    # What the search may touch at first. Upper end 16 MiB: memory grows with BUFFSIZE x channels x peers.
+    # What the search may vary first. Upper end 16 MiB: memory grows with BUFFSIZE x channels x peers.
     _row("BUFFSIZE", "2.0", _FRESH, tuple(_MIB << n for n in range(5)), 4 * _MIB,
          "memory per channel and peer, for sending and for receiving; must be equal on all ranks", safe=True,
          ladder=(_MIB, 2 * _MIB, 8 * _MIB, 16 * _MIB)),
@@ -152,7 +152,7 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("P2P_PER_CHANNEL_NET_BW", "2.29", _FRESH, range(1, 1001), 14, "GB/s; the above follows from it"),
     _row("P2P_SCHEDULE_GROUP_SIZE", "2.28.7", _FRESH, range(1, 9), 8),
     _row("P2P_PXN_LEVEL", "2.12", _FRESH, _OFF_ON_AUTO, 2),
-    # Ways between GPUs.
+    # Paths between GPUs.
     _row("P2P_LEVEL", "2.0", _PROC, None, None, "a path such as NVL or SYS"),
     _row("P2P_DISABLE", "2.0", _PROC, _OFF_ON, 0),
     _row("P2P_READ_ENABLE", "2.7", _FRESH, _OFF_ON, None, "PCIe platforms"),
@@ -217,7 +217,7 @@ CATALOGUE: tuple[Parameter, ...] = (
 """Every variable that ncclt knows, grouped by what it acts on."""
 
 SET_BY_RULES = frozenset({"ALGO", "PROTO", "MAX_CTAS", "MIN_NCHANNELS", "MAX_NCHANNELS"})
-"""What a policy says with its rules and so never with its parameters."""
+"""What a policy expresses by its rules, never by its parameters."""
 
 _BY_NAME = {row.name: row for row in CATALOGUE}
 
@@ -226,7 +226,7 @@ def parameter(name: str) -> Parameter:
     """Return a row of the catalogue by its name, with or without `NCCL_`.
 
     Raises:
-        SettingError: there is none; the hint names close ones.
+        SettingError: the name is unknown; the hint names close ones.
     """
     found = _BY_NAME.get(name.removeprefix("NCCL_"))
     if found is None:
@@ -240,11 +240,11 @@ def parameter(name: str) -> Parameter:
 
 
 COMPETES_WITH_COMPUTE = "MIN_CTAS"
-"""Searched only where compute runs beside the collectives: alone, more channels than NCCL's own always look good."""
+"""Searched only with concurrent compute: without it, more channels than NCCL's own always look good."""
 
 
 def check_value(name: str, value: int | str, version: NcclVersion) -> None:
-    """Refuse a value that this NCCL would not take, or not as meant.
+    """Refuse a value that this NCCL would not accept as it is meant.
 
     Raises:
         SettingError: no such parameter, not in this version, or the value is outside its domain.
@@ -289,10 +289,10 @@ MOST_SOCKETS = 64
 
 
 def go_together(values: Mapping[str, int]) -> bool:
-    """Tell whether values of several parameters make sense together.
+    """Return whether values of several parameters can be combined.
 
-    More sockets than NCCL has are cut without a word; sockets per thread mean nothing without threads, and data can
-    only be split over queue pairs where there are several.
+    More sockets than NCCL has are cut silently; sockets per thread have no effect without threads, and data can only be
+    split over several queue pairs.
     """
     threads, sockets = values.get("SOCKET_NTHREADS", 0), values.get("NSOCKS_PERTHREAD", 0)
     if threads * sockets > MOST_SOCKETS or (sockets and not threads):

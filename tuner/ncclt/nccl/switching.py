@@ -1,13 +1,13 @@
-"""How ranks that live on get from one setting to the next: by the cheapest way at which NCCL really reads it.
+"""How persistent ranks get from one setting to the next: in the cheapest way in which NCCL really rereads it.
 
 The costs are those of NCCL itself (catalogue of parameters.py). Sources: NVIDIA/nccl graph/tuning.cc (NCCL_ALGO and
-NCCL_PROTO are read for every communicator), src/misc/param.cc and src/param/param.cc (what is kept for the life of the
-process, and NCCL_NO_CACHE), src/include/plugin/tuner (asked at every call).
+NCCL_PROTO are read for every communicator), src/misc/param.cc and src/param/param.cc (what is cached for the life of
+the process, and NCCL_NO_CACHE), src/include/plugin/tuner (called at every call).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -22,29 +22,29 @@ from ncclt.nccl.compile import TUNER_API_SINCE, check_rule
 from ncclt.nccl.parameters import CATALOGUE, Granularity
 
 NO_CACHE = "NCCL_NO_CACHE"
-"""Names the parameters that NCCL shall read again. The list itself is read once: it has to stand at the start."""
+"""Names the parameters that NCCL rereads. The list itself is read once, so it has to be set at the start."""
 
 NO_CACHE_SINCE = NcclVersion(2, 29, 7)
-"""From here NCCL knows that variable (src/param/param.cc)."""
+"""From here NCCL has that variable (src/param/param.cc)."""
 
 LL128_BY_TABLE_SINCE = NcclVersion(2, 22)
-"""From here the tuner API shows which choices NCCL allows (v3), so that LL128 can be asked for and stay checked."""
+"""From here the tuner API shows which choices NCCL allows (v3), so that LL128 can be requested and is still checked."""
 
 CHANNELS_ARE_A_LIMIT_SINCE = NcclVersion(2, 31)
-"""From here NCCL takes a tuner's number of channels as an upper limit, and no longer as the number."""
+"""From here NCCL treats a tuner's number of channels as an upper limit, no longer as the number."""
 
 _READ_BY_NETWORK_PLUGINS = ("IB_", "SOCKET_", "NSOCKS_")
-"""Parameters that begin so may be read by a network plugin of the site in NCCL's place, which keeps what it has read
-for the life of the process and knows no NCCL_NO_CACHE (Mellanox/nccl-rdma-sharp-plugins, src/ib_plugin.c)."""
+"""Parameters with these prefixes may be read by a site's network plugin instead of NCCL, which caches them for the life
+of the process and ignores NCCL_NO_CACHE (Mellanox/nccl-rdma-sharp-plugins, src/ib_plugin.c)."""
 
 _COLLNET = (Algorithm.COLLNET_DIRECT, Algorithm.COLLNET_CHAIN)  # the plugin writes no channels for them
 
 
 class SwitchCost(IntEnum):
-    """What has to be made anew for a change to take effect; the larger, the dearer.
+    """What has to be made again for a change to take effect; larger is more expensive.
 
     Attributes:
-        CALL: nothing: the tuner plugin is asked at every call.
+        CALL: nothing: the tuner plugin is called at every call.
         COMMUNICATOR: the process groups of all ranks.
         PROCESS: the ranks.
     """
@@ -56,10 +56,10 @@ class SwitchCost(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A setting by the two ways of saying it.
+    """A setting divided between the two ways of forcing it.
 
     Attributes:
-        rules: what the plugin's shared table says, one rule for each collective that has the pair.
+        rules: of the plugin's shared table, one for each collective that has the algorithm and protocol.
         by_variables: what is left to variables.
     """
 
@@ -69,11 +69,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Force:
-    """What is in force in the ranks, or shall be.
+    """What is, or is to be, in effect in the ranks.
 
     Attributes:
         rules: of the shared table; empty = NCCL's own choice.
-        variables: (name with `NCCL_`, value) beside what the environment brought, sorted.
+        variables: (name with `NCCL_`, value) in addition to those of the environment, sorted.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -82,13 +82,13 @@ class Force:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """What has to be done to get from one `Force` to another.
+    """The step from one `Force` to another.
 
     Attributes:
-        cost: the dearest thing that has to be made anew; CALL also where nothing changes.
-        rules: to be published, None = the table stays as it is.
+        cost: the most expensive thing that has to be made again; CALL also where nothing changes.
+        rules: to be published, None = the table is unchanged.
         set_variables: (name, value) to be set, sorted.
-        unset_variables: names to be put back to what the environment brought, sorted.
+        unset_variables: names to be restored to their values of the environment, sorted.
     """
 
     cost: SwitchCost
@@ -100,18 +100,18 @@ class Switch:
 def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool) -> Split:
     """Divide a setting between the shared table and variables.
 
-    Whatever the table cannot say exactly is left to variables: half a pair, channels where the pair is not legal for
-    every collective or where a tuner's number is a limit only, and from NCCL 2.31 all of a pair that some collective
-    lacks, for `Setting.applied_to` says that the others are confined then.
+    What the table cannot express exactly is left to variables: only an algorithm or only a protocol, channels where the
+    two are not legal for every collective or where a tuner's number is only a limit, and from NCCL 2.31 all of a
+    combination that some collective lacks, because the others are then confined (`Setting.applied_to`).
 
     Args:
-        setting: what shall be in force.
+        setting: what is to take effect.
         version: NCCL of the ranks.
         collectives: that will be measured.
         plugin: whether the tuner plugin is loaded there.
 
     Raises:
-        SettingError: LL128 could be forced by variables alone, or more channels than this NCCL has.
+        SettingError: LL128 could be forced only by variables, or more channels than this NCCL has.
     """
     tunable = [c for c in frozenset(collectives) if c.is_tunable]
     algorithm, protocol = setting.algorithm, setting.protocol
@@ -136,10 +136,10 @@ def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Colle
 
 
 def read_again(version: NcclVersion) -> tuple[str, ...]:
-    """Return the variables that NCCL reads again because NCCL_NO_CACHE names them; none before it knows that.
+    """Return the variables that NCCL rereads because NCCL_NO_CACHE names them; none in versions without it.
 
-    Only what ncclt may set, for each listed parameter takes a lock wherever NCCL reads it; and nothing that somebody
-    else may read in its place.
+    Only what ncclt may set, because each listed parameter takes a lock wherever NCCL reads it; and nothing that a
+    network plugin may read instead.
     """
     if version < NO_CACHE_SINCE:
         return ()
@@ -154,7 +154,7 @@ def read_again(version: NcclVersion) -> tuple[str, ...]:
 
 
 def switch_cost(variable: str, version: NcclVersion) -> SwitchCost:
-    """Return what has to be made anew for a variable to take effect; what is not known needs new ranks."""
+    """Return what has to be made again for a variable to take effect; an unknown one needs new ranks."""
     row = next((row for row in CATALOGUE if row.variable == variable), None)
     if row is None:
         return SwitchCost.PROCESS
@@ -163,9 +163,9 @@ def switch_cost(variable: str, version: NcclVersion) -> SwitchCost:
 
 
 def start_variables(wanted: Force, version: NcclVersion) -> dict[str, str]:
-    """Return what has to stand in the environment when ranks start, so that they can come to `wanted`.
+    """Return what has to be in the environment when ranks start, so that they can switch to `wanted`.
 
-    What a communicator reads is not among it: it is set later, so that what the environment had brought is known.
+    What a communicator reads is not included: it is set later, so that its value of the environment is known.
     """
     fixed = {name: value for name, value in wanted.variables if switch_cost(name, version) is SwitchCost.PROCESS}
     listed = read_again(version)
@@ -173,21 +173,17 @@ def start_variables(wanted: Force, version: NcclVersion) -> dict[str, str]:
 
 
 def started(wanted: Force, version: NcclVersion) -> Force:
-    """Return what is in force in ranks that were started for `wanted` and were told nothing yet."""
+    """Return what is in effect in ranks that were started for `wanted`, before the first switch."""
     return Force(variables=tuple((n, v) for n, v in wanted.variables if switch_cost(n, version) is SwitchCost.PROCESS))
 
 
 def switch(now: Force, wanted: Force, version: NcclVersion) -> Switch:
-    """Return the cheapest way from what is in force to what shall be."""
+    """Return the cheapest step from what is in effect to what is wanted."""
     before, after = dict(now.variables), dict(wanted.variables)
-    changed = _changed(before, after)
+    changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     return Switch(
         cost=max((switch_cost(name, version) for name in changed), default=SwitchCost.CALL),
         rules=wanted.rules if wanted.rules != now.rules else None,
         set_variables=tuple((name, after[name]) for name in changed if name in after),
         unset_variables=tuple(name for name in changed if name not in after),
     )
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))

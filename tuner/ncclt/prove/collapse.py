@@ -1,4 +1,4 @@
-"""The best policy that plain environment variables can say: one choice per collective, whatever the size."""
+"""The best policy that plain environment variables can express: one choice per collective for all sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.assemble import Times, expected_us
 
 MIN_GAIN = 0.01
-"""Share by which a collapsed policy must be expected to beat the default before it is worth proving."""
+"""Expected gain over the default, as a share, from which a collapsed policy is proven."""
 
 
 def collapse(
@@ -21,15 +21,15 @@ def collapse(
 ) -> Policy | None:
     """Return the uniform policy with the least expected time per step, or None where the default is as good.
 
-    One channel count and one set of process-wide parameters hold for all collectives; algorithm and protocol are
+    One channel count and one set of process-wide parameters apply to all collectives; algorithm and protocol are
     chosen per collective among the settings that were measured with them. LL128 cannot be forced by variables
-    without bypassing NCCL's safety check, so it is left out.
+    without bypassing NCCL's safety check, so it is not a candidate.
 
     Args:
-        times: must hold the default.
+        times: must contain the default.
         workload: placed.
         version: of NCCL.
-        expressible: tells whether the variables of this NCCL version can say all of a policy.
+        expressible: returns whether the variables of this NCCL version can express a whole policy.
     """
     default_us = expected_us(Policy(), times, workload, version=version)
     ranked = sorted(

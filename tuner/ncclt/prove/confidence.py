@@ -1,16 +1,15 @@
-"""Bets on paired log ratios: error rates that hold at any sample size, whenever one stops and whatever the tails.
+"""Bets on paired log ratios: error rates that hold at any sample size, for any stopping rule and any tails.
 
-Pairs of launches, one of the default beside one of the policy, give log ratios x1, x2, ... If neither is faster, each x
-is as likely to be +d as -d. A bet that pays the factor 1 + h(x) with h odd and below 1 in size is then fair, so the
-capital of whoever starts with 1 and bets on every pair reaches 100 with a probability of at most 1/100, at whatever
-moment it is looked at (Ville's inequality; the use of such capital as evidence: Ramdas, Gruenwald, Vovk and Shafer,
-"Game-Theoretic Statistics and Safe Anytime-Valid Inference", Statistical Science 38, 2023). Nothing is assumed of the
-tails, not even a variance: only that a pair's noise is symmetric about its centre, as the difference of two launches of
-one kind is whatever the kind.
+Pairs of launches, one of the default and one of the policy, give log ratios x1, x2, ... If neither is faster, each x
+is as likely to be +d as -d. A bet that pays the factor 1 + h(x) with h odd and |h| < 1 is then fair, so a capital that
+starts at 1 and is bet on every pair reaches 100 with a probability of at most 1/100, at whatever time it is looked at
+(Ville's inequality; the use of such capital as evidence: Ramdas, Gruenwald, Vovk and Shafer, "Game-Theoretic Statistics
+and Safe Anytime-Valid Inference", Statistical Science 38, 2023). Nothing is assumed about the tails, not even a
+variance: only that a pair's noise is symmetric about its centre, as the difference of two launches of the same kind is.
 
 A drift adds -d to the first pair of a block A B B A and +d to the second one. With t = E tanh(noise + d) the two bets
-pay (1 - t)(1 + t) < 1 in the mean: a drift costs capital and never makes any. Curvature, which A B B A leaves over,
-cancels likewise with the next block's B A A B.
+pay (1 - t)(1 + t) < 1 on average: a drift loses capital and never gains any. Curvature, which A B B A does not cancel,
+cancels in the same way with the next block's B A A B.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
     Ratios = NDArray[np.float64]
 
-# What is bet on: h(x) = STAKE * tanh(SHARPNESS * x), the capital spread evenly over all combinations. The sharpness is
-# one over the size of a ratio that counts in full, 0.1 % to 25 %; no noise of a cluster lies outside of that. A stake
-# below 1 survives outliers: one lost bet costs what 2 won ones bring at 0.7, and what 5 bring at 0.97.
+# The bets: h(x) = STAKE * tanh(SHARPNESS * x), with the capital spread evenly over all combinations. The sharpness is
+# one over the size of a ratio that counts in full, 0.1 % to 25 %; no noise is outside of that. A stake below 1
+# survives outliers: one lost bet costs as much as 2 won ones bring at 0.7, and as 5 bring at 0.97.
 _SHARPNESS = np.array([4.0, 16.0, 64.0, 256.0, 1024.0])
 _STAKE = np.array([0.7, 0.97])
 
@@ -47,11 +46,11 @@ class Interval:
 
 
 def log_capital(log_ratios: Ratios, centre: float = 0.0) -> Ratios:
-    """Return the log of the capital won by betting that ratios lie above a centre.
+    """Return the log of the capital won by betting that ratios are above a centre.
 
     Args:
         log_ratios: (..., pairs) the bets are made along the last axis.
-        centre: what would be true if nothing were to be won.
+        centre: the null hypothesis, under which the bets are fair.
 
     Returns:
         (...) natural logarithms; above ln(1 / a) refutes, at an error rate of a, that the centre is there or higher.
@@ -65,7 +64,7 @@ def log_capital(log_ratios: Ratios, centre: float = 0.0) -> Ratios:
 
 
 def centre_of(log_ratios: Ratios) -> Ratios:
-    """Return the median of all means of two ratios (Hodges and Lehmann, 1963): it hardly moves for outliers.
+    """Return the median of all means of two ratios (Hodges and Lehmann, 1963), which is robust to outliers.
 
     Args:
         log_ratios: (..., pairs), one or more pairs.
@@ -87,13 +86,13 @@ def interval_of(log_ratios: Sequence[float], *, error: float) -> Interval:
     refuted = math.log(2 / error)
     low = _lowest_unrefuted(ratios, refuted)
     high = -_lowest_unrefuted(-ratios, refuted)
-    # Nothing says that both agree about ratios in clusters far apart, and readers expect an estimate inside.
+    # For ratios in distant clusters the two need not agree, and readers expect an estimate inside the interval.
     estimate = min(max(float(centre_of(ratios)), low), high)
     return Interval(estimate=math.exp(estimate), low=_exp(low), high=_exp(high))
 
 
 def _lowest_unrefuted(ratios: Ratios, refuted: float) -> float:
-    """Return the lowest centre against which too little was won; minus infinity where no bet can win as much."""
+    """Return the lowest centre that is not refuted; minus infinity where no bet can win that much."""
     # The capital falls as the centre rises: far below all ratios every bet is won, far above all are lost.
     low, high = float(ratios.min()) - 3.0, float(ratios.max()) + 3.0
     if float(log_capital(ratios, low)) < refuted:

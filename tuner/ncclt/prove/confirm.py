@@ -1,4 +1,4 @@
-"""Confirmation: what the search believes to be best is launched again before anything is built on it."""
+"""Confirmation: what the search considers best is launched again before a policy is built from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclt.search.assemble import Times, collect_times, finalists
 CONFIRMED_LAUNCHES = 3
 """Launches of a setting, search included, that make its times trustworthy enough for a policy.
 
-The best of many noisy trials is partly the luckiest one; after two more launches its median has come back to earth.
+The best of many noisy trials is partly the luckiest one; after two more launches its median is realistic.
 """
 
 _ROUNDS = 3
@@ -30,16 +30,16 @@ def confirm(
 ) -> Times:
     """Launch the finalists until they are confirmed; return the times of everything measured so far.
 
-    New finalists may come up when a lucky one falls back, so this goes on for up to three rounds; what is still
-    unconfirmed then is left out of the policy. Where persistent ranks did the search, only launches of fresh ones
-    count from here on, the default's too: both sides of a comparison must have been measured alike.
+    New finalists may come up when a lucky one falls back, so there are up to three rounds; what is still unconfirmed
+    then does not enter the policy. If persistent ranks did the search, only launches of fresh ones count from here on,
+    the default's too: both sides of a comparison must be measured in the same way.
 
     Args:
         runner: where trials run.
         workload: placed.
         trial_log: where trials are kept.
-        interrupted: asked before every launch: why to stop; empty = go on.
-        watch: told after every launch: the trial, launches done and planned in this round.
+        interrupted: called before every launch; returns why to stop, empty = continue.
+        watch: called after every launch with the trial, launches done and planned in this round.
     """
     version = runner.cluster.version
     for _ in range(_ROUNDS):
@@ -60,12 +60,12 @@ def confirm(
 
 
 def confirmed_times(trials: Sequence[Trial]) -> Times:
-    """Return the times of everything that search and confirmation measured, of all trials of a study."""
+    """Return the times measured by search and confirmation, from all trials of a study."""
     return collect_times(_alike(_informative(trials)))
 
 
 def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
-    """Return the trials that may be compared: those of fresh ranks, or all as long as the default has none of these."""
+    """Return the trials that may be compared: those of fresh ranks, or all while the default has none of these."""
     fresh = _fresh(trials)
     return fresh if any(t.setting.is_default and t.result.outcome is Outcome.OK for t in fresh) else trials
 
@@ -75,5 +75,5 @@ def _fresh(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _informative(trials: Sequence[Trial]) -> list[Trial]:
-    """Return search and confirmation; the verification must not help to choose what it judges."""
+    """Return the trials of search and confirmation; the proof must not help to choose what it judges."""
     return [t for t in trials if t.phase is not Phase.VERIFY]

@@ -1,4 +1,4 @@
-"""What a verdict rests on: the interleaved launches of default and policies, kept and re-computable by anyone."""
+"""The evidence of a verdict: the interleaved launches of default and policies, kept so that it can be recomputed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ArmLaunch:
 
     Attributes:
         arm: default, table or variables.
-        block: counts this arm's launches from 0, two to a block of A B B A.
-        order: number of its first trial, so that the interleaving can be seen.
+        block: counts this arm's launches from 0, two per block of A B B A.
+        order: number of its first trial, which shows the interleaving.
         time_us: communication time per step, µs; None where a trial failed.
-        failure: outcome and detail of the trial that failed, for people.
+        failure: outcome and detail of the failed trial, as text.
         message_us: time of one call of each message, µs; empty where a trial failed.
     """
 
@@ -37,7 +37,7 @@ class ArmLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEvidence:
-    """The launches of the last verification of a study, in order."""
+    """The launches of the last proof of a study, in order."""
 
     launches: tuple[ArmLaunch, ...]
 
@@ -46,7 +46,7 @@ class LaunchEvidence:
         return tuple(launch.time_us for launch in self.launches if launch.arm is arm and launch.time_us is not None)
 
     def failure(self, arm: Arm) -> str:
-        """Return what went wrong with an arm, empty when nothing did."""
+        """Return the first failure of an arm; empty = none."""
         return next((launch.failure for launch in self.launches if launch.arm is arm and launch.failure), "")
 
     def message_times_us(self, arm: Arm) -> dict[Message, float]:
@@ -61,7 +61,7 @@ class LaunchEvidence:
     def whole_blocks(self, arm: Arm) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
         """Return pairs of launches, default and arm, of every block in which both were measured twice, in order.
 
-        The first default stands beside the first launch of the arm, and the second beside the second: what a drift adds
+        The first default is paired with the first launch of the arm, and the second with the second: what a drift adds
         to one pair it takes from the other.
         """
         measured = {(launch.arm, launch.block): launch for launch in self.launches if launch.time_us is not None}
@@ -75,10 +75,10 @@ class LaunchEvidence:
 
 
 def last_verification(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of the last verification by number.
+    """Return the trials of the last proof by number.
 
-    Those before the last search or confirmation judged an older policy, and so did those before the last time that a
-    verification began anew: its first block begins with the default.
+    Those before the last search or confirmation judged an older policy, and so did those before the last restart of a
+    proof, whose first block begins with the default.
     """
     ordered = sorted(trials, key=lambda trial: trial.number)
     newest = max((i for i, trial in enumerate(ordered) if trial.phase is not Phase.VERIFY), default=-1)
@@ -88,7 +88,7 @@ def last_verification(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def collect_evidence(trials: Sequence[Trial]) -> LaunchEvidence:
-    """Gather the launches of the last verification out of all trials of a study."""
+    """Gather the launches of the last proof from all trials of a study."""
     grouped: dict[tuple[Arm, int], list[Trial]] = {}
     for trial in last_verification(trials):
         assert trial.arm is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.message import Message
@@ -18,7 +18,7 @@ from ncclt.prove.proof import pairs_of
 from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, decide
 
 MAX_BLOCKS = 16
-"""Blocks of a proof at most. A gain of 5 % under a noise of 2 % needs 4 to 10 of them, none at all about 12."""
+"""Blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain about 12."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +32,24 @@ class Step:
 
 
 def block_steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> tuple[Step, ...]:
-    """Return the launches of one block in order: the arms forth and back, and in every second block back and forth.
+    """Return the launches of one block in order: the arms forwards and backwards, every second block vice versa.
 
-    What a linear drift adds to one arm cancels within a block, what a bent one adds within two.
+    A linear drift cancels within a block, a quadratic one within two.
 
     Args:
         policies: the arms; the first one is the default.
         workload: placed.
         block: from 0.
     """
-    return tuple(_steps(policies, workload, block))
-
-
-def _steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> Iterator[Step]:
     messages = [calls.message for calls in workload.messages]
-    forth = list(policies)
-    halves = (forth, forth[::-1]) if block % 2 == 0 else (forth[::-1], forth)
-    for half, order in enumerate(halves):
-        for arm in order:
-            for setting, part in policies[arm].by_setting(messages).items():
-                yield Step(arm=arm, block=2 * block + half, setting=setting, messages=tuple(part))
+    forwards = list(policies)
+    halves = (forwards, forwards[::-1]) if block % 2 == 0 else (forwards[::-1], forwards)
+    return tuple(
+        Step(arm=arm, block=2 * block + half, setting=setting, messages=tuple(part))
+        for half, order in enumerate(halves)
+        for arm in order
+        for setting, part in policies[arm].by_setting(messages).items()
+    )
 
 
 def prove(
@@ -67,24 +65,25 @@ def prove(
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
-    """Launch what the trial log does not hold yet; return whether the proof is complete.
+    """Launch what is not in the trial log yet; return whether the proof is complete.
 
-    After each block every policy is judged, and one that is decided is launched no more. A failed launch disqualifies
-    its arm; a default that fails ends the proof.
+    After each block every policy is judged, and a decided one is not launched again. A failed launch disqualifies its
+    arm; a failed default ends the proof.
 
     Args:
         runner: where trials run.
         workload: placed.
-        trial_log: where trials are kept; a verification that was cut off goes on where it stopped, and one that ended
-            undecided goes on when there are more blocks.
-        policies: the arms; the first one is the default. With the default alone there is nothing to prove.
+        trial_log: where trials are kept; an interrupted proof resumes where it stopped, and an undecided one resumes
+            when there are more blocks.
+        policies: the arms; the first one is the default. With only the default there is nothing to prove.
         by_variables: where trials of the arm of plain variables run, if `runner` forces settings in another way: each
             arm is proven as it is delivered. None = `runner` does it.
         blocks: at most.
-        min_effect: smallest gain worth a change, as a share.
-        anew: begin a proof of its own, whatever the trial log holds.
-        interrupted: asked before every launch: why to stop; empty = go on.
-        watch: told after every launch: the trial, launches done, and launches at most, if nothing is decided earlier.
+        min_effect: smallest gain that justifies a change, as a share.
+        anew: start a new proof, whatever is in the trial log.
+        interrupted: called before every launch; returns why to stop, empty = continue.
+        watch: called after every launch with the trial, launches done, and the most launches if nothing is decided
+            earlier.
     """
     held = [] if anew else last_verification(trial_log.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
@@ -94,7 +93,7 @@ def prove(
             blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
         )  # fmt: skip
     except _OtherProofError:
-        # What is held proved other policies, or by another minimum effect: it starts anew.
+        # The trials in the log proved other policies, or with another minimum effect: start again.
         return _prove(
             runners, workload, trial_log, policies, [],
             blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
@@ -102,7 +101,7 @@ def prove(
 
 
 class _OtherProofError(Exception):
-    """The launches that are held do not belong to this proof."""
+    """The launches in the trial log do not belong to this proof."""
 
 
 def _prove(
@@ -117,7 +116,7 @@ def _prove(
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> bool:
-    # Only launches up to the present block are judged: so a proof that goes on decides as it did when it was launched.
+    # Only launches up to the current block are judged, so that a resumed proof decides as it did when it was launched.
     seen: list[Trial] = []
     left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
     for block in range(blocks):

@@ -1,4 +1,4 @@
-"""What a study cost against what it saves: the steps after which a training has won back the GPU time."""
+"""The cost of a study against what it saves: the steps after which a training has recovered the GPU time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Payback:
 
     Attributes:
         steps: with the estimated speed-up.
-        low, high: with the ends of its 95 % interval; high None = by the lower end it may never.
-        exposed: share of the communication that computation does not hide, which alone can make a step shorter; None =
-            not known, so that all of it is taken as exposed.
+        low, high: with the ends of its 95 % interval; high None = at the lower end it may never.
+        exposed: share of the communication that computation does not hide, the only part that can shorten a step;
+            None = not known, so all of it is assumed to be exposed.
     """
 
     steps: float
@@ -44,7 +44,7 @@ def payback(verdict: Verdict, workload: Workload, *, gpu_s: float, gpus: int) ->
     Args:
         verdict: of what is delivered.
         workload: may know how much of its communication is exposed.
-        gpu_s: what all launches of the study cost, GPU seconds.
+        gpu_s: cost of all launches of the study, GPU seconds.
         gpus: of the job.
     """
     if verdict.decision is not Decision.TUNED or gpu_s <= 0 or workload.provenance.whole_file:
@@ -53,7 +53,7 @@ def payback(verdict: Verdict, workload: Workload, *, gpu_s: float, gpus: int) ->
     exposed = None if workload.exposed_us is None else min(1.0, workload.exposed_us / total_us)
 
     def steps(speedup: float) -> float | None:
-        # Hidden communication costs no time, however slow it is; each message is taken to be as exposed as another.
+        # Hidden communication costs no time, however slow it is; all messages are assumed to be equally exposed.
         saved_s = total_us * 1e-6 * (1 - 1 / speedup) * (1.0 if exposed is None else exposed)
         return gpu_s / (saved_s * gpus) if saved_s > 0 else None
 
@@ -64,19 +64,19 @@ def payback(verdict: Verdict, workload: Workload, *, gpu_s: float, gpus: int) ->
 
 
 def payback_of(study: Study, trials: Iterable[Trial], verdict: Verdict | None) -> Payback | None:
-    """Return when a study has paid for itself by all its trials; None likewise, or where there is no verdict."""
+    """Return when a study has paid for itself by all its trials; None as for `payback`, or without a verdict."""
     if verdict is None:
         return None
     return payback(verdict, study.workload, gpu_s=gpu_seconds(trials, study.cluster), gpus=study.cluster.world_size)
 
 
 def cost_words(study: Study, trials: Sequence[Trial], verdict: Verdict | None) -> str:
-    """Return what the launches of a study cost and when that is won back, for people.
+    """Return as text what the launches of a study cost and when that is recovered.
 
     Args:
         study: the study.
         trials: all of them.
-        verdict: of what it delivers; None = it has come to none.
+        verdict: of what it delivers; None = there is none yet.
     """
     seconds = gpu_seconds(trials, study.cluster)
     amount = f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"

@@ -1,4 +1,4 @@
-"""From the stored trials of a study to the verdict of each arm, by anyone and always alike."""
+"""From the stored trials of a study to the verdict of each arm, reproducibly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence
 from ncclt.prove.verdict import Pairs, judge
 
 WEIGHTY_SHARE = 0.01
-"""Share of the default's time per step from which on a message has a veto."""
+"""Share of the default's time per step from which a message has a veto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class RunningVerdict:
 
 
 def pairs_of(policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
-    """Return what a verdict looks at: the times per step, and those of the messages of weight.
+    """Return what a verdict is based on: the times per step, and those of the messages of weight.
 
     Args:
-        policy: what the arm forced: a message that it leaves to NCCL has no veto.
-        blocks: of `Evidence.whole_blocks`.
+        policy: what the arm forced; a message that it leaves to NCCL has no veto.
+        blocks: of `LaunchEvidence.whole_blocks`.
         workload: placed.
     """
     costs_us = {
@@ -62,14 +62,14 @@ def pairs_of(policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], work
 
 
 def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float) -> Verdict:
-    """Judge one arm against the default by the last verification among the trials.
+    """Judge one arm against the default by the last proof among the trials.
 
     Args:
         arm: which one.
         policy: what the arm forced.
         trials: all trials of the study.
         workload: placed.
-        min_effect: smallest gain worth a change, as a share.
+        min_effect: smallest gain that justifies a change, as a share.
     """
     evidence = collect_evidence(trials)
     return judge(

@@ -15,10 +15,10 @@ EVIDENCE_SCHEMA = 1
 
 
 def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
-    """Return the blocks of every arm, and its verdict computed again from the trials alone.
+    """Return the blocks of every arm, and its verdict recomputed from the trials.
 
     Args:
-        found: as it was published.
+        found: as published.
         trials: of its study, all of them.
         workload: of its study, placed.
     """
@@ -44,7 +44,7 @@ def _arm(arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workl
     return {
         "arm": arm.value,
         "verdict": verdict.to_document(),
-        # Where the search found nothing to prove there are no launches, and nothing to judge.
+        # If the search found nothing to prove, there are no launches, and nothing to judge.
         "recomputed": again.to_document() if measured else None,
         "same": again == verdict if measured else None,
         "blocks": [_block(row) for row in blocks],

@@ -1,4 +1,4 @@
-"""The recheck: is what was published still true? A few launches of default and policy say so."""
+"""The recheck: a few launches of default and policy show whether what was published is still true."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ncclt.prove.interleave import block_steps
 DEVIATIONS = 4.0
 """Standard errors that a change must exceed.
 
-A dozen quantities are compared, with few launches each, whose scatter is known badly: at 4 about one healthy check in a
-hundred is wrong with the eight launches of a proof against four new ones.
+A dozen quantities are compared, each with few launches, so their scatter is estimated badly: at 4, about one healthy
+check in a hundred is wrong with the eight launches of a proof against four new ones.
 """
 
 _LEAST_NOISE = 0.005
@@ -52,14 +52,14 @@ class RecheckRequest:
     """What to check, and how.
 
     Attributes:
-        recommendation: as it was published.
+        recommendation: as published.
         study, trials: that it came from, with all launches.
         points: messages at most, 3 to 6.
         blocks: A B B A blocks.
-        tolerance: share by which a time may change in any case.
-        driver: NVIDIA's on the nodes here, with commas where they differ; empty = not known.
-        driver_before: under which it was measured, or found fresh last; empty = not known.
-        driver_may_differ: measure under another driver, instead of taking that for a reason by itself.
+        tolerance: share by which a time may always change.
+        driver: NVIDIA's on the nodes here, separated by commas where they differ; empty = not known.
+        driver_before: under which it was measured, or last found fresh; empty = not known.
+        driver_may_differ: measure under another driver, instead of treating that as a reason by itself.
     """
 
     recommendation: Recommendation
@@ -83,7 +83,7 @@ class RecheckRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launch:
-    """One launch of an arm: the time of each message, µs, or why there is none."""
+    """One launch of an arm: the time of each message, µs, or why it failed."""
 
     message_us: Mapping[Message, float]
     failure: str = ""
@@ -99,20 +99,20 @@ def check(
 ) -> Check | None:
     """Check one recommendation; None when the user interrupted.
 
-    What makes it stale: another NCCL, driver, topology or kind of node than it was measured on; a launch of the policy
-    that fails; a time of default or policy, or the gain of one over the other, that has changed beyond noise and
+    It is stale if NCCL, driver, topology or kind of node differ from those it was measured on, if a launch of the
+    policy fails, or if a time of default or policy, or the gain of one over the other, has changed beyond noise and
     tolerance.
 
     Args:
         request: what to check.
-        runner: where it runs, forcing settings as what is served delivers them.
-        interrupted: asked before every launch: why to stop; empty = go on.
-        watch: told after every launch.
+        runner: where it runs, forcing settings as they are delivered.
+        interrupted: called before every launch; returns why to stop, empty = continue.
+        watch: called after every launch.
         now: ISO time.
 
     Raises:
         NoRecommendationError: it delivers nothing, so there is nothing to check.
-        UsageError: it was measured in a simulation and the check would run on a machine, or the other way round.
+        UsageError: it was measured in a simulation and the check would run on a machine, or vice versa.
         StudyStoppedError: the default itself fails.
     """
     found = request.recommendation
@@ -159,11 +159,7 @@ def check(
 
 
 def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
-    """Return what is served, the per-size policy before the variables.
-
-    Raises:
-        NoRecommendationError: it delivers nothing, so there is nothing to check.
-    """
+    """Return what is served, the per-size policy before the variables; NoRecommendationError if nothing is."""
     for arm, policy_verdict in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
         if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
             return arm, policy_verdict
@@ -174,7 +170,7 @@ def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
 
 
 def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
-    """Say in what the place differs from where it was measured."""
+    """Return how this cluster differs from where the recommendation was measured."""
     names = ("gpu", "link_class", "fabric", "nccl_version", "topology_hash")
     pairs = [(name, getattr(then, name), getattr(here, name)) for name in names]
     return [
@@ -185,7 +181,7 @@ def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
 
 
 def _updated(request: RecheckRequest) -> list[str]:
-    """Say that the driver is another one, where both are known and that is a reason."""
+    """Return that the driver has changed, if both are known and that is a reason."""
     before, now = request.driver_before, request.driver
     if request.driver_may_differ or not before or not now or before == now:
         return []
@@ -193,10 +189,10 @@ def _updated(request: RecheckRequest) -> list[str]:
 
 
 def driver_before(recommendation: Recommendation, checks: Sequence[Check]) -> str:
-    """Return the driver under which a recommendation was last found to be true; empty = not known.
+    """Return the driver under which a recommendation was last found fresh; empty = not known.
 
     Args:
-        recommendation: as it was published.
+        recommendation: as published.
         checks: of it, newest first.
     """
     found = (check.driver for check in checks if check.freshness is Freshness.FRESH and check.driver)
@@ -204,7 +200,7 @@ def driver_before(recommendation: Recommendation, checks: Sequence[Check]) -> st
 
 
 def _points(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], count: int) -> Workload:
-    """Return the workload cut to the messages with most time per step."""
+    """Return the workload reduced to the messages with most time per step."""
 
     def cost_us(position: int) -> float:
         calls = workload.messages[position]
@@ -316,9 +312,9 @@ def compare(what: str, before: Sequence[float], now: Sequence[float], *, toleran
     """Compare the medians of two sets of positive values.
 
     Args:
-        what: for people.
+        what: its description.
         before, now: two or more values each.
-        tolerance: share by which the median may change in any case.
+        tolerance: share by which the median may always change.
     """
     logs = [[math.log(value) for value in values] for values in (before, now)]
     scatter = max(_LEAST_NOISE, *(_deviation(values) for values in logs))

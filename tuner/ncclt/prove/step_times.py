@@ -23,17 +23,17 @@ from ncclt.profile.record.session import make_folder
 from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, Pairs, decide, judge
 
 _BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)
-"""A drift that is linear in time over a block reaches both sides alike (prove.verdict)."""
+"""A drift that is linear in time over a block affects both sides equally (prove.verdict)."""
 
 MAX_BLOCKS = 12
 """Blocks at most; each one costs four launches of a training."""
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
-"""Kept of the output of a launch that fails: a traceback and what came before it."""
+"""Kept of the output of a failed launch: a traceback and what came before it."""
 
 _UNEVEN = 1.25
-"""Mean over median of the step times from which on a few long steps carry much of the time."""
+"""Mean over median of the step times above which a few long steps carry much of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class VerifyRequest:
         argv: the training's command line.
         base_env, tuned_env: what the two sides set, sorted by name.
         cluster, model, recommendation: of what is verified; empty where two environments of the user are compared.
-        removed_env: names of inherited variables that the launcher keeps from both sides.
+        removed_env: names of inherited variables that the launcher removes from both sides.
         notes: what the reader must know beforehand.
         blocks: A B B A blocks at most; the comparison ends when it is decided.
         steps, warmup: measured steps of a launch, and those before them.
-        min_effect: smallest gain worth a change, as a share.
+        min_effect: smallest gain that justifies a change, as a share.
         timeout_s: time after which a launch has failed.
-        stop_after: end each launch behind its measured steps.
+        stop_after: end each launch after its measured steps.
         directory: a folder that all ranks share.
         open_mpi: the command is Open MPI's launcher.
     """
@@ -92,10 +92,10 @@ class VerifyRequest:
 
 
 def recommended_variables(recommendation: Recommendation) -> Variables:
-    """Return the variables of a recommendation, for there to be something to verify.
+    """Return the variables of a recommendation to verify.
 
     Raises:
-        NoRecommendationError: it says keep-default, or variables cannot say what it proves.
+        NoRecommendationError: it says keep-default, or variables cannot express what it proves.
     """
     if variables := by_variables(recommendation).variables:
         return variables
@@ -117,13 +117,13 @@ def verify(
 ) -> Verification:
     """Launch a training in turn under both environments and judge its step times.
 
-    A launch of the tuned side that fails disqualifies it and ends the proof.
+    A failed launch of the tuned side disqualifies it and ends the comparison.
 
     Args:
         request: what to compare.
         launcher: where it runs.
-        environ: the environment that the launcher hands on.
-        watch: told after every launch.
+        environ: the environment that the launcher passes on.
+        watch: called after every launch.
         now: ISO time.
 
     Raises:
@@ -175,7 +175,7 @@ def verify(
 def _launch(
     request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]
 ) -> tuple[LaunchResult, StepTimes]:
-    """Run the training once; nothing of it is left afterwards, neither processes nor files."""
+    """Run the training once; no processes or files are left afterwards."""
     folder = make_folder(request.directory, keep=None)
     try:
         recording, plan = _plan(request, side, launcher, environ, folder)
@@ -211,7 +211,7 @@ def _plan(
 
 
 def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> str:
-    """Say what went wrong with a launch, with its last lines of output; empty when nothing did."""
+    """Return what went wrong with a launch, with its last lines of output; empty = nothing."""
     if result.failure:
         return without_secrets(result.failure)
     if result.survivors:
@@ -229,7 +229,7 @@ def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> 
 
 
 def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
-    """Return the launches of all whole blocks, side by side."""
+    """Return the launches of all whole blocks in pairs."""
     times_us = {
         side: [launch.time_us for launch in launches if launch.side is side and launch.time_us is not None]
         for side in Side
@@ -243,7 +243,7 @@ def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     verdict = judge(_pairs(launches), min_effect=request.min_effect, failure=failure.partition("\n")[0])
     if verdict.decision is not Decision.TUNED:
         return verdict
-    # The verdict's own sentence speaks of communication; here whole steps were timed.
+    # The verdict's own sentence is about communication; here whole steps were timed.
     low, high = ((end - 1) * 100 for end in verdict.interval)
     gain = (verdict.speedup - 1) * 100
     return replace(

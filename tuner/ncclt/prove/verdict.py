@@ -1,4 +1,4 @@
-"""The verdict: what pairs of launches prove, at whatever number of blocks one looks at them."""
+"""The verdict: what pairs of launches prove, valid after any number of blocks."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_MESSAGE_LOSS = 0.03
-"""Loss that no message of weight may suffer for the sake of the others."""
+"""Loss that no message of weight may suffer for the gain of the others."""
 
 MIN_BLOCKS = 4
 """Fewer A B B A blocks than this decide nothing."""
 
 FALSE_TUNED = 0.01
-"""Probability, over all the times one may look, that a policy without any gain is called `tuned`."""
+"""Probability, over any number of looks, that a policy without any gain is called `tuned`."""
 
 GRAVE_LOSS = 0.05
-"""Loss of a whole policy that must be out of the question, beyond a gain being proven, before it is called `tuned`."""
+"""Loss of a whole policy that must be ruled out, in addition to proving a gain, before it is called `tuned`."""
 
 FALSE_TUNED_GRAVE = 1 / 3000
-"""The same probability for a policy that loses as much as that: a worse mistake, so held to a stricter level."""
+"""The same probability for a policy that loses this much: a worse mistake, so held to a stricter level."""
 
 _CLEAR_DEVIATIONS = 3.0
-"""Standard deviations of a single pair by which the estimate clears such a loss, so that each pair alone refutes it."""
+"""Standard deviations of a single pair between the estimate and such a loss, so that each pair alone refutes it."""
 
 INTERVAL_ERROR = 0.05
 """One minus the confidence of the interval, both ends together and at any number of blocks."""
 
 FALSE_VETO = 0.05
-"""Probability that any message at all vetoes a policy that slows none of them by more than is allowed."""
+"""Probability that any message vetoes a policy that slows no message by more than is allowed."""
 
 _CLEARED = math.log(2.0)
 """Capital of a bet against a loss above `MAX_MESSAGE_LOSS` that clears a message which loses something."""
 
 _FORESIGHT = 100
-"""Blocks up to which it is worth saying how many would decide."""
+"""Blocks up to which it is reported how many would decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """What a verdict looks at: launches of default and policy side by side, two pairs to a block.
+    """What a verdict is based on: paired launches of default and policy, two pairs per block.
 
     Attributes:
         default_us, policy_us: time per step of each launch, µs, in pairs and in order.
@@ -78,7 +78,7 @@ class Pairs:
         return logs
 
     def first(self, blocks: int) -> Pairs:
-        """Return the first blocks alone; where they are fewer than asked for, they are repeated."""
+        """Return only the first blocks; if there are fewer, they are repeated."""
 
         def cut(values: Sequence[float]) -> tuple[float, ...]:
             return tuple(values[i % len(values)] for i in range(2 * blocks))
@@ -93,7 +93,7 @@ class Pairs:
 def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> tuple[float, ...]:
     """Return one speed-up per block: geometric mean of its two defaults over that of its two policies.
 
-    A drift that is linear in time over a block shifts both means alike and cancels.
+    A drift that is linear in time over a block shifts both means equally and cancels.
 
     Args:
         default_us, policy_us: time per step of each launch in order, µs, equally many, an even number.
@@ -103,11 +103,10 @@ def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> t
 
 
 def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
-    """Decide between default and policy, or say that the pairs do not suffice; they may be looked at after each block.
+    """Decide between default and policy, or return that the pairs do not suffice; may be called after each block.
 
-    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, a loss of `GRAVE_LOSS` is out of the question, the
-    estimated gain reaches `min_effect`, and no message of weight is suspected to be slower by more than
-    `MAX_MESSAGE_LOSS`.
+    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, a loss of `GRAVE_LOSS` is ruled out, the estimated gain
+    reaches `min_effect`, and no message of weight is suspected to be slower by more than `MAX_MESSAGE_LOSS`.
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or such a loss is shown of a message
     (at `FALSE_VETO` shared among all messages).
     """
@@ -126,11 +125,11 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
 
 
 def _clears_loss(gains: NDArray[np.float64]) -> bool:
-    """Tell whether a loss of `GRAVE_LOSS` is out of the question.
+    """Return whether a loss of `GRAVE_LOSS` is ruled out.
 
-    A run of luck that makes a loss look like a gain needs noise larger than the loss. Where the noise is small, the
-    distance of the estimate says so. Elsewhere bets against the loss have to win 1 / `FALSE_TUNED_GRAVE`, for which
-    they need more pairs. It is one more condition for `tuned`, so no error rate rises by it, whenever one looks.
+    For a loss to look like a gain by chance, the noise must be larger than the loss. If the noise is small, the
+    distance of the estimate shows that. Otherwise bets against the loss have to win 1 / `FALSE_TUNED_GRAVE`, for which
+    they need more pairs. It is one more condition for `tuned`, so it raises no error rate at any number of looks.
     """
     loss, centre = math.log1p(-GRAVE_LOSS), float(centre_of(gains))
     # The mean deviation of a normal distribution is sqrt(2 / pi) standard deviations; an outlier makes it larger.
@@ -141,7 +140,7 @@ def _clears_loss(gains: NDArray[np.float64]) -> bool:
 
 
 def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
-    """Return the worst message that is shown, and the worst that is suspected, to lose more than it may."""
+    """Return the worst message that is proven, and the worst that is suspected, to lose more than it may."""
     if not pairs.losses:
         return None, None
     messages = list(pairs.losses)
@@ -149,8 +148,8 @@ def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
     limit = math.log1p(MAX_MESSAGE_LOSS)
     centres = centre_of(logs)
     shown = log_capital(logs, limit) >= math.log(len(messages) / FALSE_VETO)
-    # The odds for any loss make one message suspicious; among many some have them by chance. The full correction, a
-    # factor of their number, would hide real losses, and none would let noise hold back every second policy.
+    # Even odds for any loss make one message suspicious; among many, some have them by chance. The full correction, a
+    # factor of their number, would hide real losses, and no correction would let noise reject every second policy.
     losing = log_capital(logs) >= math.log(len(messages)) / 2
     suspicious = losing & (log_capital(-logs, -limit) < _CLEARED)
 
@@ -161,7 +160,7 @@ def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
 
 
 def _immaterial(pairs: Pairs, *, min_effect: float) -> bool:
-    """Tell whether the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
+    """Return whether the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
     if pairs.blocks < MIN_BLOCKS or float(centre_of(pairs.gains)) >= math.log1p(min_effect):
         return False
     return float(log_capital(-pairs.gains, -math.log1p(2 * min_effect))) >= math.log(2 / INTERVAL_ERROR)
@@ -177,15 +176,15 @@ def judge(
 ) -> Verdict:
     """Return the decision with its numbers and its sentence.
 
-    Where the budget ends at a gain that is small but near the minimum effect, no sensible number of blocks would tell
-    on which side it lies: the default stays then by decision, and not for want of one.
+    If the budget ends at a gain that is small but near the minimum effect, no sensible number of blocks would show on
+    which side it is: the default is then kept by decision, not left undecided.
 
     Args:
         pairs: of all whole blocks.
-        min_effect: smallest gain worth a change, as a share.
+        min_effect: smallest gain that justifies a change, as a share.
         failure: why a launch of the policy failed or gave wrong data; disqualifies.
-        default_failure: why a launch of the default failed, which ends a proof that is not decided yet.
-        ended: no more blocks are to come.
+        default_failure: why a launch of the default failed, which ends an undecided proof.
+        ended: no more blocks will be launched.
     """
     measured = pairs.blocks > 0
     interval = (
@@ -261,11 +260,11 @@ def _loss(pairs: Pairs, message: Message) -> str:
 
 
 def nothing_better(default_us: float, *, why: str) -> Verdict:
-    """Return the verdict where the search found nothing to compare with the default.
+    """Return the verdict if the search found nothing to compare with the default.
 
     Args:
         default_us: communication time per step of the default, µs.
-        why: one sentence for people.
+        why: one sentence.
     """
     return Verdict(
         decision=Decision.KEEP_DEFAULT,

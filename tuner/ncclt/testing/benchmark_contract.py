@@ -1,4 +1,4 @@
-"""What every benchmark must do: subclass this in a test module, give it a benchmark and an output that it can read."""
+"""What every benchmark must do: subclass this in a test module and return a benchmark and an output it can read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BenchmarkContract(ABC):
         """Return what the command would print on a healthy cluster, with its result file written if it has one."""
 
     def messages(self) -> Sequence[Message]:
-        """Return some messages of all collectives, in an odd order, with sizes that are no powers of two."""
+        """Return some messages of all collectives, in an odd order, some with sizes that are not powers of two."""
         sizes = (28_351_488, 1024, 4_194_304, 1_048_576)
         return [
             Message(collective=collective, dtype=dtype, size_bytes=size, group_size=4)
@@ -39,7 +39,7 @@ class BenchmarkContract(ABC):
         assert self.benchmark().name.isidentifier()
 
     def test_every_message_is_measured_once(self, tmp_path: Path) -> None:
-        """The commands cover the messages: none twice, none left out, none invented."""
+        """The commands cover the messages: none twice, none missing, none invented."""
         covered = [m for c in self.benchmark().commands(self.messages(), folder=tmp_path) for m in c.messages]
         assert sorted(covered) == sorted(self.messages())
 
@@ -50,7 +50,7 @@ class BenchmarkContract(ABC):
         assert not list(tmp_path.iterdir())
 
     def test_result_files_lie_in_the_folder(self, tmp_path: Path) -> None:
-        """No two commands write the same file, and none where it was not asked to."""
+        """No two commands write the same file, and none without a folder."""
         files = [c.output_file for c in self.benchmark().commands(self.messages(), folder=tmp_path) if c.output_file]
         assert len(set(files)) == len(files)
         assert all(file.parent == tmp_path for file in files)
@@ -66,7 +66,7 @@ class BenchmarkContract(ABC):
 
     @pytest.mark.parametrize("text", ["", "\n" * 5, "Segmentation fault (core dumped)\n", "usage: prog [options]\n"])
     def test_output_without_result_is_an_error_with_a_hint(self, text: str) -> None:
-        """Nothing is invented where nothing was measured, whatever the exit code."""
+        """No measurement is invented, whatever the exit code."""
         command = self.benchmark().commands(self.messages(), folder=None)[0]
         with pytest.raises(BenchmarkError) as caught:
             self.benchmark().read(command, CommandOutput(exit_code=0, stdout=text))

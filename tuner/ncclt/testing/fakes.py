@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
@@ -19,28 +20,16 @@ class FakeRunner:
 
     Args:
         cluster: what it pretends to be.
-        time_of: gives times or a failure.
+        time_of: returns a time or a failure.
     """
 
+    name: ClassVar[str] = "fake"
+    simulated: ClassVar[bool] = True
+
     def __init__(self, cluster: Cluster, time_of: TimeOf) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._time_of = time_of
         self.launches: list[Setting] = []
-
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
-        return "fake"
-
-    @property
-    def simulated(self) -> bool:
-        """Tell that the times are invented."""
-        return True
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the cluster."""
-        return self._cluster
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Return the function's times, or the first failure among them."""
@@ -56,7 +45,7 @@ class FakeRunner:
 
 
 class FakeTrialLog:
-    """Keeps trials in a list; claims are kept apart, as another worker's would be.
+    """Keeps trials in a list; `others` are claims as another worker would make them.
 
     Attributes:
         others: what other workers are launching.

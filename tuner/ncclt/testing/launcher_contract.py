@@ -1,4 +1,4 @@
-"""What every launcher must do: subclass this in a test module and give it a launcher."""
+"""What every launcher must do: subclass this in a test module and return a launcher."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ncclt.launch.process.process_tree import members
 _PATIENT_S = 120.0
 
 _LIMITS_S = (1.0, 4.0, 16.0, 64.0)
-"""Launchers take their time to begin, more of it on a busy machine: the first limit that lets a command begin will do.
-"""
+"""Launchers need time to start, more on a busy machine: the first limit within which a command starts is enough."""
 
 _STUBBORN = """
 import os, signal, sys, time
@@ -26,7 +25,7 @@ if os.fork() == 0:
 print("begun", flush=True)
 time.sleep(600)
 """
-"""Ignores SIGTERM, as does its grandchild in a session and with a parent of its own."""
+"""Ignores SIGTERM, as does its grandchild, which has another session and another parent."""
 
 
 class LauncherContract(ABC):
@@ -41,7 +40,7 @@ class LauncherContract(ABC):
         assert self.launcher().name.isidentifier()
 
     def test_plan_is_pure(self) -> None:
-        """The same request gives the same plan, and the plan says everything that was asked for."""
+        """The same request gives the same plan, and the plan contains everything that was requested."""
         launcher = self.launcher()
         plans = [
             launcher.plan(("prog", "-b", "8"), variables={"NCCL_ALGO": "Ring", "A": "1"}, timeout_s=5.0)
@@ -69,7 +68,7 @@ class LauncherContract(ABC):
         assert result.wall_s > 0
 
     def test_exit_code_comes_back(self) -> None:
-        """A failing command is a result and no exception."""
+        """A failing command is a result, not an exception."""
         assert self._run("raise SystemExit(7)").exit_code == 7
 
     def test_time_is_limited_and_nothing_is_left(self) -> None:
@@ -87,14 +86,14 @@ class LauncherContract(ABC):
             raise AssertionError(f"the command did not begin within {limit_s} s")
 
     def test_missing_program_is_a_result(self) -> None:
-        """A program that is not there gives a reason."""
+        """A program that does not exist gives a reason."""
         launcher = self.launcher()
         result = launcher.run(launcher.plan(("/nowhere/all_reduce_perf",), variables={}, timeout_s=_PATIENT_S))
         assert result.exit_code in (None, 126, 127), "not to be found is told apart from a crash"
         assert "all_reduce_perf" in result.failure + result.stderr
 
     def test_kill_with_nothing_running_is_harmless(self) -> None:
-        """Killing comes from people who cannot know what runs just now."""
+        """Kill may come from a user who cannot know what is running."""
         launcher = self.launcher()
         launcher.kill()
         assert (

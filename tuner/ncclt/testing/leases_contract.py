@@ -32,7 +32,7 @@ class LeasesContract:
         return store
 
     def _granted(self, store: Store, setting: Setting, *, repeat: int = 0, worker: str = ME) -> Claim:
-        """Claim a launch that nobody stands in the way of."""
+        """Claim a launch that must be granted."""
         claim = self._claim(store, setting, repeat=repeat, worker=worker)
         assert claim is not None
         return claim
@@ -50,7 +50,7 @@ class LeasesContract:
         assert [(worker, claim.number) for worker, claim in shared.running("abc123")] == [(ME, 0), (OTHER, 1)]
 
     def test_who_knows_of_the_earlier_launch_may_repeat_it(self, shared: Store) -> None:
-        """A repeat is meant; two first launches are not."""
+        """A repeat is intended; two first launches are not."""
         claim = self._granted(shared, RING)
         shared.add_trial("abc123", replace(sample_trial(claim.number), setting=RING), worker=ME)
         assert shared.running("abc123") == ()
@@ -58,7 +58,7 @@ class LeasesContract:
         assert self._granted(shared, RING, repeat=1, worker=OTHER).number == 1
 
     def test_workers_together_never_exceed_the_budget(self, shared: Store) -> None:
-        """The budget of a phase is common; a default that failed does not count."""
+        """The budget of a phase is shared; a failed default does not count."""
         failed = replace(sample_trial(0).result, outcome=Outcome.CRASHED)
         shared.add_trial("abc123", replace(sample_trial(0), setting=DEFAULT, result=failed, score_us=None))
         given = [
@@ -71,7 +71,7 @@ class LeasesContract:
         assert other.number == 3
 
     def test_the_claim_of_a_dead_process_is_free_at_once(self, shared: Store) -> None:
-        """On this machine it is seen who is dead."""
+        """On this machine a dead process is noticed."""
         done = subprocess.run(
             [sys.executable, "-c", "from ncclt.store.leases import this_worker; print(this_worker())"],
             capture_output=True, text=True, check=True,
@@ -82,7 +82,7 @@ class LeasesContract:
     def test_a_silent_worker_elsewhere_is_given_up_and_its_late_result_still_counts(
         self, shared: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its number went to another, its result is kept under a new one."""
+        """Its number was reused, its result is kept under a new one."""
         late = self._granted(shared, RING, worker=OTHER)
         monkeypatch.setattr(time, "time", lambda now=time.time: now() + SILENT_S + 1)
         mine = self._granted(shared, RING)
@@ -95,7 +95,7 @@ class LeasesContract:
         assert [trial.number for trial in shared.new_trials("abc123", {0})] == [1]
 
     def test_a_result_whose_answer_was_lost_is_kept_once(self, shared: Store) -> None:
-        """Kept again, it is found under its number, and under the one that it was given where its own was taken."""
+        """Stored again, it is found under its number, or under its new one if its own was taken."""
         claim = self._granted(shared, RING)
         trial = replace(sample_trial(claim.number), setting=RING, started="2026-01-01T00:01:00Z")
         assert shared.add_trial("abc123", trial, worker=ME) == trial
@@ -105,7 +105,7 @@ class LeasesContract:
         assert shared.trials("abc123") == (trial,)
 
     def test_only_one_worker_ends_a_study_until_it_leaves(self, shared: Store) -> None:
-        """Who leaves gives up all that it held."""
+        """A worker that leaves gives up all that it held."""
         shared.enter("abc123", ME)
         shared.enter("abc123", OTHER)
         assert shared.workers("abc123") == tuple(sorted((ME, OTHER)))

@@ -1,4 +1,4 @@
-"""What every reader must do; subclass `ReaderContract` and give three fixtures."""
+"""What every reader must do: subclass `ReaderContract` and define three fixtures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReaderContract:
 
     @pytest.fixture
     def expected(self) -> Mapping[Message, float]:
-        """Return the calls per step of every message that the sample holds, worked out by hand."""
+        """Return the calls per step of every message of the sample, worked out by hand."""
         raise NotImplementedError("give message -> calls per step")
 
     def test_name_is_one_word(self, reader: Reader) -> None:
@@ -50,7 +50,7 @@ class ReaderContract:
         assert not set(reader.name) & set(" \t\n,:")
 
     def test_recognises_by_content(self, reader: Reader, sample: Sequence[Path], tmp_path: Path) -> None:
-        """A file without a telling name is recognised all the same."""
+        """A file is recognised whatever its name."""
         for number, path in enumerate(sample):
             bare = tmp_path / f"renamed{number}"
             bare.write_bytes(path.read_bytes())
@@ -58,7 +58,7 @@ class ReaderContract:
 
     @pytest.mark.parametrize("kind", sorted(_FOREIGN))
     def test_foreign_files_are_neither_recognised_nor_read(self, reader: Reader, kind: str, tmp_path: Path) -> None:
-        """What is of another kind is refused with a hint, never read as an empty workload."""
+        """A file of another kind is refused with a hint, never read as an empty workload."""
         foreign = tmp_path / kind
         foreign.write_bytes(_FOREIGN[kind])
         assert not reader.recognises(foreign)
@@ -67,7 +67,7 @@ class ReaderContract:
         assert caught.value.hint
 
     def test_missing_file_is_refused(self, reader: Reader, tmp_path: Path) -> None:
-        """A path that leads nowhere is a `TraceError`, not an operating-system error."""
+        """A path that does not exist is a `TraceError`, not an operating-system error."""
         assert not reader.recognises(tmp_path / "missing")
         with pytest.raises(TraceError):
             reader.read([tmp_path / "missing"], name="missing")
@@ -90,7 +90,7 @@ class ReaderContract:
             reader.read([*sample, sample[0]], name="twice")
 
     def test_provenance_is_filled_in(self, reader: Reader, sample: Sequence[Path]) -> None:
-        """Source and files are named, the date is ISO or left out, and the document can be read back."""
+        """Source and files are named, the date is ISO or missing, and the document can be read back."""
         workload = reader.read(sample, name="sample")
         origin = workload.provenance
         assert workload.name == "sample"

@@ -1,4 +1,4 @@
-"""What every runner must do: subclass `RunnerContract` and give it a runner.
+"""What every runner must do: subclass `RunnerContract` and return a runner.
 
 class TestMyRunner(RunnerContract):
     def runner(self) -> Runner:
@@ -43,7 +43,7 @@ class RunnerContract:
         assert isinstance(runner.cluster, Cluster)
 
     def test_measures_every_message_in_order(self) -> None:
-        """An `ok` trial holds one measurement per message, as asked for, with times above 0."""
+        """An `ok` trial has one measurement per message, in the requested order, with times above 0."""
         messages = self.messages()
         result = self.runner().measure(DEFAULT, messages, repeat=0)
         assert result.outcome is Outcome.OK, result.detail
@@ -61,20 +61,20 @@ class RunnerContract:
         assert tuple(m.message for m in result.measurements) == messages
 
     def test_the_same_setting_can_be_measured_again(self) -> None:
-        """A second launch is measured anew and is as complete as the first."""
+        """A second launch is measured again and is as complete as the first."""
         runner, messages = self.runner(), self.messages()
         results = [runner.measure(DEFAULT, messages, repeat=repeat) for repeat in range(3)]
         assert [r.outcome for r in results] == [Outcome.OK] * 3
         assert {len(r.measurements) for r in results} == {len(messages)}
 
     def test_a_setting_that_cannot_run_is_an_outcome(self) -> None:
-        """What a setting does to NCCL is never an exception, and the detail says why."""
+        """A failure caused by a setting is never an exception, and the detail says why."""
         result = self.runner().measure(self.impossible(), self.messages(), repeat=0)
         assert result.outcome is not Outcome.OK
         assert result.detail
 
     def test_no_messages_is_an_empty_success(self) -> None:
-        """Nothing asked, nothing measured."""
+        """No messages, no measurements."""
         result = self.runner().measure(DEFAULT, (), repeat=0)
         assert result.outcome is Outcome.OK
         assert result.measurements == ()

@@ -1,4 +1,4 @@
-"""What every store must do, on whatever database: subclass `StoreContract` and give it a fresh URL per test."""
+"""What every store must do, on any database: subclass `StoreContract` and return a fresh URL per test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8, p
 
 
 class TickingClock:
-    """A clock that goes on by a second whenever it is read."""
+    """A clock that advances by a second whenever it is read."""
 
     def __init__(self) -> None:
         self._seconds = itertools.count()
@@ -98,7 +98,7 @@ def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy",
 
 
 def write_trials_for_ever(url: str) -> None:
-    """Add trials to the study `abc123`, printing the number of each that was added; to be killed."""
+    """Add trials to the study `abc123`, printing the number of each added one, until killed."""
     with open_store(url) as store:
         store.open_study(sample_study())
         for number in itertools.count():
@@ -108,7 +108,7 @@ def write_trials_for_ever(url: str) -> None:
 
 
 class StoreContract:
-    """Tests that hold on every database; the subclass gives `store_url` and `execute`."""
+    """Tests for every database; the subclass defines `store_url` and `execute`."""
 
     @pytest.fixture
     def store_url(self) -> str:
@@ -116,7 +116,7 @@ class StoreContract:
         raise NotImplementedError("a subclass of StoreContract gives the fixture store_url")
 
     def execute(self, url: str, statement: str) -> list[tuple[object, ...]]:
-        """Run one SQL statement where our tables live, past the store, and return its rows."""
+        """Run one SQL statement in our schema, bypassing the store, and return its rows."""
         raise NotImplementedError("a subclass of StoreContract gives the method execute")
 
     @pytest.fixture
@@ -166,7 +166,7 @@ class StoreContract:
             store.open_study(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
 
     def test_a_study_is_found_by_id_name_and_beginning(self, store: Store) -> None:
-        """Several fits are an error, and so is none, with close names in the hint."""
+        """Several matches are an error, and so is none, with close names in the hint."""
         store.open_study(sample_study("first", id="abc123"))
         store.open_study(sample_study("second", id="abd456"))
         assert [store.study(key).name for key in ("abc123", "first", "abc", "abd456")] == ["first"] * 3 + ["second"]
@@ -185,7 +185,7 @@ class StoreContract:
             store.open_study(sample_study("second"))
 
     def test_trials_come_back_as_they_were(self, store: Store) -> None:
-        """Floats are equal to the bit; output that is no text survives; order is by number."""
+        """Floats are equal to the bit; output that is not text survives; order is by number."""
         failed = Trial(
             number=0, phase=Phase.VERIFY, setting=DEFAULT, repeat=3, score_us=None, arm=Arm.TABLE, block=7,
             started="2026-01-01T00:00:00Z", result=TrialResult(outcome=Outcome.CRASHED, detail="\x00\udcff µ\n'\""),
@@ -207,7 +207,7 @@ class StoreContract:
         assert store.trials("abc123") == (sample_trial(0),)
 
     def test_the_state_is_kept_with_its_time(self, store: Store) -> None:
-        """The store sets `updated`; a study that is not there is an error."""
+        """The store sets `updated`; an unknown study is an error."""
         created = store.open_study(sample_study())
         store.set_state("abc123", StudyState.DONE, "nothing more to gain")
         done = store.study("first")
@@ -217,7 +217,7 @@ class StoreContract:
             store.set_state("unknown", StudyState.DONE, "")
 
     def test_studies_are_paged_newest_first(self, store: Store) -> None:
-        """Every study comes once, also when one is added between two pages; filters hold."""
+        """Every study comes once, also when one is added between two pages; filters work."""
         for i in range(5):
             store.open_study(sample_study(f"s{i}", id=f"id{i}"))
         page = store.studies(limit=2)
@@ -321,7 +321,7 @@ class StoreContract:
         assert store.cluster("home") == sample_cluster("home")
 
     def test_kill_9_loses_no_trial(self, store_url: str) -> None:
-        """Every trial that was said to be added is there and whole, and the study goes on."""
+        """Every trial reported as added is there and whole, and the study can be continued."""
         program = f"from ncclt.testing.store_contract import write_trials_for_ever as w; w({store_url!r})"
         with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
@@ -353,7 +353,7 @@ class StoreContract:
             published(store_url, cluster="pair", model="toy")
 
     def test_a_damaged_document_is_an_error_of_the_store(self, store: Store, store_url: str) -> None:
-        """Both ways of reading refuse it and do not fall over it."""
+        """Both ways of reading refuse it without crashing."""
         store.publish(sample_recommendation("a"))
         self.execute(store_url, """UPDATE recommendations SET document = '{"schema":1}'""")
         with pytest.raises(StoreError, match="cannot be read"):

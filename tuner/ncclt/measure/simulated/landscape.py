@@ -47,11 +47,6 @@ class Landscape:
         whole_job = message.group_size in (0, self.cluster.world_size)
         return curve is not None and whole_job and curve[0][0] <= message.size_bytes <= curve[-1][0]
 
-    def interpolates(self, message: Message) -> bool:
-        """Return whether the message is covered, but its size is between two recorded ones."""
-        if not self.covers(message):
-            return False
-        return all(size != message.size_bytes for size, _ in self.curves[message.collective, DEFAULT])
 
     def recorded(self, setting: Setting, message: Message) -> Setting | None:
         """Return the recorded setting with the effect of `setting` on a message, None where there is none.

@@ -1,7 +1,8 @@
 """What NCCL's graph search would find on a cluster: the inputs of its cost model, estimated.
 
 The search itself needs the machine. Here each input is derived from the fields of a `Cluster`, by the rules that
-graph/search.cc and graph/connect.cc follow on regular machines; every rule is an estimate and is named where it stands.
+graph/search.cc and graph/connect.cc follow on regular machines; every rule is an estimate and is explained where it is
+used.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Graph:
     Attributes:
         cluster: the part of the cluster that the communicator occupies.
         ranks: ranks of the communicator.
-        nodes: nodes it reaches over.
+        nodes: nodes it spans.
         per_node: ranks on each of them.
         generation: row of the per-generation tables: 0 Volta, 1 Ampere, 2 Hopper, 3 Blackwell.
-        nvlink: whether the GPUs of a node reach each other over NVLink alone.
+        nvlink: whether the GPUs of a node reach each other over NVLink only.
         graph_channels: channels of the ring and tree graphs, as the cost model counts them.
         ring_gbps: bandwidth of one ring channel.
         tree_gbps: bandwidth of one tree channel; over two nodes up to twice that of a ring.
@@ -64,9 +65,9 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
     Args:
         cluster: the whole job.
         group_size: ranks of the communicator; 0 = the whole job.
-        spans_nodes: whether a smaller group reaches over nodes. Such a group is taken to lie evenly over as many
-            nodes as it can, one rank on each where it is no larger than the number of nodes (data parallelism
-            across nodes).
+        spans_nodes: whether a smaller group spans nodes. Such a group is assumed to be spread evenly over as many
+            nodes as possible, one rank on each if it is no larger than the number of nodes (data parallelism across
+            nodes).
 
     Raises:
         UsageError: the group is larger than the cluster.
@@ -82,7 +83,7 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
     link = _link_gbps(cluster, per_node)
     channels, speed = _channels_and_speed(cluster, nodes, per_node, link)
     tree_speed = min(2 * speed, max(speed, link / channels)) if nodes == 2 and per_node > 1 else speed
-    # ncclTopoDupChannels: fast channels are split in two, on Hopper only where there are few or they are very fast.
+    # ncclTopoDupChannels: fast channels are split in two, on Hopper only if they are few or very fast.
     slow_hopper = cluster.compute_capability > 80 and speed < 50 and channels > 4
     if speed >= 25 and not slow_hopper:
         channels, speed, tree_speed = channels * 2, speed / 2, tree_speed / 2
@@ -122,12 +123,12 @@ def _generation(compute_capability: int) -> int:
 
 
 def _link_gbps(cluster: Cluster, per_node: int) -> float:
-    """Return what NCCL takes a GPU to send to its peers in the node; infinite where there are none."""
+    """Return the bandwidth that NCCL assumes from a GPU to its peers in the node; infinite without peers."""
     if per_node == 1:
         return float("inf")
     link = cluster.link_gbps * tables.LINK_SHARE[cluster.link_class]
     if cluster.link_class == "nvlink":
-        # Direct links: what leads to GPUs outside of the group is idle.
+        # Direct links: those to GPUs outside the group are idle.
         return link * (per_node - 1) / max(1, cluster.gpus_per_node - 1)
     if cluster.link_class == "shm":
         return min(link, tables.HOST_PATH_GBPS.get(cluster.cpu, 10.0))
@@ -152,7 +153,7 @@ def _quantised(gbps: float, speeds: tuple[float, ...]) -> float:
 
 
 def _channels_and_speed(cluster: Cluster, nodes: int, per_node: int, link: float) -> tuple[int, float]:
-    """Return channels and speed of the graph with the most bandwidth, the first of equals as the search does.
+    """Return channels and speed of the graph with the most bandwidth, the first of equal ones like the search.
 
     A channel enters and leaves a node through one port; a port carries as many channels as fit.
     """

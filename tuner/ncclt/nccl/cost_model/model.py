@@ -2,7 +2,7 @@
 
 Source: NVIDIA/nccl 2.30.7 graph/tuning.cc (bandwidth :288-383, latency :384-436, time :630-655) and enqueue.cc
 (topoGetAlgoInfo, channels and threads; scheduleCollTasksToPlan, cells). Inputs that NCCL takes from its graph search
-are estimates, see `cost_graph`. CollNet is left out: it needs a SHARP plugin that ncclt cannot see. Not tried on a GPU.
+are estimates, see `graph`. CollNet is not modelled: it needs a SHARP plugin that ncclt cannot see. Not tested on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Choice:
     """What NCCL runs a message with.
 
     Attributes:
-        algorithm, protocol: the cheapest pair of those allowed.
+        algorithm, protocol: the cheapest combination of those allowed.
         channels: channels (thread blocks) that carry the message.
         threads: threads of each.
         time_us: NCCL's own prediction, µs.
@@ -47,14 +47,14 @@ def predicted_us(
     group_size: int = 0,
     spans_nodes: bool = False,
 ) -> float | None:
-    """Return NCCL's prediction for one pair, µs; None where NCCL would not offer it.
+    """Return NCCL's prediction for an algorithm and protocol, µs; None where NCCL does not have them.
 
     Args:
         collective, algorithm, protocol: what to predict.
         size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
         cluster: the whole job.
         group_size: ranks of the communicator; 0 = the whole job.
-        spans_nodes: whether a smaller group reaches over nodes.
+        spans_nodes: whether a smaller group spans nodes.
     """
     graph = graph_of(cluster, group_size, spans_nodes)
     if algorithm not in available_algorithms(collective, graph.cluster):
@@ -81,34 +81,34 @@ def nccl_choice(
     Args:
         collective, size_bytes, cluster, group_size, spans_nodes: as in `predicted_us`.
         algorithm: the only one allowed, None = any.
-        protocol: the only one allowed, None = any that is automatic. A forced LL128 is taken even where NCCL would
-            not enable it by itself, as NCCL_PROTO=LL128 does.
+        protocol: the only one allowed, None = any that is automatic. A forced LL128 is used even where NCCL would not
+            enable it by itself, as with NCCL_PROTO=LL128.
         max_threads: NCCL_NTHREADS, None = NCCL's own.
 
     Returns:
-        The cheapest pair, or None where NCCL has none: it then refuses the call ("no algorithm/protocol available").
-        send_recv and all_to_all have no pair at all.
+        The cheapest choice, or None where NCCL has none: it then refuses the call ("no algorithm/protocol available").
+        send_recv and all_to_all never have one.
     """
     graph = graph_of(cluster, group_size, spans_nodes)
     best: tuple[float, Algorithm, Protocol] | None = None
     for candidate in available_algorithms(collective, graph.cluster):
         if algorithm is not None and candidate is not algorithm:
             continue
-        for offered in _protocols(collective, candidate, graph.cluster, protocol):
-            time_us = _time_us(collective, candidate, offered, size_bytes, graph)
+        for available in _protocols(collective, candidate, graph.cluster, protocol):
+            time_us = _time_us(collective, candidate, available, size_bytes, graph)
             if best is None or time_us < best[0]:
-                best = (time_us, candidate, offered)
+                best = (time_us, candidate, available)
     if best is None:
         return None
-    time_us, candidate, offered = best
-    channels, threads = _channels_and_threads(collective, candidate, offered, size_bytes, graph, max_threads)
-    return Choice(algorithm=candidate, protocol=offered, channels=channels, threads=threads, time_us=time_us)
+    time_us, candidate, chosen = best
+    channels, threads = _channels_and_threads(collective, candidate, chosen, size_bytes, graph, max_threads)
+    return Choice(algorithm=candidate, protocol=chosen, channels=channels, threads=threads, time_us=time_us)
 
 
 def channels_taken(
     collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph
 ) -> int:
-    """Return how many channels NCCL takes by itself for a pair; arguments as in `call_us`."""
+    """Return how many channels NCCL itself uses; arguments as in `call_us`."""
     return _channels_and_threads(collective, algorithm, protocol, size_bytes, graph, None)[0]
 
 
@@ -147,12 +147,12 @@ def call_us(
     graph: Graph,
     costs: tuple[float, float],
 ) -> float:
-    """Return what NCCL makes of the costs of a pair for one size, µs (tuning.cc, ncclTopoGetAlgoTime).
+    """Return NCCL's time for one size from the costs of an algorithm and protocol, µs (tuning.cc, ncclTopoGetAlgoTime).
 
     Args:
         collective, algorithm, protocol, size_bytes: as in `predicted_us`.
-        graph: of the communicator; of it only ranks, nodes, channels and generation count.
-        costs: (latency µs, algorithm bandwidth 1e9 bytes/s) of the pair.
+        graph: of the communicator; only its ranks, nodes, channels and generation are used.
+        costs: (latency µs, algorithm bandwidth 1e9 bytes/s).
     """
     latency_us, gbps = costs
     if algorithm is Algorithm.TREE:
@@ -168,7 +168,7 @@ def call_us(
 def _latency_and_bandwidth(
     collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph
 ) -> tuple[float, float]:
-    """Return (latency µs, algorithm bandwidth 1e9 bytes/s) of a pair."""
+    """Return (latency µs, algorithm bandwidth 1e9 bytes/s)."""
     ranks, steps = graph.ranks, ring_steps(collective, graph.ranks)
     return (
         _latency_us(collective, algorithm, protocol, graph, steps),
@@ -224,7 +224,7 @@ def _nvls_bus_gbps(collective: Collective, algorithm: Algorithm, graph: Graph) -
         gbps = min(gbps, graph.nvls_net_gbps * (2 if graph.nodes == 2 and algorithm is Algorithm.NVLS_TREE else 1))
     if algorithm is Algorithm.NVLS_TREE:
         gbps = min(gbps, tables.NVLS_TREE_CHANNEL_GBPS[row][column])
-    # A single GPU in the node leaves nothing to multicast to; any positive figure keeps the pair last.
+    # A single GPU in the node has no multicast target; any positive figure keeps NVLS last.
     return max(heads * gbps, 1e-3)
 
 
@@ -244,7 +244,7 @@ def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol
     if algorithm is Algorithm.PAT:
         return base + math.log2(nodes) * inter / 3.5 + 2.8 * graph.ranks
     if collective in (Collective.BROADCAST, Collective.REDUCE):
-        # sameChannels holds on the regular machines that we describe; NCCL then adds one hop only.
+        # sameChannels is true on the regular machines described here; NCCL then adds only one hop.
         return base + (inter if nodes > 1 else intra)
     crossings = 0 if nodes == 1 else (nodes - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
     overhead = graph.net_overhead_us * (3 if protocol is Protocol.SIMPLE else 1) if nodes > 1 else 0.0
@@ -259,7 +259,7 @@ def _channels_and_threads(
     graph: Graph,
     max_threads: int | None,
 ) -> tuple[int, int]:
-    """Return (channels, threads): fewer of both where the message is small, then cells of 32 KiB of traffic."""
+    """Return (channels, threads): fewer of both for small messages, then cells of 32 KiB of traffic."""
     threads = _most_threads(algorithm, protocol, graph, max_threads)
     if algorithm in _NVLS:
         return cell_channels(collective, protocol, size_bytes, graph.ranks, graph.nvls_channels), threads

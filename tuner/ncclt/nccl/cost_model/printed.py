@@ -1,8 +1,8 @@
-"""NCCL's own table of latencies and bandwidths, as a job of the cluster printed it when it started.
+"""NCCL's own table of latencies and bandwidths, as printed by a job of the cluster when it started.
 
-`cost_model` estimates this table from the fields of a `Cluster`; NCCL computes it from the machine. Where a log holds
-it (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS with TUNING), only the last step is left to us, from the table to the time of a
-size (nccl graph/tuning.cc, ncclTopoGetAlgoTime). The same table predicts what NCCL chooses by itself.
+`model` estimates this table from the fields of a `Cluster`; NCCL computes it from the machine. If a log contains it
+(NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS with TUNING), only the last step is modelled, from the table to the time of a size
+(nccl graph/tuning.cc, ncclTopoGetAlgoTime). The same table predicts NCCL's own choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ncclt.nccl.cost_model.model import call_us
 
 
 class Pick(NamedTuple):
-    """The pair that is cheapest for a message, and the time that is predicted for it, µs."""
+    """The cheapest algorithm and protocol for a message, and their predicted time, µs."""
 
     algorithm: Algorithm
     protocol: Protocol
@@ -27,7 +27,7 @@ class Pick(NamedTuple):
 
 
 def table_of(costs: PrintedCosts, message: Message, cluster: Cluster) -> PrintedTable | None:
-    """Return the table of the communicator that sends a message; None = that one was not printed."""
+    """Return the table of the communicator that sends a message; None = it was not printed."""
     graph = graph_of(cluster, message.group_size, message.spans_nodes)
     return next((t for t in costs.tables if (t.ranks, t.nodes) == (graph.ranks, graph.nodes)), None)
 
@@ -41,12 +41,12 @@ def pick(
     algorithm: Algorithm | None = None,
     protocol: Protocol | None = None,
 ) -> Pick | None:
-    """Return what NCCL would run a message with, given what is forced; None where the table has no such pair.
+    """Return what NCCL would run a message with, given what is forced; None where the table has nothing for it.
 
     Args:
         table: of the communicator.
         collective, size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
-        graph: of the communicator, for the generation and where the log told no channels.
+        graph: of the communicator, for the generation, and for the channels if the log has none.
         algorithm, protocol: the only ones allowed; None = any.
     """
     known = replace(graph, ranks=table.ranks, nodes=table.nodes, channels=table.channels or graph.channels)
@@ -57,7 +57,7 @@ def pick(
             continue
         costs = (cost.latency_us, cost.gbps)
         time_us = call_us(collective, cost.algorithm, cost.protocol, size_bytes, known, costs)
-        # Of equals the first one, as NCCL up to 2.30 takes it.
+        # The first of equal ones, like NCCL up to 2.30.
         if best is None or time_us < best.time_us:
             best = Pick(cost.algorithm, cost.protocol, time_us)
     return best

@@ -71,7 +71,7 @@ NVLS_TREE_CHANNEL_GBPS = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45
 """Ceiling of one NVLS tree channel (perChMaxNVLSTreeBws)."""
 
 NVLS_EFFICIENCY = (0.0, 0.0, 0.85, 0.74)
-"""Share of the link that NVLS is given, by generation (nvlsEfficiency)."""
+"""Share of the link that NVLS gets, by generation (nvlsEfficiency)."""
 
 TREE_CORRECTION: dict[Protocol, tuple[float, ...]] = {
     Protocol.LL: (1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1, 1),
@@ -91,13 +91,13 @@ SPEEDS_INTER_SM90_GBPS = (
 """Bandwidths that the graph search tries for one channel, in its order (graph/search.cc)."""
 
 LINK_SHARE = {"nvswitch": 0.8, "nvlink": 0.8, "pcie": 0.75, "shm": 0.75}
-"""NCCL's own idea of a link against its nominal rate: 20 of 25 GB/s per NVLink3, 24 of 32 GB/s for PCIe 4 x16."""
+"""NCCL's assumption about a link against its nominal rate: 20 of 25 GB/s per NVLink3, 24 of 32 GB/s for PCIe 4 x16."""
 
 HOST_PATH_GBPS = {"amd": 16.0, "intel": 10.0, "arm": 6.0}
-"""NCCL's idea of the path through the host between two sockets (AMD_BW, SKL_QPI_BW, ARM_BW in graph/topo.h)."""
+"""NCCL's assumption about the path between two sockets (AMD_BW, SKL_QPI_BW, ARM_BW in graph/topo.h)."""
 
 THREAD_THRESHOLD_BYTES = {Protocol.LL: 8, Protocol.LL128: 8, Protocol.SIMPLE: 64}
-"""Bytes per thread below which NCCL takes fewer channels, then fewer threads (threadThresholds)."""
+"""Bytes per thread below which NCCL uses fewer channels, then fewer threads (threadThresholds)."""
 
 CELL_BYTES = 32768
 """Traffic that the scheduler gives one channel at least (enqueue.cc, scheduleCollTasksToPlan)."""

@@ -1,1 +1,1 @@
-"""Read what NVIDIA's nccl-tests prints and writes, whether ncclt ran it or a user brings it."""
+"""Read what NVIDIA's nccl-tests prints and writes, run by ncclt or by a user."""

@@ -1,8 +1,8 @@
 """The file that nccl-tests writes with `-J`, versions 1 to 3 and what later ones share with them.
 
 Source: nccl-tests src/util.cu (2.17.3 = version 1, 2.19.2 = 2, 2.19.6 = 3). It is written by hand-made code: booleans
-are words, `root` is padded text, nan is the text "nan", and an infinity is a bare `inf`, which is no JSON. The file
-also holds the whole environment of the run, which may contain secrets: that field is never looked at.
+are words, `root` is padded text, nan is the text "nan", and an infinity is a bare `inf`, which is not JSON. The file
+also holds the whole environment of the run, which may contain secrets: that field is never read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def parse_json(text: str) -> NcclTest:
     """Read one result file.
 
     Raises:
-        BenchmarkError: the file is cut off, is something else, or holds no rows.
+        BenchmarkError: the file is cut off, of another kind, or without rows.
     """
     document = _load(text)
     try:
-        # A version that is not known yet is read as well: fields have only ever been added.
+        # Newer versions are read as well: fields have only ever been added.
         int(document["version"])
         test = _test(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -67,7 +67,7 @@ def _load(text: str) -> Mapping[str, Any]:
 
 def _decode(text: str) -> Any:
     try:
-        # strict=False: control characters inside strings do no harm here.
+        # strict=False: control characters inside strings are harmless here.
         return json.loads(text, strict=False)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -75,7 +75,7 @@ def _decode(text: str) -> Any:
 
 def _test(document: Mapping[str, Any]) -> NcclTest:
     config = document.get("config") or {}
-    # The list of devices names the first GPU of each process only, with the group of the process.
+    # The list of devices names only the first GPU of each process, with the group of the process.
     groups = [device.get("group") for device in config.get("devices") or []]
     processes = groups.count(groups[0]) if groups else 0
     ranks = processes * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))

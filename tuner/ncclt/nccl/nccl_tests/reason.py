@@ -1,13 +1,13 @@
-"""Why a run of nccl-tests gave nothing, read from what it and its launcher printed."""
+"""Why a run of nccl-tests has no result, read from what it and its launcher printed."""
 
 from __future__ import annotations
 
 import re
 
 _MAX_REASON = 300
-"""Characters of a reason; the rest of such a line is rarely for people."""
+"""Characters of a reason; the rest of such a line is rarely useful."""
 
-# In this order: what names the cause itself goes before what only reports that something failed.
+# In this order: lines that name the cause come before those that only report that something failed.
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"(?i)\binvalid option\b|^\s*usage:|^USAGE\b"),
@@ -28,7 +28,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def failure_reason(text: str) -> str:
-    """Return the line that says best why nothing was measured, shortened, or that nothing was said."""
+    """Return the line that best explains why nothing was measured, shortened, or that nothing was printed."""
     if named := named_reason(text):
         return named
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -39,7 +39,7 @@ def failure_reason(text: str) -> str:
 
 
 def named_reason(text: str) -> str:
-    """Return the line that is known to name a cause, shortened; empty where there is none."""
+    """Return the first line that is known to name a cause, shortened; empty = no such line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern, meaning in _PATTERNS:
         for line in lines:

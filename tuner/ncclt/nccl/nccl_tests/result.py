@@ -1,4 +1,4 @@
-"""What one run of nccl-tests reports, whichever of its two formats it was read from."""
+"""What one run of nccl-tests reports, in either of its two formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NcclTestTiming:
         time_us: per call, µs; nan where nccl-tests printed nan.
         algbw_gbps, busbw_gbps: as printed, 1e9 bytes/s.
         wrong: elements that came out wrong; None = not checked (`N/A`, or the `error` column of older releases,
-            which is a difference and no count).
+            which is a difference, not a count).
         calls_us: time of each call, µs, of the slowest process; empty where it was not taken.
     """
 
@@ -33,7 +33,7 @@ class NcclTestRow:
         count: elements; per rank for all_gather, reduce_scatter and alltoall.
         dtype: in the spelling of nccl-tests, `float`.
         redop, root: None where the table has no such column; redop is empty where it is there and blank.
-        out_of_place, in_place: None where that half was left out.
+        out_of_place, in_place: None where that half is missing.
     """
 
     size_bytes: int
@@ -51,13 +51,13 @@ class NcclTest:
 
     Attributes:
         program: `all_reduce_perf` where the output names it.
-        command: the same, as the last command line before the output says it; None = there is none.
+        command: the same, from the last command line before the output; None = there is none.
         version: of nccl-tests, where the output names it.
         ranks: of the group whose times are printed: the first one, where the job was split into groups.
         rows: in order; repeated where the sweep was.
-        avg_busbw_gbps: as printed, 1e9 bytes/s; None where the run ended before.
-        out_of_bounds: number of failed checks; None where the run ended before.
-        unreadable_lines: lines inside the table that are no row, such as log lines and rows broken by them.
+        avg_busbw_gbps: as printed, 1e9 bytes/s; None where the run ended before that.
+        out_of_bounds: number of failed checks; None where the run ended before that.
+        unreadable_lines: lines inside the table that are not rows, such as log lines and rows broken by them.
     """
 
     program: str | None

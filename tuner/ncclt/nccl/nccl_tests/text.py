@@ -1,8 +1,8 @@
 """The table that nccl-tests prints, in the forms of all its releases.
 
 Source: nccl-tests src/util.cu (writeResultHeader, writeBenchmarkLine*, writeResultFooter) of 2.19.6 and the outputs of
-older releases. The column names are taken from the header of each table, for they differ: releases before 2.10 leave
-out `redop` and `root` where they mean nothing (11 to 13 columns), or leave them blank below their name, `-I 1` adds
+older releases. The column names are taken from the header of each table, because they differ: releases before 2.10 omit
+`redop` and `root` where they do not apply (11 to 13 columns), or leave them blank below their name, `-I 1` adds
 four columns to each half, a bitwise check one, `-S 1` a time stamp of two words, and `-C 1` calls the time `cputime`.
 """
 
@@ -30,17 +30,17 @@ _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
 
 
 def parse_text(text: str, *, errors: str = "") -> tuple[NcclTest, ...]:
-    """Read every test of an output; launchers' prefixes and log lines in between are passed over.
+    """Read every test of an output; launchers' prefixes and log lines in between are skipped.
 
     Args:
         text: standard output, or a file of it.
-        errors: standard error, which holds no rows but perhaps the reason for their absence.
+        errors: standard error, which has no rows but possibly the reason for their absence.
 
     Returns:
         The tests in order. One that ended without a row is among them if another has rows.
 
     Raises:
-        BenchmarkError: there is no row at all; the message says why, as far as the output tells.
+        BenchmarkError: there is no row at all; the message says why, as far as the output shows it.
     """
     tests = _Tests()
     for line in text.splitlines():
@@ -147,7 +147,7 @@ class _Tests:
 
 
 def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:
-    """Read one row, or return None where the line is something else or was broken by something else."""
+    """Read one row, or return None where the line is not a row or was broken by other output."""
     if columns and columns[-1] == "timestamp":
         columns, words = columns[:-1], words[:-2]
     time_name = "cputime" if "cputime" in columns else "time"
@@ -167,7 +167,7 @@ def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:
             out_of_place=_timing(dict(zip(columns[first:second], words[first:second], strict=True)), time_name),
             in_place=_timing(dict(zip(columns[second:], words[second:], strict=True)), time_name),
         )
-    except (ValueError, OverflowError, KeyError):  # a number that is none, or a header without one of the names
+    except (ValueError, OverflowError, KeyError):  # an invalid number, or a header without one of the names
         return None
 
 

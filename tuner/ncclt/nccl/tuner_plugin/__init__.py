@@ -1,7 +1,7 @@
-"""The NCCL tuner plugin: where it lies, how it is built, and the table that it shares with a controller.
+"""The NCCL tuner plugin: where it is, how it is built, and the table that it shares with a controller.
 
-The plugin itself is C (the folder plugin/ of the repository, docs/plugin.md). This package is the standard library
-alone: it is imported by `ncclt run` on its way to start a job, and by the build of the wheel.
+The plugin itself is C (the folder plugin/ of the repository, docs/plugin.md). This package uses only the standard
+library: it is imported by `ncclt run` before it starts a job, and by the build of the wheel.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ncclt import __version__
 from ncclt.user_dirs import with_home
 
 LIBRARY_NAME = "libnccl-tuner-ncclt.so"
-"""Named so that NCCL_TUNER_PLUGIN=ncclt finds it as well, where the folder is one that the loader searches."""
+"""With this name NCCL_TUNER_PLUGIN=ncclt finds it as well, if the loader searches its folder."""
 
 LIBRARY_VARIABLE = "NCCLT_PLUGIN"
-"""Names the shared object, before every other place."""
+"""Names the shared object, before every other location."""
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the compiled plugin, None where there is none.
 
-    Places, first one first: what NCCLT_PLUGIN names, what `ncclt plugin build` made for this user and this version,
-    and what came with the wheel.
+    Locations in order: what NCCLT_PLUGIN names, what `ncclt plugin build` made for this user and this version, and
+    what came with the wheel.
     """
     named = environ.get(LIBRARY_VARIABLE)
     if named:
@@ -41,5 +41,5 @@ def user_library(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def bundled_library() -> Path:
-    """Return where the wheel carries the plugin, if it was built where there was a compiler."""
+    """Return where the wheel has the plugin, if it was built with a compiler at hand."""
     return Path(__file__).with_name(LIBRARY_NAME)

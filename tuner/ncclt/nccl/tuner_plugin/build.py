@@ -1,4 +1,4 @@
-"""Compiles the plugin: the one place that knows the compiler's flags (the wheel's build hook asks here, too)."""
+"""Compiles the plugin; also used by the wheel's build hook, so that the compiler's flags are defined only here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def source_folder() -> Path:
     """Return the folder of the C sources: inside the installed package, else in the repository.
 
     Raises:
-        MissingDependencyError: neither is there.
+        MissingDependencyError: neither exists.
     """
     installed = Path(__file__).with_name("source")
     repository = Path(__file__).resolve().parents[4] / "plugin"
@@ -65,7 +65,7 @@ def command(target: Path, *, folder: Path | None = None, extra: Sequence[str] = 
 
 
 def build(target: Path, *, folder: Path | None = None, extra: Sequence[str] = ()) -> Path:
-    """Compile the plugin to `target`, which is replaced as a whole and stays as it was if that fails.
+    """Compile the plugin to `target`, which is replaced atomically and unchanged if that fails.
 
     Raises:
         MissingDependencyError: no compiler, or no sources.
@@ -82,7 +82,7 @@ def build(target: Path, *, folder: Path | None = None, extra: Sequence[str] = ()
             if done.returncode:
                 last = "; ".join(done.stderr.strip().splitlines()[-3:])
                 raise NccltError(f"the plugin does not compile: {last}", hint="is this gcc 8 or newer, on Linux?")
-            # Replaced and not overwritten: a job may have the old one mapped.
+            # Replaced, not overwritten: a job may have the old one mapped.
             made.replace(target)
     except subprocess.TimeoutExpired as error:
         raise NccltError(f"the compiler took more than {_TIMEOUT_S} s") from error

@@ -1,4 +1,4 @@
-"""Tries a compiled plugin with a table: what it says, and what it would choose."""
+"""Tries a compiled plugin with a table: what it logs, and what it would choose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PluginChoice(Documented):
     channels: int
 
     def text(self) -> str:
-        """Return one line for people."""
+        """Return it as one line of text."""
         if not self.algorithm:
             return f"{self.collective} {self.size_bytes}: NCCL's own choice"
         channels = f"{self.channels} channels" if self.channels else "NCCL's own channels"
@@ -32,11 +32,11 @@ class PluginChoice(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableExamination(Documented):
-    """What was seen.
+    """The result of trying a plugin.
 
     Attributes:
         library: the shared object.
-        api_versions: tuner APIs under which it answered alike.
+        api_versions: tuner APIs under which it gave the same answers.
         said: its line in NCCL's log.
         choices: one per size.
         works: it answers, and uses the table that was given.
@@ -54,7 +54,7 @@ class TableExamination(Documented):
 def examine(
     library: Path, *, policy: Path | None, ranks: int, nodes: int, collective: str, sizes: Sequence[int]
 ) -> TableExamination:
-    """Load a plugin and ask it for every size, under every tuner API that has a cost table.
+    """Load a plugin and call it for every size, under every tuner API that has a cost table.
 
     Raises:
         UsageError: no such collective.

@@ -1,7 +1,7 @@
-"""Plays NCCL's part towards the compiled plugin, so that it can be tried where there is no GPU and no NCCL.
+"""Calls the compiled plugin as NCCL does, so that it can be tried without a GPU and without NCCL.
 
-The layouts are written here a second time, and not taken from our C header: a mistake in one of them shows. Both are
-compared with NCCL's own builds (docs/reference/nccl-versions.json).
+The layouts are defined here again, not taken from our C header, so that a mistake in either is found. Both are compared
+with NCCL's own builds (docs/reference/nccl-versions.json).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHOOSE[5] = _CHOOSE[6] = _CHOOSE[4]
 
 
 def layout(version: int) -> type[c.Structure]:
-    """Return what NCCL reads behind `ncclTunerPlugin_vN`: name, init, choose, end, and since v6 get_chunk_size."""
+    """Return the struct `ncclTunerPlugin_vN`: name, init, choose, end, and since v6 get_chunk_size."""
     init = _INIT_OLD if version < 5 else _INIT_NEW
     chunk = [("get_chunk_size", c.c_void_p)] if version == 6 else []
     fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), ("end", _END), *chunk]
@@ -54,12 +54,12 @@ def layout(version: int) -> type[c.Structure]:
 
 @dataclass(kw_only=True)
 class Answer:
-    """What a call left behind.
+    """The result of a call.
 
     Attributes:
         costs: the cost table after the call, row by row; empty with API v2.
         channels: 0 = NCCL's own number.
-        algorithm, protocol: numbers that API v2 was given, None where it was given none.
+        algorithm, protocol: numbers returned through API v2, None = none were.
     """
 
     costs: list[float]
@@ -70,10 +70,10 @@ class Answer:
 
 @dataclass(kw_only=True)
 class Communicator:
-    """A communicator that the plugin believes to serve.
+    """A simulated communicator for the plugin.
 
     Attributes:
-        said: what the plugin told NCCL's log.
+        said: what the plugin wrote to NCCL's log.
         context: the plugin's own handle.
     """
 
@@ -101,7 +101,7 @@ class Communicator:
             costs: the cost table, row by row; ignored by API v2.
             protocols: its number of columns.
             registered: whether the buffers are (API v4 and later).
-            pipe_ops: operations in one pipeline; 0 = an estimate, which NCCL 2.32 asks for before the call.
+            pipe_ops: operations in one pipeline; 0 = an estimate, which NCCL 2.32 requests before the call.
             supports: whether CollNet and NVLS are supported (API v2).
 
         Raises:
@@ -164,9 +164,9 @@ class LoadedPlugin:
         Args:
             api: version of the tuner API.
             ranks: ranks of the communicator.
-            nodes: nodes it reaches over.
+            nodes: nodes it spans.
             number: its id (API v5 and later).
-            environ: variables that the plugin shall see while it opens, None = not set.
+            environ: variables that the plugin sees while it opens, None = not set.
         """
         said: list[str] = []
         logger = _LOGGER(lambda _level, _flags, _file, _line, _format, text: said.append(text.decode(errors="replace")))
@@ -182,7 +182,7 @@ class LoadedPlugin:
             _check(tuner.end(context))
 
 
-# The environment is the process's: without it, of two threads that open at once, one would put back the other's values.
+# The environment belongs to the process: without this lock, two threads could restore each other's values.
 _ENVIRONMENT = threading.Lock()
 
 

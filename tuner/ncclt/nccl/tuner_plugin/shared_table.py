@@ -1,8 +1,8 @@
 """Writes the table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
 
-Each rank has its own, in memory that has no name in any folder and that nobody can cut short (a sealed memfd). The same
-rows are published to every rank, all of them are waited for (a barrier of the controller), and only then the next
-collective begins: all ranks must choose alike. The layout is told in plugin/shared.h.
+Each rank has its own, in anonymous memory that cannot be truncated (a sealed memfd). The same rows are published to
+every rank, then all ranks are waited for (a barrier of the controller), and only then the next collective begins: all
+ranks must make the same choice. The layout is documented in plugin/shared.h.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _BYTES = _HEAD.size + 2 * _SLOT_BYTES
 _LARGEST = 2**64 - 1
 
 TABLE_BYTES = _BYTES
-"""Its length."""
+"""Size of a table."""
 
 EMPTY_HEAD = _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0)
-"""How a table that says nothing yet begins; the rest of it is 0."""
+"""The head of an empty table; the rest of it is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class SharedRow:
         collective, algorithm, protocol: in NCCL's lower-case words, as in the table's text (`allreduce`, `nvls_tree`).
         first_bytes, last_bytes: tuning sizes, both inclusive; last_bytes None = no upper end.
         channels: 0 = left to NCCL.
-        nodes, ranks: of the communicators that the row is for; 0 = any.
+        nodes, ranks: of the communicators that the row applies to; 0 = any.
     """
 
     collective: str
@@ -80,17 +80,17 @@ class SharedRow:
 
 
 def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
-    """Return at which offset a table lies, and its bytes.
+    """Return the offset of a table and its bytes.
 
-    Whoever writes them writes the generation into the first 8 bytes afterwards, in the machine's order:
-    that is how a rank that has nothing of ncclt can publish what the controller has laid out.
+    After them the writer puts the generation into the first 8 bytes, in the machine's byte order: so a rank without
+    ncclt can publish what the controller has laid out.
 
     Args:
         rows: of the table; none = NCCL's own choice.
         generation: of the table, counted from 1 and without gaps.
 
     Raises:
-        UsageError: too many rows, or a row that makes no sense.
+        UsageError: too many rows, or an invalid row.
     """
     if len(rows) > MOST_ROWS:
         raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
@@ -104,8 +104,8 @@ class SharedTable:
     """A shared table and its only writer, in memory of this process; close it when the trials are over.
 
     Attributes:
-        path: what `NCCLT_POLICY_SHM` names in this process and in children that are forked from it.
-        generation: of the table that was published last; 0 = none yet, which is NCCL's own choice.
+        path: for `NCCLT_POLICY_SHM` in this process and in its forked children.
+        generation: of the last published table; 0 = none yet, which is NCCL's own choice.
 
     Example:
         with SharedTable() as table:
@@ -119,7 +119,7 @@ class SharedTable:
     def __init__(self) -> None:
         try:
             self._file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # Written and not only extended: lack of memory must show here and not as SIGBUS in a call.
+            # Written, not only extended: lack of memory must show here and not as SIGBUS in a call.
             os.write(self._file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
             fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._memory = mmap.mmap(self._file, _BYTES)
@@ -135,18 +135,18 @@ class SharedTable:
             The generation, counted from 1: equal on all nodes that published equally often.
 
         Raises:
-            UsageError: too many rows, or a row that makes no sense; the table stays as it was.
+            UsageError: too many rows, or an invalid row; the table is then unchanged.
         """
         generation = self.generation + 1
         at, image = slot_image(rows, generation)
         self._memory[at : at + len(image)] = image
-        # Last, and in one aligned store of 8 bytes. Where a processor shows it early, the checksum makes readers wait.
+        # Last, in one aligned store of 8 bytes. If it becomes visible early, the checksum makes readers wait.
         self._memory[:8] = struct.pack("=Q", generation)
         self.generation = generation
         return generation
 
     def close(self) -> None:
-        """Give the memory back; communicators that are open keep their view of the last table."""
+        """Free the memory; open communicators keep their view of the last table."""
         self._memory.close()
         os.close(self._file)
 
