@@ -1,10 +1,13 @@
 """Texts that users see are plain English: no word that only this project knows, no phrase that sounds translated.
 
-Looked at are the texts given to errors and hints, to typer's options and argparse's, to print and say, and the pages.
+Looked at are the texts given to errors and hints, to typer's options and argparse's, to print and say, and the pages;
+in some rooms also docstrings and comments.
 """
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,43 @@ FORBIDDEN = {
     r"\bbehind --": "after --",
     r"\bis meant when\b": "Default:",
 }
+FORBIDDEN_INSIDE = {
+    r"\b(?:is|are|was|were|be|been|unless) told\b|\btold of\b": "receives, is called with, is configured",
+    r"\b(?:Tell|tell) whether\b": "Return whether",
+    r"\b(?:he|she|him|his|himself|her|whoever)\b": "what it is: the caller, a process, the user",
+    r"\b(?:nobody|somebody|everybody|anybody)\b": "no process, another user, all ranks",
+    r"\b[Hh]ears? (?:of|from|it|every|all)\b|\bis heard\b": "receives",
+    r"\b(?:lie|lies) (?:in|on|at|there|here|between|around|above|below|evenly)\b": "is in",
+    r"\banew\b(?!:)|\b(?:all the same|as it were)\b": "again, anyway",
+    r"\b(?:is|are) gone\b": "has ended, was lost, was removed",
+    r"\bgoes on\b": "continues, resumes",
+    r"\bby (?:its|their) word\b|\bworth a thought\b": "according to, candidate",
+    r"\bthat is none\b|\bthat are none\b|(?<!there )(?<!so )\bis none(?=[.,:;)]|$)": "is invalid, is missing",
+    r"\bfor people\b": "as text, for messages, as shown to users",
+    r"\b(?:Not tried|not tried|proven) (?:on|with|under) (?:a|an|the|gloo)\b": "not tested on",
+    r"\bcomes? into force\b|\bin force\b": "takes effect",
+}
+"""In docstrings and comments."""
+
+PLAIN_INSIDE = (
+    "tuner/ncclt/launch/**/*.py",
+    "tuner/ncclt/health/preflight/*.py",
+    "tuner/ncclt/health/doctor/[!clp]*.py",
+    "tuner/ncclt/store/*.py",
+    "tuner/ncclt/prove/*.py",
+    "tuner/ncclt/nccl/*.py",
+    "tuner/ncclt/nccl/cost_model/*.py",
+    "tuner/ncclt/nccl/nccl_tests/*.py",
+    "tuner/ncclt/nccl/tuner_plugin/*.py",
+    "tuner/ncclt/measure/benchmarks/**/*.py",
+    "tuner/ncclt/measure/persistent/*.py",
+    "tuner/ncclt/measure/simulated/*.py",
+    "tuner/ncclt/testing/*.py",
+    "tuner/ncclt/client/*.py",
+    "api/ncclt_api/routes/*.py",
+    "api/ncclt_api/pages/*.py",
+)
+"""Where docstrings and comments are plain already; a room is added when it has been read."""
 
 SHOWN = ("print", "say", "tell", "warn", "echo", "Option", "Argument", "add_argument", "Typer")
 
@@ -71,9 +111,29 @@ def texts(tree):
             yield node.lineno, ast.get_docstring(node) or ""
 
 
-def complaints(text, place):
+def inside(source):
+    """Every docstring, comment and note below a name of a module, with its line."""
+    for node in ast.walk(ast.parse(source)):
+        for part in getattr(node, "body", ()) if isinstance(getattr(node, "body", ()), list) else ():
+            if (
+                isinstance(part, ast.Expr)
+                and isinstance(part.value, ast.Constant)
+                and isinstance(part.value.value, str)
+            ):
+                yield part.lineno, " ".join(part.value.value.split())
+    block, begin = [], 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            begin = begin if block else token.start[0]
+            block.append(token.string.lstrip("# "))
+        elif token.type != tokenize.NL and block:
+            yield begin, " ".join(block)
+            block = []
+
+
+def complaints(text, place, forbidden=FORBIDDEN):
     return [
-        f"{place}: {found[0]!r}: {instead}" for word, instead in FORBIDDEN.items() if (found := re.search(word, text))
+        f"{place}: {found[0]!r}: {instead}" for word, instead in forbidden.items() if (found := re.search(word, text))
     ]
 
 
@@ -84,6 +144,19 @@ def test_the_texts_of_a_module_are_plain(path):
         for line, text in dict.fromkeys(texts(ast.parse(path.read_text(encoding="utf-8"))))
         for complaint in complaints(text, f"{path.relative_to(ROOT)}:{line}")
     ]
+    assert found == [], "\n".join(found)
+
+
+@pytest.mark.parametrize("pattern", PLAIN_INSIDE)
+def test_docstrings_and_comments_are_plain(pattern):
+    paths = sorted(ROOT.glob(pattern))
+    found = [
+        complaint
+        for path in paths
+        for line, text in inside(path.read_text(encoding="utf-8"))
+        for complaint in complaints(text, f"{path.relative_to(ROOT)}:{line}", FORBIDDEN_INSIDE)
+    ]
+    assert paths
     assert found == [], "\n".join(found)
 
 
@@ -102,3 +175,9 @@ def test_a_bad_text_is_found_with_its_line():
         'def f():\n    """Whoever reads this is no user."""\n    raise UsageError(f"{x} is no TOML", hint="a b")\n'
     )
     assert [c for line, text in texts(tree) for c in complaints(text, line)] == ["3: 'is no TOML': is not a"]
+
+
+def test_a_bad_docstring_and_a_bad_comment_are_found_with_their_lines():
+    source = '"""Nothing."""\n\nx = 1\n"""That nobody\nreads."""\n\n# A file\n# that is none.\ny = 2\n'
+    bad = [c for line, text in inside(source) for c in complaints(text, line, FORBIDDEN_INSIDE)]
+    assert [complaint.partition(": ")[0] for complaint in bad] == ["4", "7"]

@@ -26,7 +26,7 @@ def etag_of(body: str) -> str:
 
 
 def is_known(etag: str, if_none_match: str | None) -> bool:
-    """Tell whether the client's If-None-Match names this tag; the comparison is the weak one (RFC 9110, 13.1.2)."""
+    """Return whether the client's If-None-Match names this tag; the comparison is the weak one (RFC 9110, 13.1.2)."""
     if if_none_match is None:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]

@@ -107,7 +107,7 @@ class LaunchResult:
     lost: str = ""
 
     def require_nodes(self) -> None:
-        """Refuse to judge a launch whose nodes are gone.
+        """Refuse to judge a launch whose nodes were lost.
 
         Raises:
             NodesLostError: they are.

@@ -45,7 +45,7 @@ class ReaderContract:
         raise NotImplementedError("give message -> calls per step")
 
     def test_name_is_one_word(self, reader: Reader) -> None:
-        """The name goes on the command line."""
+        """The name is used on the command line."""
         assert reader.name
         assert not set(reader.name) & set(" \t\n,:")
 

@@ -14,7 +14,7 @@ from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.request import PreflightRequest
 
 _LAUNCH_S = 15.0
-"""A launch on real nodes before one was timed: loading CUDA, connecting ranks (an estimate, not tried on a GPU)."""
+"""A launch on real nodes before one was timed: loading CUDA, connecting ranks (an estimate, not tested on a GPU)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
