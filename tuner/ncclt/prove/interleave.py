@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
@@ -87,17 +88,15 @@ def prove(
     """
     held = [] if anew else last_verification(trial_log.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
+    proof = partial(
+        _prove, runners, workload, trial_log, policies,
+        blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
+    )  # fmt: skip
     try:
-        return _prove(
-            runners, workload, trial_log, policies, held,
-            blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
-        )  # fmt: skip
+        return proof(held)
     except _OtherProofError:
         # The trials in the log proved other policies, or with another minimum effect: start again.
-        return _prove(
-            runners, workload, trial_log, policies, [],
-            blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
-        )  # fmt: skip
+        return proof([])
 
 
 class _OtherProofError(Exception):

@@ -10,24 +10,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ncclt.nccl.log.evidence import Evidence, shortened
+from ncclt.nccl.log.evidence import Evidence, Variable, shortened
 
 MOST_VALUE_BYTES = 1023
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """One variable as NCCL reads it from a file.
-
-    Attributes:
-        name, value: literally.
-        evidence: the line.
-    """
-
-    name: str
-    value: str
-    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +35,18 @@ class ConfFile:
 
     Attributes:
         source: its path.
-        assignments: in the order of the file; the first of a name counts.
+        assignments: literally, in the order of the file; the first of a name counts.
         flaws: lines that are not read as meant.
     """
 
     source: str
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[Variable, ...]
     flaws: tuple[Flaw, ...]
 
 
 def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
     """Read a file as NCCL would; nothing is an error to NCCL, so nothing is one here."""
-    assignments: list[Assignment] = []
+    assignments: list[Variable] = []
     flaws: list[Flaw] = []
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\n")
@@ -71,7 +57,7 @@ def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
         flaws += [Flaw(what=what, evidence=evidence) for what in _flaws(name, equals, value)]
         if equals:
             cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")
-            assignments.append(Assignment(name=name, value=cut, evidence=evidence))
+            assignments.append(Variable(name=name, value=cut, evidence=evidence))
     return ConfFile(source=source, assignments=tuple(assignments), flaws=tuple(flaws))
 
 

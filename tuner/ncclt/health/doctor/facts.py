@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,17 +10,8 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.conf_file import ConfFile
 from ncclt.health.doctor.gpu_report import GpuReport
 from ncclt.health.doctor.matrix import TopologyMatrix
-from ncclt.nccl.log.evidence import Evidence
+from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """A variable that takes effect, and where it comes from."""
-
-    name: str
-    value: str
-    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +89,7 @@ class Facts:
     def variables(self) -> tuple[Variable, ...]:
         """Return what takes effect, each (name, value) once: environment before files, then what the log shows."""
         found: dict[str, Variable] = {}
-        for variable in (*self.environment, *self._conf_variables()):
+        for variable in (*self.environment, *(row for file in self.conf_files for row in file.assignments)):
             found.setdefault(variable.name, variable)
         logged: dict[tuple[str, str], Variable] = {}
         for process in self.log.processes:
@@ -111,11 +101,6 @@ class Facts:
     def value(self, name: str) -> Variable | None:
         """Return the variable of a name; None = not set."""
         return next((variable for variable in self.variables() if variable.name == name), None)
-
-    def _conf_variables(self) -> Iterator[Variable]:
-        for file in self.conf_files:
-            for row in file.assignments:
-                yield Variable(name=row.name, value=row.value, evidence=row.evidence)
 
     def fast_adapters(self) -> tuple[Evidence, ...]:
         """Return every sign of a network faster than sockets: RDMA devices of the machine, the matrix and the log."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
-from ncclt.health.doctor.facts import Adapter, Facts, Variable
+from ncclt.health.doctor.facts import Adapter, Facts
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
-from ncclt.nccl.log.evidence import Evidence, shortened
+from ncclt.nccl.log.evidence import Evidence, Variable, shortened
 
 SYSTEM_CONF = Path("etc/nccl.conf")
 USER_CONF = ".nccl.conf"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity
 from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
 from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.log.facts import LogFacts, Process
@@ -39,34 +39,31 @@ def _differing(job: tuple[Process, ...], value: _Value, what: str) -> Iterator[O
         yield Observation(what=f"{what}: {shares}", evidence=tuple(found.values()))
 
 
-def _in_each_job(facts: Facts, value: _Value, noun: str) -> Iterator[Observation]:
-    for job in _jobs(facts.log):
-        yield from _differing(job, value, f"processes of one job have different {noun}")
+def _in_each_job(value: _Value, noun: str) -> Check:
+    def check(facts: Facts) -> Iterator[Observation]:
+        for job in _jobs(facts.log):
+            yield from _differing(job, value, f"processes of one job have different {noun}")
+
+    return check
 
 
-def _versions(facts: Facts) -> Iterator[Observation]:
-    return _in_each_job(facts, lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions")
+def _driver(process: Process) -> tuple[str, Evidence] | None:
+    text = f"CUDA driver {process.driver}"
+    return (process.driver, Evidence(source=process.name, text=text)) if process.driver else None
 
 
-def _networks(facts: Facts) -> Iterator[Observation]:
-    return _in_each_job(facts, lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")
+def _adapters(process: Process) -> tuple[str, Evidence] | None:
+    names = ", ".join(process.adapters)
+    number = f"{len(process.adapters)} adapters"
+    return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
 
 
-def _drivers(facts: Facts) -> Iterator[Observation]:
-    def driver(process: Process) -> tuple[str, Evidence] | None:
-        text = f"CUDA driver {process.driver}"
-        return (process.driver, Evidence(source=process.name, text=text)) if process.driver else None
-
-    return _in_each_job(facts, driver, "CUDA drivers")
-
-
-def _adapters(facts: Facts) -> Iterator[Observation]:
-    def adapters(process: Process) -> tuple[str, Evidence] | None:
-        names = ", ".join(process.adapters)
-        number = f"{len(process.adapters)} adapters"
-        return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
-
-    return _in_each_job(facts, adapters, "numbers of network adapters")
+_different_versions = _in_each_job(
+    lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"
+)
+_different_networks = _in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")
+_different_drivers = _in_each_job(_driver, "CUDA drivers")
+_fewer_adapters = _in_each_job(_adapters, "numbers of network adapters")
 
 
 def _variables(facts: Facts) -> Iterator[Observation]:
@@ -90,7 +87,7 @@ def _variable(name: str, complete: set[tuple[str, int]]) -> _Value:
 
 RANK_RULES = (
     DoctorRule(
-        id="RNK001", severity=Severity.ERROR, title="ranks load different NCCL versions", check=_versions,
+        id="RNK001", severity=Severity.ERROR, title="ranks load different NCCL versions", check=_different_versions,
         why="Versions differ in protocol and choice: the job hangs, crashes or is measured as a mixture.",
         fix="give all ranks the same image; look at LD_LIBRARY_PATH, LD_PRELOAD and the NCCL inside the PyTorch wheel",
         source="NVIDIA/nccl#1136, #1328",
@@ -103,20 +100,20 @@ RANK_RULES = (
         source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
     ),
     DoctorRule(
-        id="RNK003", severity=Severity.ERROR, title="ranks use different networks", check=_networks,
+        id="RNK003", severity=Severity.ERROR, title="ranks use different networks", check=_different_networks,
         why="Ranks on different networks cannot reach each other; on one node it hides a broken adapter.",
         fix="look at the lines `NET/IB` and `NET/Plugin` of the ranks that differ; set NCCL_NET so that a missing "
         "network is an error",
         source="NCCL user guide, NCCL_NET",
     ),
     DoctorRule(
-        id="RNK004", severity=Severity.WARNING, title="ranks see different numbers of adapters", check=_adapters,
+        id="RNK004", severity=Severity.WARNING, title="ranks see different numbers of adapters", check=_fewer_adapters,
         why="The node with fewest adapters sets the pace of all.",
         fix="compare `ibstat` of the nodes; set the same NCCL_IB_HCA everywhere, or NCCL_IGNORE_NET_MISMATCH=0 (2.30)",
         source="NCCL user guide, NCCL_IGNORE_NET_MISMATCH",
     ),
     DoctorRule(
-        id="RNK005", severity=Severity.WARNING, title="nodes have different CUDA drivers", check=_drivers,
+        id="RNK005", severity=Severity.WARNING, title="nodes have different CUDA drivers", check=_different_drivers,
         why="Features such as cuMem, NVLS and DMA-BUF depend on the driver: NCCL uses what all ranks have, or fails.",
         fix="bring all nodes to one driver",
         source="NCCL user guide, NCCL_CUMEM_ENABLE, NCCL_DMABUF_ENABLE",

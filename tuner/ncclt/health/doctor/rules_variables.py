@@ -10,7 +10,7 @@ from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS, PER_CO
 from ncclt.core.algorithms import LEGAL, Algorithm
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.health.doctor.facts import Facts, Variable
+from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
 from ncclt.health.doctor.variables import (
     LIMITS,
@@ -24,6 +24,7 @@ from ncclt.health.doctor.variables import (
     is_number,
     known_names,
 )
+from ncclt.nccl.log.evidence import Variable
 
 _ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
 

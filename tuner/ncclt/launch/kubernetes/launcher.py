@@ -164,19 +164,11 @@ def create(
     """Return the launcher for kubectl's current cluster.
 
     Args:
-        shape: pods, and processes in each.
-        kind: `mpijob` or `trainjob`.
-        image: of all containers; without one nothing can be planned.
-        namespace: where the jobs are made.
+        shape, kind, pending_s, process: as for `KubernetesLauncher`.
+        image, namespace, resources, service_account, node_selector, runtime, ssh_port: as for `Site`; without an image
+            nothing can be planned.
         gpus_per_node: of each worker pod; None = one for each process.
-        resources: further ones of each worker pod, for example {"rdma/hca": "8"}.
-        service_account: of the pods.
-        node_selector: labels that nodes must have.
-        runtime: the training runtime of a TrainJob.
-        ssh_port: of the image's sshd, for an MPIJob.
         study: its name, for a label.
-        pending_s: how long a job may wait for nodes and images.
-        process: as for `KubernetesLauncher`.
     """
     shape = shape or JobShape()
     site = image and Site(

@@ -47,7 +47,6 @@ class Landscape:
         whole_job = message.group_size in (0, self.cluster.world_size)
         return curve is not None and whole_job and curve[0][0] <= message.size_bytes <= curve[-1][0]
 
-
     def recorded(self, setting: Setting, message: Message) -> Setting | None:
         """Return the recorded setting with the effect of `setting` on a message, None where there is none.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ncclt.errors import LandscapeError
-from ncclt.measure.simulated.landscape_rows import LandscapeRow
+from ncclt.measure.simulated.landscape_rows import LandscapeReading, LandscapeRow
 
 _MOST_CHOICES = 12
 """Choices listed by an error message."""
@@ -15,16 +14,8 @@ _COLUMNS = ("system", "gpus", "nodes", "gpus_per_node", "interconnect", "nccl_ve
 """What must be the same in one landscape, beside condition and in_place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandscapePick:
-    """The rows of one landscape and how they were chosen."""
-
-    rows: tuple[LandscapeRow, ...]
-    notes: tuple[str, ...]
-
-
-def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> LandscapePick:
-    """Return the rows of the only landscape.
+def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> LandscapeReading:
+    """Return the rows of the only landscape, and notes on how they were chosen.
 
     Rows without a condition are preferred if some of them have forced settings, and out-of-place rows to in-place ones.
 
@@ -40,7 +31,7 @@ def pick_one(rows: Sequence[LandscapeRow], *, name: str) -> LandscapePick:
     chosen, note = _one_condition(list(rows), name)
     notes += note
     chosen, note = _one_placement(chosen)
-    return LandscapePick(rows=tuple(chosen), notes=(*notes, *note))
+    return LandscapeReading(rows=tuple(chosen), notes=(*notes, *note))
 
 
 def _distinguishing(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:

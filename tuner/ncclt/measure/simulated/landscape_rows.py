@@ -76,7 +76,7 @@ class LandscapeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeReading:
-    """The rows of a file, and notes on the rows left out."""
+    """Rows of a file, and notes on how they were chosen."""
 
     rows: tuple[LandscapeRow, ...]
     notes: tuple[str, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from ncclt.core.algorithms import Algorithm, Protocol, ll128_is_automatic
@@ -77,23 +78,16 @@ class SimulatedRunner:
         physics = physics_of(self.cluster, message.group_size, message.spans_nodes)
         buffsize = dict(setting.parameters).get("BUFFSIZE", BUFFER_BYTES[Protocol.SIMPLE])
         choice = self._choice(setting, message)
-        if choice is None:
-            return kernel_us(
-                SimulatedKernel(collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize),
-                physics,
-            )
-        return kernel_us(
-            SimulatedKernel(
-                collective=message.collective,
-                size_bytes=message.size_bytes,
+        kernel = SimulatedKernel(collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize)
+        if choice is not None:
+            kernel = replace(
+                kernel,
                 algorithm=choice.algorithm,
                 protocol=choice.protocol,
                 channels=self._channels(setting, message, choice),
                 threads=choice.threads,
-                buffsize=buffsize,
-            ),
-            physics,
-        )
+            )
+        return kernel_us(kernel, physics)
 
     def _choice(self, setting: Setting, message: Message) -> Choice | None:
         """Return what runs: the forced choice if the setting applies to the collective, else NCCL's own."""

@@ -29,6 +29,15 @@ class Evidence(Documented):
         return f"{place}: {self.text}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable that NCCL reads, and where it comes from."""
+
+    name: str
+    value: str
+    evidence: Evidence
+
+
 def shortened(text: str) -> str:
     """Return a line without its end and control characters, cut where it is too long to be shown."""
     clean = "".join(c if c.isprintable() else " " for c in text.rstrip())
