@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
+from ncclt.store.database import Database
 from ncclt.store.documents import to_text
+from ncclt.store.failures import repeatable
 from ncclt.store.tables import leases, trials
 
 RENEW_S = 15.0
@@ -57,43 +61,95 @@ def _is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
     return now_s - renewed_s > SILENT_S
 
 
-def bury(connection: Connection, study_id: str, *, now_s: float) -> None:
+class Leases:
+    """The part of a store that keeps what the workers of a study do; see `Store`."""
+
+    _database: Database
+    is_patient: bool
+
+    @repeatable
+    def enter(self, study_id: str, worker: str) -> None:
+        """Register a worker of a study."""
+        with self._database.alone() as connection:
+            _acquire(connection, study_id, f"{_WORKER}{worker}", worker)
+
+    @repeatable
+    def leave(self, study_id: str, worker: str) -> None:
+        """Give up everything that a worker holds."""
+        with self._database.alone() as connection:
+            connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.worker == worker))
+
+    @repeatable
+    def renew(self, study_id: str, worker: str) -> None:
+        """Renew the leases of a worker; to be called every `RENEW_S`."""
+        mine = (leases.c.study == study_id, leases.c.worker == worker)
+        with self._database.alone() as connection:
+            connection.execute(update(leases).where(*mine).values(renewed_s=time.time()))
+
+    @repeatable
+    def workers(self, study_id: str) -> tuple[str, ...]:
+        """Return the current workers of a study."""
+        with self._database.alone() as connection:
+            _bury(connection, study_id)
+            rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_WORKER}%")))
+            return tuple(sorted(row.worker for row in rows))
+
+    @repeatable
+    def acquire(self, study_id: str, what: str, worker: str) -> bool:
+        """Claim something of a study that only one worker may do; return whether it is this worker's."""
+        with self._database.alone() as connection:
+            return _acquire(connection, study_id, what, worker)
+
+    @repeatable
+    def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:
+        """Return (worker, claim) of what is being launched now, by number."""
+        with self._database.alone() as connection:
+            _bury(connection, study_id)
+            return _running(connection, study_id)
+
+    def claim(
+        self, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str, most: int | None = None
+    ) -> Claim | None:
+        """Reserve the next number of a study for a launch.
+
+        Args:
+            study_id: of the study.
+            setting: what will be forced.
+            phase: why.
+            repeat: how often it was launched or claimed, as far as the worker knows.
+            worker: that will launch it.
+            most: launches of the phase in the whole study, this one included; None = any number.
+
+        Returns:
+            None if another worker launched or claimed the setting meanwhile, or the limit is reached.
+        """
+        token = uuid.uuid4().hex  # identifies the claim if its answer is lost
+        return self._claim(study_id, setting, phase, repeat, worker, most, token)
+
+    @repeatable
+    def _claim(
+        self, study_id: str, setting: Setting, phase: Phase, repeat: int, worker: str, most: int | None, token: str
+    ) -> Claim | None:
+        with self._database.alone() as connection:
+            _bury(connection, study_id)
+            for row in connection.execute(_trials_of(study_id)):
+                if json.loads(row.document).get("token") == token:
+                    return _claim_of(row)
+            running = _running(connection, study_id)
+            known = select(func.count()).where(trials.c.study == study_id, trials.c.setting == setting.digest())
+            launched = connection.execute(known).scalar_one() + sum(claim.setting == setting for _, claim in running)
+            if launched != repeat or (most is not None and _counted(connection, study_id, phase, running) >= most):
+                return None
+            claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
+            _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, document=_document(claim, token))
+            return claim
+
+
+def _bury(connection: Connection, study_id: str) -> None:
     """Delete the leases of dead workers; what they were doing is free again."""
     for row in connection.execute(_of(study_id)):
-        if _is_dead(row.worker, row.renewed_s, now_s):
+        if _is_dead(row.worker, row.renewed_s, time.time()):
             connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == row.what))
-
-
-def claim_trial(
-    connection: Connection,
-    study_id: str,
-    setting: Setting,
-    *,
-    phase: Phase,
-    repeat: int,
-    most: int | None,
-    worker: str,
-    now_s: float,
-    token: str,
-) -> Claim | None:
-    """Reserve the next number for a launch as `Store.claim` does; run it alone.
-
-    A claim made with the same token is returned again: its answer was lost. `now_s` is in seconds since the epoch.
-    """
-    bury(connection, study_id, now_s=now_s)
-    for row in connection.execute(_trials_of(study_id)):
-        if json.loads(row.document).get("token") == token:
-            return _claim(row)
-    running = running_trials(connection, study_id)
-    known = select(func.count()).where(trials.c.study == study_id, trials.c.setting == setting.digest())
-    launched = connection.execute(known).scalar_one() + sum(claim.setting == setting for _, claim in running)
-    if launched != repeat or (most is not None and _counted(connection, study_id, phase, running) >= most):
-        return None
-    claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
-    _insert(
-        connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, now_s=now_s, document=_document(claim, token)
-    )
-    return claim
 
 
 def _counted(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:
@@ -113,42 +169,19 @@ def close_claim(connection: Connection, study_id: str, number: int, *, worker: s
     return number if held else _next_number(connection, study_id)
 
 
-def acquire(connection: Connection, study_id: str, what: str, *, worker: str, now_s: float) -> bool:
-    """Claim something that only one worker may do; return whether it is ours."""
-    bury(connection, study_id, now_s=now_s)
-    holder = connection.execute(_of(study_id).where(leases.c.what == what)).first()
-    if holder is None:
-        _insert(connection, study_id, what, worker=worker, now_s=now_s, document={})
-    return holder is None or holder.worker == worker
-
-
-def enter(connection: Connection, study_id: str, *, worker: str, now_s: float) -> None:
-    """Register a worker of a study."""
-    acquire(connection, study_id, f"{_WORKER}{worker}", worker=worker, now_s=now_s)
-
-
-def leave(connection: Connection, study_id: str, *, worker: str) -> None:
-    """Give up everything that a worker holds."""
-    connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.worker == worker))
-
-
-def renew(connection: Connection, study_id: str, *, worker: str, now_s: float) -> None:
-    """Renew all leases of a worker."""
-    mine = (leases.c.study == study_id, leases.c.worker == worker)
-    connection.execute(update(leases).where(*mine).values(renewed_s=now_s))
-
-
-def running_trials(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], ...]:
+def _running(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], ...]:
     """Return (worker, claim) of all workers, by number."""
     rows = connection.execute(_trials_of(study_id))
-    found = [(row.worker, _claim(row)) for row in rows]
+    found = [(row.worker, _claim_of(row)) for row in rows]
     return tuple(sorted(found, key=lambda pair: pair[1].number))
 
 
-def workers(connection: Connection, study_id: str) -> tuple[str, ...]:
-    """Return the workers of a study."""
-    rows = connection.execute(_of(study_id).where(leases.c.what.like(f"{_WORKER}%")))
-    return tuple(sorted(row.worker for row in rows))
+def _acquire(connection: Connection, study_id: str, what: str, worker: str) -> bool:
+    _bury(connection, study_id)
+    holder = connection.execute(_of(study_id).where(leases.c.what == what)).first()
+    if holder is None:
+        _insert(connection, study_id, what, worker=worker, document={})
+    return holder is None or holder.worker == worker
 
 
 def _trials_of(study_id: str) -> Any:
@@ -161,14 +194,12 @@ def _of(study_id: str) -> Any:
 
 def _next_number(connection: Connection, study_id: str) -> int:
     stored = connection.execute(select(func.max(trials.c.number)).where(trials.c.study == study_id)).scalar()
-    claimed = [claim.number for _, claim in running_trials(connection, study_id)]
+    claimed = [claim.number for _, claim in _running(connection, study_id)]
     return max([-1 if stored is None else stored, *claimed]) + 1
 
 
-def _insert(
-    connection: Connection, study_id: str, what: str, *, worker: str, now_s: float, document: dict[str, Any]
-) -> None:
-    row = {"study": study_id, "what": what, "worker": worker, "renewed_s": now_s, "document": to_text(document)}
+def _insert(connection: Connection, study_id: str, what: str, *, worker: str, document: dict[str, Any]) -> None:
+    row = {"study": study_id, "what": what, "worker": worker, "renewed_s": time.time(), "document": to_text(document)}
     connection.execute(insert(leases).values(**row))
 
 
@@ -176,5 +207,5 @@ def _document(claim: Claim, token: str) -> dict[str, Any]:
     return {"token": token, **claim.to_document()}
 
 
-def _claim(row: Row[Any]) -> Claim:
+def _claim_of(row: Row[Any]) -> Claim:
     return Claim.from_document(json.loads(row.document))

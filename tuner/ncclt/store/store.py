@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,14 +13,14 @@ from typing import Self
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.setting import Setting
-from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
+from ncclt.core.study import Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.store import leases, recommendations, studies, summaries, trials
+from ncclt.store import recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS, CatalogueEntry
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
+from ncclt.store.leases import Leases, close_claim
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
@@ -37,7 +35,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store(Records):
+class Store(Records, Leases):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.
@@ -243,7 +241,7 @@ class Store(Records):
             if worker is not None:
                 if (kept := trials.stored_number(connection, study_id, trial)) is not None:
                     return dataclasses.replace(trial, number=kept)
-                number = leases.close_claim(connection, study_id, trial.number, worker=worker)
+                number = close_claim(connection, study_id, trial.number, worker=worker)
                 trial = dataclasses.replace(trial, number=number)
             trials.add_trial(connection, study_id, trial, now=self._clock())
         return trial
@@ -269,75 +267,6 @@ class Store(Records):
         """
         with self._database.alone() as connection:
             studies.set_state(connection, study_id, state, reason, now=self._clock())
-
-    # --- workers of a study ---
-
-    @repeatable
-    def enter(self, study_id: str, worker: str) -> None:
-        """Register a worker of a study."""
-        with self._database.alone() as connection:
-            leases.enter(connection, study_id, worker=worker, now_s=time.time())
-
-    @repeatable
-    def leave(self, study_id: str, worker: str) -> None:
-        """Give up everything that a worker holds."""
-        with self._database.alone() as connection:
-            leases.leave(connection, study_id, worker=worker)
-
-    @repeatable
-    def renew(self, study_id: str, worker: str) -> None:
-        """Renew the leases of a worker; to be called every `leases.RENEW_S`."""
-        with self._database.alone() as connection:
-            leases.renew(connection, study_id, worker=worker, now_s=time.time())
-
-    def claim(
-        self, study_id: str, setting: Setting, *, phase: Phase, repeat: int, worker: str, most: int | None = None
-    ) -> Claim | None:
-        """Reserve the next number of a study for a launch.
-
-        Args:
-            study_id: of the study.
-            setting: what will be forced.
-            phase: why.
-            repeat: how often it was launched or claimed, as far as the worker knows.
-            worker: that will launch it.
-            most: launches of the phase in the whole study, this one included; None = any number.
-
-        Returns:
-            None if another worker launched or claimed the setting meanwhile, or the limit is reached.
-        """
-        token = uuid.uuid4().hex  # identifies the claim if its answer is lost
-        return self._claim(study_id, setting, phase, repeat, worker, most, token)
-
-    @repeatable
-    def _claim(
-        self, study_id: str, setting: Setting, phase: Phase, repeat: int, worker: str, most: int | None, token: str
-    ) -> Claim | None:
-        with self._database.alone() as connection:
-            return leases.claim_trial(
-                connection, study_id, setting,
-                phase=phase, repeat=repeat, most=most, worker=worker, now_s=time.time(), token=token,
-            )  # fmt: skip
-
-    @repeatable
-    def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:
-        """Return (worker, claim) of what is being launched now, by number."""
-        with self._database.alone() as connection:
-            leases.bury(connection, study_id, now_s=time.time())
-            return leases.running_trials(connection, study_id)
-
-    @repeatable
-    def workers(self, study_id: str) -> tuple[str, ...]:
-        """Return the current workers of a study."""
-        with self._database.alone() as connection:
-            leases.bury(connection, study_id, now_s=time.time())
-            return leases.workers(connection, study_id)
-
-    @repeatable
-    def acquire(self, study_id: str, what: str, worker: str) -> bool:
-        """Claim something of a study that only one worker may do; return whether it is this worker's."""
-        with self._database.alone() as connection:
-            return leases.acquire(connection, study_id, what, worker=worker, now_s=time.time())
 
     # --- recommendations ---
 
