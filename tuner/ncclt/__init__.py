@@ -63,25 +63,11 @@ _LATER = {
 def tune(
     workload: Workload | str,
     *,
-    cluster: str | None = None,
     storage: Store | str | None = None,
-    trials: int = 40,
-    seconds: float | None = None,
-    gpu_hours: float | None = None,
-    patience: int = 16,
-    steps: int | None = None,
-    blocks: int = 16,
-    min_effect: float = 0.02,
-    process_wide: tuple[str, ...] = ("BUFFSIZE",),
-    seed: int = 0,
-    sampler: str = "",
-    study: str | None = None,
-    more: int = 0,
-    warm: bool = True,
     force: bool = False,
     progress: bool = False,
     interrupted: Callable[[], str] = str,
-    **target: Any,
+    **options: Any,
 ) -> TuneResult:
     """Search the NCCL configuration that moves a workload's messages fastest on a cluster, and prove it.
 
@@ -90,28 +76,19 @@ def tune(
 
     Args:
         workload: from `read_workload`, or the name of a stored or shipped one.
-        cluster: name of a stored or shipped one; None = `leonardo` where trials are simulated, and this machine where
-            they are launched. `Store.add_cluster` keeps one of yours.
         storage: an open store, which stays open, or its URL; None = the user's own store.
-        trials: launches of the search at most, earlier runs included; confirmation and proof come on top.
-        seconds: wall time of the search in this run, s; None = no limit.
-        gpu_hours: GPU time of the whole study after which the search stops, h; None = no limit.
-        patience: launches without a gain after which the search stops by itself; 0 = never.
-        steps: training steps that will run with the result; a launch must be expected to pay for itself. None = not
-            considered.
-        blocks: A B B A blocks of the proof at most, at least four launches each.
-        min_effect: smallest gain worth a change, as a share of the communication time.
-        process_wide: NCCL parameters of the whole process to search, without `NCCL_`.
-        seed: the same seed gives the same study.
-        sampler: MODULE:CLASS of Optuna or OptunaHub that chooses the settings; empty = ncclt's own.
-        study: its name; None = made from what is tuned, so that the same call resumes.
-        more: launches to add to a finished study, which is then proven anew.
-        warm: try early what was best in the nearest stored studies.
         force: tune although `ncclt doctor` finds errors on this machine.
         progress: show on stderr what `ncclt tune` shows.
         interrupted: asked between launches; a reason ends the run and saves, an empty text goes on.
-        **target: where and how trials run: the options of `ncclt tune` by the same names, `nodes=2`,
-            `gpus_per_node=8`, `nccl_version="2.27.3"`, `launcher="torchrun"`, `landscape=Path("recorded.csv")`, ...
+        **options: those of `ncclt tune`, with its defaults. Where and how trials run: `cluster`, `nodes`, `launcher`,
+            `hosts=("node1", "node2")`, `landscape=Path("recorded.csv")` and the others, by the same names. What is
+            searched and proven: `trials` at most, earlier runs included; `seconds` of the search in this run;
+            `gpu_hours` of the whole study; `steps` of the training, over which a launch must be expected to pay for
+            itself; `patience`, launches without a gain after which the search stops; `blocks` of the proof at most, at
+            least four launches each; `min_effect`, the smallest gain worth a change, as a share; `process_wide`, NCCL
+            parameters as a tuple; `seed`; `sampler`, MODULE:CLASS of Optuna or OptunaHub; `study`, its name; `more`,
+            launches to add to a finished study; `warm`, whether to try early what was best in the nearest stored
+            studies.
 
     Returns:
         The study, its trials, and a recommendation with a verdict; without the last two where the run was interrupted.
@@ -129,32 +106,30 @@ def tune(
     import os
     import time
     from contextlib import nullcontext
+    from dataclasses import fields
 
     from ncclt import pipeline, store
     from ncclt.cli.submit import is_login_node
-    from ncclt.cli.testbed import TestbedOptions, open_testbed
+    from ncclt.cli.testbed import open_testbed
+    from ncclt.cli.tune import Effort
     from ncclt.cli.tune_view import TuneView
     from ncclt.errors import UsageError
     from ncclt.health.doctor.service import examine_here
-    from ncclt.search.loop import Budget
+    from ncclt.measure.target import Target
     from ncclt.store.store import utc_now
 
-    options = TestbedOptions(cluster=cluster, **target)
-    choice = options.choice()
-    if is_login_node(choice):
+    effort = Effort(**{one.name: options.pop(one.name) for one in fields(Effort) if one.name in options})
+    target = Target(**options).resolved(os.environ)
+    if is_login_node(target):
         raise UsageError(
             "launcher='slurm' needs a Slurm allocation, and this process has none",
             hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
         )
     # Whatever can be refused is refused here, before anything is created.
-    budget = Budget(trials=trials, seconds=seconds, gpu_hours=gpu_hours, patience=patience, steps=steps)
+    effort.budget()
     with nullcontext(storage) if isinstance(storage, store.Store) else store.open_store(storage) as opened:
-        request = pipeline.TuneRequest(
-            workload=opened.workload(workload) if isinstance(workload, str) else workload,
-            name=study, budget=budget, blocks=blocks, min_effect=min_effect, seed=seed,
-            sampler=sampler, process_wide=tuple(sorted(set(process_wide))), warm=warm, more=more,
-        )  # fmt: skip
-        testbed = open_testbed(options, choice, opened, request.workload, seed=seed)
+        request = effort.request(opened.workload(workload) if isinstance(workload, str) else workload)
+        testbed = open_testbed(target, opened, request.workload, seed=effort.seed)
         if testbed.is_launched and not force:
             broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking
             if broken:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.recommendation import PolicyVerdict, Recommendation, Verdict, recommendation_id
@@ -17,15 +16,13 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import measure_default, searched, stored_default
-from ncclt.nccl.compile import compile_policy
-from ncclt.prove.collapse import collapse
-from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm, confirmed_times
+from ncclt.prove.confirm import arms_of, confirm, confirmed_times
 from ncclt.prove.interleave import MAX_BLOCKS, prove
 from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.proof import verdict_of
 from ncclt.prove.verdict import MIN_EFFECT, nothing_better
-from ncclt.search.assemble import Times, assemble
-from ncclt.search.loop import Budget, Progress, search
+from ncclt.search.assemble import Times
+from ncclt.search.loop import Budget, Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, space_of
@@ -147,7 +144,7 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
         workload: the request's workload, placed and cut to what the testbed can measure.
     """
     cluster = testbed.runner.cluster
-    name = request.name or _default_name(request, testbed, cluster, workload)
+    name = request.name or _default_name(request, testbed, workload)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -163,7 +160,8 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
     )
 
 
-def _default_name(request: TuneRequest, testbed: Testbed, cluster: Cluster, workload: Workload) -> str:
+def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) -> str:
+    cluster = testbed.runner.cluster
     # Times of another driver are no times of this one, nor those of persistent ranks the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}{request.sampler}"
@@ -171,6 +169,42 @@ def _default_name(request: TuneRequest, testbed: Testbed, cluster: Cluster, work
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{request.seed}" if request.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
     return "-".join(filter(None, (*words, request.sampler.partition(":")[2], seed)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneContext:
+    """One run of a study: what it works on, and what it hears and reports.
+
+    Attributes:
+        request, testbed, store, watcher, interrupted, clock, now: as `tune` takes them.
+        study: as it is stored.
+        workload: placed on the cluster, and cut to what can be measured there.
+        space: of the search.
+        trial_log: of the study.
+        resumed: trials that were stored before this run.
+        notes: what the reader of the result must know.
+    """
+
+    request: TuneRequest
+    testbed: Testbed
+    store: Store
+    study: Study
+    workload: Workload
+    space: SearchSpace
+    trial_log: StudyTrialLog
+    resumed: int
+    notes: tuple[str, ...]
+    watcher: Watcher
+    interrupted: Callable[[], str]
+    clock: Callable[[], float]
+    now: Callable[[], str]
+
+    def result(self, *, stop: str, left: bool = False) -> TuneResult:
+        """Return the result of a run that ends without a verdict."""
+        return TuneResult(
+            study=self.store.study(self.study.id), trials=tuple(self.trial_log.trials()), resumed=self.resumed,
+            stop=stop, recommendation=None, messages=(), notes=self.notes, left=left,
+        )  # fmt: skip
 
 
 def tune(
@@ -209,11 +243,22 @@ def tune(
     if not request.more and (published := _published(request, store, study)) is not None:
         return _finished(store, study, published, notes)
     with StudyTrialLog(store, study, now) as trial_log:
+        context = TuneContext(
+            request=request, testbed=testbed, store=store, study=study, workload=workload, space=space,
+            trial_log=trial_log, resumed=len(trial_log.trials()), notes=notes,
+            watcher=watcher, interrupted=interrupted, clock=clock, now=now,
+        )  # fmt: skip
         try:
-            return _tune(
-                request, testbed, store, study, workload, space, trial_log,
-                watcher=watcher, interrupted=interrupted, clock=clock, now=now, notes=notes,
-            )  # fmt: skip
+            end = _search(context)
+            if not end.interrupted and not _may_end(trial_log):
+                return context.result(stop=end.reason, left=True)
+            proof = _confirm_and_prove(context)
+            why = interrupted()
+            if end.interrupted or why or proof is None:
+                stop = why or end.reason
+                store.set_state(study.id, StudyState.INTERRUPTED, stop)
+                return context.result(stop=stop)
+            return _publish(context, *proof, end.reason)
         except StudyStoppedError as error:
             # Whoever looks at it must not take it for one that still searches, unless others do.
             if trial_log.is_alone():
@@ -221,83 +266,91 @@ def tune(
             raise
 
 
-def _tune(
-    request: TuneRequest,
-    testbed: Testbed,
-    store: Store,
-    study: Study,
-    workload: Workload,
-    space: SearchSpace,
-    trial_log: StudyTrialLog,
-    *,
-    watcher: Watcher,
-    interrupted: Callable[[], str],
-    clock: Callable[[], float],
-    now: Callable[[], str],
-    notes: tuple[str, ...],
-) -> TuneResult:
-    resumed = len(trial_log.trials())
+def _search(context: TuneContext) -> SearchEnd:
+    """Open the run and search until the budget ends or nothing more is to be gained."""
+    request, testbed, trial_log = context.request, context.testbed, context.trial_log
     budget = request.budget
     if request.more:  # asked for in so many words, so that only time and cost end them earlier
         budget = replace(budget, trials=len(searched(trial_log)) + request.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
-    watcher.opened(study, resumed)
-    store.set_state(study.id, StudyState.RUNNING, "")
-    warm = _warm_settings(store, study) if request.warm else ()
-    proposer = Proposer(
-        space, workload, study.cluster, name=study.name, seed=request.seed, prior_trials=warm, alone=store.alone,
-        sampler=named_sampler(request.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
-    )  # fmt: skip
-    with proposer, testbed.awake():
-        end = search(
-            testbed.searching, workload, trial_log, proposer, budget,
-            clock=clock, interrupted=interrupted, watch=watcher.searched, kill=testbed.kill,
+    context.watcher.opened(context.study, context.resumed)
+    context.store.set_state(context.study.id, StudyState.RUNNING, "")
+    with _proposer(context) as proposer, testbed.awake():
+        return search(
+            testbed.searching, context.workload, trial_log, proposer, budget,
+            clock=context.clock, interrupted=context.interrupted, watch=context.watcher.searched, kill=testbed.kill,
             only_worker=trial_log.is_alone(),
         )  # fmt: skip
-    if not end.interrupted and not _may_end(trial_log):
-        return TuneResult(
-            study=store.study(study.id), trials=tuple(trial_log.trials()), resumed=resumed, stop=end.reason,
-            recommendation=None, messages=(), notes=notes, left=True,
-        )  # fmt: skip
-    times = confirm(testbed.runner, workload, trial_log, interrupted=interrupted, watch=watcher.confirmed)
-    policies = {Arm.DEFAULT: Policy()} if testbed.inert else _policies(times, workload, testbed.runner.cluster)
+
+
+def _proposer(context: TuneContext) -> Proposer:
+    """Return what proposes the settings of the search."""
+    request, store, study = context.request, context.store, context.study
+    warm = _warm_settings(store, study) if request.warm else ()
+    return Proposer(
+        context.space, context.workload, study.cluster,
+        name=study.name, seed=request.seed, prior_trials=warm, alone=store.alone,
+        sampler=named_sampler(request.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
+    )  # fmt: skip
+
+
+def _confirm_and_prove(context: TuneContext) -> tuple[Times, Mapping[Arm, Policy]] | None:
+    """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
+    testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
+    interrupted = context.interrupted
+    times = confirm(testbed.runner, workload, trial_log, interrupted=interrupted, watch=context.watcher.confirmed)
+    policies = {Arm.DEFAULT: Policy()} if testbed.inert else arms_of(times, workload, testbed.runner.cluster)
     complete = prove(
         testbed.runner, workload, trial_log, policies,
-        by_variables=testbed.by_variables, blocks=request.blocks, min_effect=request.min_effect, anew=request.more > 0,
-        interrupted=interrupted, watch=watcher.proved,
+        by_variables=testbed.by_variables, blocks=context.request.blocks, min_effect=context.request.min_effect,
+        anew=context.request.more > 0, interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
-    trials = tuple(trial_log.trials())
-    why = interrupted()
-    stop = why or end.reason
-    if not complete or end.interrupted or why:
-        store.set_state(study.id, StudyState.INTERRUPTED, stop)
-        return TuneResult(
-            study=store.study(study.id), trials=trials, resumed=resumed, stop=stop,
-            recommendation=None, messages=(), notes=notes,
-        )  # fmt: skip
-    default = measure_default(testbed.runner, workload, trial_log)
+    return (times, policies) if complete else None
+
+
+def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy], stop: str) -> TuneResult:
+    """Judge the proof, publish what it says, and end the study."""
+    testbed, store, workload, study = context.testbed, context.store, context.workload, context.study
+    trials = tuple(context.trial_log.trials())
+    default = measure_default(testbed.runner, workload, context.trial_log)
     assert default.score_us is not None
+    min_effect = context.request.min_effect
     deliveries = {
-        arm: PolicyVerdict(
-            policy=policy,
-            verdict=verdict_of(arm, policy, trials, workload, min_effect=request.min_effect),
-        )
+        arm: PolicyVerdict(policy=policy, verdict=verdict_of(arm, policy, trials, workload, min_effect=min_effect))
         for arm, policy in policies.items()
         if arm is not Arm.DEFAULT
     }
     launched = len({t.setting for t in trials})
     why = testbed.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
     nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
-    recommendation = _publish(
-        store, study, request.workload, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), now(),
-        trials=len(trials),
-    )  # fmt: skip
-    store.set_state(study.id, StudyState.DONE, end.reason)
-    return TuneResult(
-        study=store.study(study.id), trials=trials, resumed=resumed, stop=end.reason, recommendation=recommendation,
-        messages=message_rows(recommendation.table.policy, trials, workload, times), notes=notes,
+    recommendation = _recommendation(
+        context, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), trials=len(trials)
+    )
+    # A stale one stays what it was: the same trials prove nothing new.
+    same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
+    recommendation = same[0] if same else store.publish(recommendation)
+    store.set_state(study.id, StudyState.DONE, stop)
+    return replace(
+        context.result(stop=stop),
+        trials=trials,
+        recommendation=recommendation,
+        messages=message_rows(recommendation.table.policy, trials, workload, times),
+    )
+
+
+def _recommendation(
+    context: TuneContext, table: PolicyVerdict, variables: PolicyVerdict | None, *, trials: int
+) -> Recommendation:
+    """Return what so many trials of the study say, not yet published."""
+    study, workload, source_digest = context.study, context.study.workload, context.request.workload.digest()
+    return Recommendation(
+        id=recommendation_id(study.id, table, variables, source_digest=source_digest, trials=trials), revision=0,
+        study=study.id, cluster=study.cluster.name, model=workload.name, workload_digest=workload.digest(),
+        collectives=workload.collectives, fingerprint=study.cluster.fingerprint(), table=table, variables=variables,
+        simulated=study.simulated, launcher=study.launcher, created=context.now(), source_digest=source_digest,
+        dtypes=workload.dtypes,
     )  # fmt: skip
 
 
@@ -342,59 +395,3 @@ def _may_end(trial_log: StudyTrialLog) -> bool:
     while trial_log.refresh():
         time.sleep(_POLL_S)
     return True
-
-
-def _policies(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, Policy]:
-    """Return what is worth proving against the default: the per-size policy, and the best that variables can say."""
-    version = cluster.version
-    table = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
-
-    def expressible(policy: Policy) -> bool:
-        return compile_policy(policy, version=version, collectives=workload.collectives).complete
-
-    confirmed = Times(
-        by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
-        launches=times.launches,
-    )
-    variables = collapse(confirmed, workload, version=version, expressible=expressible)
-    policies = {Arm.DEFAULT: Policy()}
-    if not table.is_default:
-        policies[Arm.TABLE] = table
-    if variables is not None:
-        policies[Arm.VARIABLES] = variables
-    return policies
-
-
-def _publish(
-    store: Store,
-    study: Study,
-    source: Workload,
-    table: PolicyVerdict,
-    variables: PolicyVerdict | None,
-    now: str,
-    *,
-    trials: int,
-) -> Recommendation:
-    """Publish the result of so many trials, unless it was published just before the study was cut off."""
-    cluster, workload = study.cluster, study.workload
-    source_digest = source.digest()
-    recommendation = Recommendation(
-        id=recommendation_id(study.id, table, variables, source_digest=source_digest, trials=trials),
-        revision=0,
-        study=study.id,
-        cluster=cluster.name,
-        model=workload.name,
-        workload_digest=workload.digest(),
-        collectives=workload.collectives,
-        fingerprint=cluster.fingerprint(),
-        table=table,
-        variables=variables,
-        simulated=study.simulated,
-        launcher=study.launcher,
-        created=now,
-        source_digest=source_digest,
-        dtypes=workload.dtypes,
-    )
-    # A stale one stays what it was: the same trials prove nothing new.
-    same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
-    return same[0] if same else store.publish(recommendation)

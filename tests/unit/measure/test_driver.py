@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from ncclt.cli.check import _with_drivers
-from ncclt.cli.testbed import TestbedOptions
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.driver import Drivers, drivers_of_nodes
-from ncclt.measure.target import Place
-from ncclt.measure.testbed import LauncherChoice
+from ncclt.measure.target import Target
 from ncclt.nccl.driver_version import drivers_in
 from ncclt.prove.recheck import RecheckRequest
 from ncclt.store import open_store
@@ -50,28 +48,28 @@ def test_both_kernel_modules_are_read(text, found):
 
 
 def test_what_runs_on_this_machine_is_read_here(tmp_path):
-    place = Place(launcher="torchrun", reason="test")
-    assert "cannot be read" in drivers_of_nodes(CLUSTER, place, environ={}, root=tmp_path).why_unknown
+    target = Target(launcher="torchrun", reason="test")
+    assert "cannot be read" in drivers_of_nodes(CLUSTER, target, environ={}, root=tmp_path).why_unknown
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(OPEN)
-    assert drivers_of_nodes(CLUSTER, place, environ={}, root=tmp_path) == Drivers(versions=("570.86.15",))
+    assert drivers_of_nodes(CLUSTER, target, environ={}, root=tmp_path) == Drivers(versions=("570.86.15",))
 
 
 def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
-    place = Place(launcher="mpirun", reason="test", extra=("--allow-run-as-root", "--oversubscribe"))
+    target = Target(launcher="mpirun", reason="test", launcher_arg=("--allow-run-as-root", "--oversubscribe"))
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
-    assert "no node showed" in drivers_of_nodes(CLUSTER, place, environ=environ).why_unknown
+    assert "no node showed" in drivers_of_nodes(CLUSTER, target, environ=environ).why_unknown
     (tmp_path / "version").write_text(OPEN)
-    assert drivers_of_nodes(CLUSTER, place, environ=environ).text == "570.86.15"
+    assert drivers_of_nodes(CLUSTER, target, environ=environ).text == "570.86.15"
 
 
 def test_pods_are_not_started_for_it():
-    place = Place(launcher="kubernetes", reason="test", container="image")
-    assert "not asked" in drivers_of_nodes(CLUSTER, place, environ={}).why_unknown
+    target = Target(launcher="kubernetes", reason="test", container="image")
+    assert "not asked" in drivers_of_nodes(CLUSTER, target, environ={}).why_unknown
 
 
 def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():
@@ -115,11 +113,9 @@ def test_check_asks_only_where_nccl_is_launched(
     (tmp_path / "version").write_text(OPEN)
     monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
     testbed = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
-    options = TestbedOptions(launcher=launcher, backend=backend, python=sys.executable)
+    target = Target(launcher=launcher, reason="test", backend=backend, python=sys.executable)
 
-    found = _with_drivers(
-        request, store, options, LauncherChoice(name=launcher, reason="test"), testbed, new_driver=False
-    )
+    found = _with_drivers(request, store, target, testbed, new_driver=False)
 
     assert (found.driver, found.driver_before) == (driver, "")
     assert said in capsys.readouterr().err

@@ -13,7 +13,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import UsageError
 from ncclt.measure import LaunchedRunner, PersistentRunner
 from ncclt.measure.launched_testbed import cluster_here, launched_testbed, on_cpus
-from ncclt.measure.target import Place
+from ncclt.measure.target import Target
 
 CLUSTER = Cluster(
     name="pair", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
@@ -27,7 +27,7 @@ GLOO = {"benchmark": "torch_collectives", "backend": "gloo"}
 
 def make_testbed(cluster=CLUSTER, *, environ=None, **place):
     """A testbed that finds no plugin unless its environment names one."""
-    given = Place(**({"launcher": "ssh", "reason": "test", "hosts": ("a", "b")} | place))
+    given = Target(**({"launcher": "ssh", "reason": "test", "hosts": ("a", "b")} | place))
     return launched_testbed(cluster, ALL_REDUCE, given, environ=environ or NO_PLUGIN, ask=False)
 
 
@@ -173,12 +173,12 @@ def test_what_gloo_measures_never_stands_for_the_gpus_of_the_cluster():
 
 
 def test_without_a_cluster_only_cpus_can_be_measured():
-    here = cluster_here(nodes=1, gpus_per_node=3, nccl_version=None, backend="gloo")
+    here = cluster_here(Target(gpus_per_node=3, backend="gloo"))
     assert (here.nodes, here.gpus_per_node, here.gpu) == (1, 3, "none (CPU, gloo)")
     with pytest.raises(UsageError, match="--cluster is needed"):
-        cluster_here(nodes=1, gpus_per_node=2, nccl_version=None, backend="nccl")
+        cluster_here(Target(nodes=1, gpus_per_node=2))
     with pytest.raises(UsageError, match="several nodes need a --cluster"):
-        cluster_here(nodes=2, gpus_per_node=2, nccl_version=None, backend="gloo")
+        cluster_here(Target(nodes=2, gpus_per_node=2, backend="gloo"))
 
 
 def test_a_tuner_plugin_that_every_trial_keeps_is_not_displaced(tmp_path):

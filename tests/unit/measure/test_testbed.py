@@ -1,4 +1,4 @@
-"""Where trials run, and why there."""
+"""What can be tried and measured where trials run."""
 
 import inspect
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
-from ncclt.measure.testbed import Testbed, choose_launcher
+from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import SEARCHED_UNASKED, process_wide_ladders, space_of
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -23,46 +23,10 @@ CLUSTER = Cluster(
 )  # fmt: skip
 
 
-def choose(requested=None, *, landscape=False, environ=None, gpus=False):
-    return choose_launcher(requested, landscape=landscape, environ=environ or {}, gpus_visible=lambda: gpus)
-
-
 def workload(*collectives, world_size=0):
     messages = [Message(collective=c, dtype="float32", size_bytes=4096, group_size=world_size) for c in collectives]
     rows = tuple(MessageCalls(message=message, calls_per_step=1) for message in messages)
     return Workload(name="w", messages=rows, provenance=Provenance(source="test", world_size=world_size))
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "reason"),
-    [
-        ({}, "simulate", "no Slurm allocation and no GPU here"),
-        ({"gpus": True}, "local", "GPUs are visible here"),
-        ({"landscape": True, "gpus": True}, "replay", "a landscape was given"),
-        ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as asked"),
-    ],
-)
-def test_the_place_is_chosen_and_the_reason_said(given, name, reason):
-    choice = choose(**given)
-
-    assert (choice.name, choice.reason) == (name, reason)
-
-
-def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
-    choice = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
-
-    assert (choice.name, choice.reason) == ("slurm", "this is Slurm allocation 7")
-
-
-def test_an_unknown_launcher_is_refused_with_those_that_are_known():
-    with pytest.raises(UsageError, match="unknown launcher 'slum'") as refused:
-        choose("slum")
-    assert "slurm" in refused.value.hint
-
-
-def test_a_landscape_goes_with_replay_alone():
-    with pytest.raises(UsageError, match="replayed"):
-        choose("local", landscape=True)
 
 
 def test_messages_outside_the_testbed_are_left_out_and_named():

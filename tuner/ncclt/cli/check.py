@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import UTC, datetime
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
-from ncclt.cli.testbed import (
-    Backend,
-    BenchmarkName,
-    ClusterName,
-    Container,
-    GpusPerNode,
-    HostFile,
-    Hosts,
-    KeepEnv,
-    Kubernetes,
-    Landscape,
-    LauncherArg,
-    LauncherName,
-    Namespace,
-    NcclTestsFolder,
-    NcclVersionName,
-    Nodes,
-    Python,
-    Scratch,
-    TestbedOptions,
-    Through,
-    Where,
-    open_testbed,
-)
+from ncclt.cli.spread import Fields, spread
+from ncclt.cli.testbed import open_testbed
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.policy import Policy
     from ncclt.core.recheck import Check
-    from ncclt.core.study import Arm
+    from ncclt.core.recommendation import Recommendation
+    from ncclt.core.study import Arm, Study
     from ncclt.core.trial import TrialResult
-    from ncclt.measure.testbed import LauncherChoice, Testbed
+    from ncclt.measure.testbed import Testbed
     from ncclt.prove.recheck import RecheckRequest
     from ncclt.store import Store
 
@@ -51,31 +31,20 @@ EXIT_STALE = 4
 
 
 @app.command()
+@spread
 def check(
     model: Annotated[str, typer.Option(help="Name of the workload whose recommendation is checked.")],
-    cluster: ClusterName = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    nccl_version: NcclVersionName = None,
+    target: Annotated[
+        Target,
+        Fields(
+            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher landscape where benchmark "
+            "backend nccl_tests hosts hostfile python container namespace kubernetes launcher_arg scratch keep_env "
+            "through"
+        ),
+    ],
     points: Annotated[int, typer.Option(help="Messages to measure again, those of most weight: 3 to 6.")] = 5,
     blocks: Annotated[int, typer.Option(help="A B B A blocks of default and policy.")] = 2,
     tolerance: Annotated[float, typer.Option(help="Share by which a time may change in any case.")] = 0.10,
-    launcher: LauncherName = None,
-    landscape: Landscape = None,
-    where: Where = None,
-    benchmark: BenchmarkName = None,
-    backend: Backend = "nccl",
-    nccl_tests: NcclTestsFolder = None,
-    hosts: Hosts = None,
-    hostfile: HostFile = None,
-    python: Python = sys.executable,
-    container: Container = None,
-    namespace: Namespace = None,
-    kubernetes: Kubernetes = None,
-    launcher_arg: LauncherArg = None,
-    scratch: Scratch = None,
-    keep_env: KeepEnv = False,
-    through: Through = None,
     new_driver: Annotated[
         bool, typer.Option("--new-driver", help="Measure under another NVIDIA driver too; fresh = serve under it.")
     ] = False,
@@ -90,26 +59,22 @@ def check(
     is nothing to check.
     """
     from ncclt.core.study import Arm
+    from ncclt.prove.recheck import RecheckRequest, served_arm
     from ncclt.prove.recheck import check as run
-    from ncclt.prove.recheck import served_arm
     from ncclt.store import open_store
 
-    options = TestbedOptions(
-        cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
-        landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
-        hosts=hosts, hostfile=hostfile, python=python, container=container, namespace=namespace,
-        kubernetes=tuple(kubernetes or ()),
-        launcher_arg=tuple(launcher_arg or ()), scratch=scratch, keep_env=keep_env,
-        through=through,
-    )  # fmt: skip
-    choice = options.choice()
+    target = target.resolved(os.environ)
     with open_store(storage) as store:
+        from ncclt.store.store import utc_now
+
         # One seed for noise that is invented: a check must not repeat the study's own launches.
-        testbed = open_testbed(options, choice, store, store.workload(model), seed=0, ask_driver=False)
-        request = _request(
-            store, testbed, model, nccl_version=nccl_version, points=points, blocks=blocks, tolerance=tolerance
-        )
-        request = _with_drivers(request, store, options, choice, testbed, new_driver=new_driver)
+        testbed = open_testbed(target, store, store.workload(model), seed=0, ask_driver=False)
+        published, study = _published(store, testbed, model, target.nccl_version)
+        request = RecheckRequest(
+            recommendation=published, study=study, trials=store.trials(study.id),
+            points=points, blocks=blocks, tolerance=tolerance,
+        )  # fmt: skip
+        request = _with_drivers(request, store, target, testbed, new_driver=new_driver)
         arm, served = served_arm(request.recommendation)
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, testbed)
@@ -117,10 +82,7 @@ def check(
         watch = _RecheckWatch(hidden=quiet or as_json)
         watch.begun(request, testbed)
         with StopWish() as stop:
-            found = run(
-                request, testbed.delivering(arm), interrupted=stop, watch=watch,
-                now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
-            )  # fmt: skip
+            found = run(request, testbed.delivering(arm), interrupted=stop, watch=watch, now=utc_now)
         if found is None:
             say("ncclt: interrupted: nothing was recorded")
             raise typer.Exit(EXIT_INTERRUPTED)
@@ -133,21 +95,10 @@ def check(
         raise typer.Exit(EXIT_STALE)
 
 
-def _request(
-    store: Store,
-    testbed: Testbed,
-    model: str,
-    *,
-    nccl_version: str | None,
-    points: int,
-    blocks: int,
-    tolerance: float,
-) -> RecheckRequest:
-    from dataclasses import replace
-
+def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | None) -> tuple[Recommendation, Study]:
+    """Return the recommendation that is served here, a stale one too, and its study."""
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request, select
-    from ncclt.prove.recheck import RecheckRequest
 
     cluster = testbed.runner.cluster
     wanted = Request(
@@ -163,15 +114,7 @@ def _request(
     here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
     fitting = [r for r in published if not here.refusal(r.fingerprint)]
     found = select(fitting or published, wanted, partly=True)
-    study = store.study(found.study)
-    return RecheckRequest(
-        recommendation=found,
-        study=study,
-        trials=store.trials(study.id),
-        points=points,
-        blocks=blocks,
-        tolerance=tolerance,
-    )
+    return found, store.study(found.study)
 
 
 def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testbed) -> None:
@@ -194,27 +137,17 @@ def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testb
 
 
 def _with_drivers(
-    request: RecheckRequest,
-    store: Store,
-    options: TestbedOptions,
-    choice: LauncherChoice,
-    testbed: Testbed,
-    *,
-    new_driver: bool,
+    request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
     """Add the driver of the nodes and that of before; nothing is asked where nothing is launched."""
-    import os
-    from dataclasses import replace
-
     from ncclt.measure.driver import Drivers, drivers_of_nodes
-    from ncclt.measure.testbed import NOT_LAUNCHED
     from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
     before = driver_before(found, store.checks(found.id))
     here = Drivers()
-    if choice.name not in NOT_LAUNCHED and options.backend == "nccl":
-        here = drivers_of_nodes(testbed.runner.cluster, options.place(choice), environ=os.environ)
+    if target.is_launched and target.backend == "nccl":
+        here = drivers_of_nodes(testbed.runner.cluster, target, environ=os.environ)
         if here.why_unknown:
             say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {here.why_unknown}")
         elif not before:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,9 @@ import typer
 
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, say
+from ncclt.cli.spread import Fields, spread
 from ncclt.errors import NoRecommendationError, UsageError
+from ncclt.measure.target import Option, Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -24,10 +27,25 @@ EXIT_CODES = {"healthy": 0, "broken": 1, "degraded": 4, "incomplete": 4}
 """Verdict -> exit code: 1 = nothing should be measured here, 4 = it runs, with less than it could or not fully seen."""
 
 
+_OF_ONE_START = {
+    "cluster": Option("Name of the cluster that this should be.", envvar="NCCLT_CLUSTER"),
+    "nccl_version": Option("NCCL version of the job, if no log shows it."),
+    "launcher": Option(
+        "Also start one small all_reduce there with NCCL's log on: local, torchrun, mpirun, slurm, ssh."
+    ),
+    "nodes": Option("Nodes of that all_reduce."),
+    "gpus_per_node": Option("GPUs per node of that all_reduce."),
+    "hosts": Option("Nodes of that all_reduce by name, comma-separated.", comma=True),
+    "benchmark": Option("What runs it: nccl_tests or torch_collectives; default: what fits."),
+}
+"""Options of the one launch that is made, in place of trials."""
+
+
 @app.command(
     epilog="Exit codes: 0 = nothing found but notes, 1 = a finding of severity error, 4 = warnings, or something could "
     "not be examined."
 )
+@spread
 def doctor(
     from_: Annotated[
         list[Path] | None,
@@ -38,27 +56,13 @@ def doctor(
             "looked at.",
         ),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster that this should be.")
-    ] = None,
+    *,
+    target: Annotated[
+        Target,
+        Fields("cluster model nccl_version launcher nodes gpus_per_node hosts benchmark nccl_tests", _OF_ONE_START),
+    ],
     model: Annotated[
         str | None, typer.Option(help="Workload whose recommendation on --cluster the files must not contradict.")
-    ] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL version of the job, if no log shows it.")] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            help="Also start one small all_reduce there with NCCL's log on: local, torchrun, mpirun, slurm, ssh."
-        ),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of that all_reduce.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of that all_reduce.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Nodes of that all_reduce by name, comma-separated.")] = None,
-    benchmark: Annotated[
-        str | None, typer.Option(help="What runs it: nccl_tests or torch_collectives; default: what fits.")
-    ] = None,
-    nccl_tests: Annotated[
-        Path | None, typer.Option("--nccl-tests", help="Folder of the nccl-tests programs; default: PATH.")
     ] = None,
     as_cluster: Annotated[
         str | None, typer.Option(help="Store what was seen as a cluster of this name, for --cluster.")
@@ -84,13 +88,13 @@ def doctor(
         return
     if (set_ or replace or dry_run) and not as_cluster:
         raise UsageError("--set, --replace and --dry-run need --as-cluster NAME")
-    if from_ and launcher:
+    if from_ and target.launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
     from ncclt.core.nccl_version import NcclVersion
 
-    version = NcclVersion.parse(nccl_version) if nccl_version else None
-    meant = _cluster(cluster, storage, nodes=nodes, gpus_per_node=gpus_per_node)
-    recommended = _recommended(model, cluster, storage)
+    version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
+    meant = _cluster(target, storage)
+    recommended = _recommended(model, target.cluster, storage)
     if from_:
         from ncclt.health.doctor.service import examine_files
 
@@ -100,11 +104,8 @@ def doctor(
 
         log: LogFacts | None = None
         missing: tuple[str, ...] = ()
-        if launcher:
-            log, missing = _start(
-                launcher, meant, nodes=nodes, gpus_per_node=gpus_per_node, hosts=hosts, benchmark=benchmark,
-                nccl_tests=nccl_tests,
-            )  # fmt: skip
+        if target.launcher:
+            log, missing = _start(target, meant)
         diagnosis = examine_here(
             os.environ, cluster=meant, version=version, recommended=recommended, log=log, missing=missing
         )
@@ -117,13 +118,13 @@ def doctor(
     raise typer.Exit(EXIT_CODES[diagnosis.verdict])
 
 
-def _cluster(name: str | None, storage: str | None, *, nodes: int | None, gpus_per_node: int | None) -> Cluster | None:
-    if name is None:
+def _cluster(target: Target, storage: str | None) -> Cluster | None:
+    if target.cluster is None:
         return None
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        return store.cluster(name).sized(nodes=nodes, gpus_per_node=gpus_per_node)
+        return store.cluster(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
 
 
 def _recommended(model: str | None, cluster: str | None, storage: str | None) -> Mapping[str, str]:
@@ -144,38 +145,27 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
         return table
 
 
-def _start(
-    launcher: str,
-    cluster: Cluster | None,
-    *,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    hosts: str | None,
-    benchmark: str | None,
-    nccl_tests: Path | None,
-) -> tuple[LogFacts, tuple[str, ...]]:
+def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
     from ncclt.core.message import Collective
     from ncclt.health.doctor.service import start_log
     from ncclt.launch import launcher_modules
     from ncclt.measure.launched_testbed import benchmark_of, launcher_of
-    from ncclt.measure.target import Place
 
-    if launcher not in (known := launcher_modules()):
-        raise UsageError(f"unknown launcher {launcher!r} to start anything by", hint=f"one of {', '.join(known)}")
-    job = cluster or _job_of_unknown_gpus(nodes, gpus_per_node)
-    names = tuple(name.strip() for name in (hosts or "").split(",") if name.strip())
-    place = Place(
-        launcher=launcher, reason="as asked", benchmark=benchmark, nccl_tests=nccl_tests, hosts=names, keep_env=True
-    )
-    say(f"ncclt: starting one all_reduce of {job.world_size} ranks by {launcher}")
-    starter = launcher_of(job, place, names, environ=os.environ)
-    runs, _ = benchmark_of(job, place, starter, frozenset({Collective.ALL_REDUCE}))
+    if target.launcher not in (known := launcher_modules()):
+        raise UsageError(
+            f"unknown launcher {target.launcher!r} to start anything by", hint=f"one of {', '.join(known)}"
+        )
+    job = cluster or _job_of_unknown_gpus(target)
+    target = changed(target, keep_env=True).resolved(os.environ)
+    say(f"ncclt: starting one all_reduce of {job.world_size} ranks by {target.launcher}")
+    starter = launcher_of(job, target, target.hosts, environ=os.environ)
+    runs, _ = benchmark_of(job, target, starter, frozenset({Collective.ALL_REDUCE}))
     return start_log(starter, runs, job)
 
 
-def _job_of_unknown_gpus(nodes: int | None, gpus_per_node: int | None) -> Cluster:
+def _job_of_unknown_gpus(target: Target) -> Cluster:
     """Return a cluster that says nothing but how many ranks to start, for machines that nobody has described yet."""
-    if gpus_per_node is None:
+    if target.gpus_per_node is None:
         raise UsageError(
             "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
             hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
@@ -183,8 +173,9 @@ def _job_of_unknown_gpus(nodes: int | None, gpus_per_node: int | None) -> Cluste
     from ncclt.core.cluster import Cluster
 
     return Cluster(
-        name="not-named", nodes=nodes or 1, gpus_per_node=gpus_per_node, gpu="unknown", compute_capability=80,
-        link_class="pcie", link_gbps=1.0, fabric="ethernet", nics_per_node=1, nic_gbps=1.0, nccl_version="2.28.9",
+        name="not-named", nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node, gpu="unknown",
+        compute_capability=80, link_class="pcie", link_gbps=1.0, fabric="ethernet", nics_per_node=1, nic_gbps=1.0,
+        nccl_version="2.28.9",
     )  # fmt: skip
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli import testbed
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
+from ncclt.cli.spread import Fields, spread
 from ncclt.cli.submit import is_login_node
+from ncclt.cli.testbed import chosen_cluster
 from ncclt.errors import StoreError, UsageError
+from ncclt.measure.target import Option, Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.preflight import Preflight
     from ncclt.health.preflight import RunnerFor
-    from ncclt.measure.testbed import LauncherChoice
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -35,22 +34,20 @@ _EARLIER = 100
     epilog="Exit codes: 0 = healthy, 4 = degraded, 1 = could not measure, 2 = wrong options, 69 = no store, "
     "75 = the allocation is gone, 130 = interrupted. docs/preflight.md shows it in a Slurm prolog."
 )
+@spread
 def preflight(
-    cluster: testbed.ClusterName = None,
-    nodes: testbed.Nodes = None,
-    gpus_per_node: testbed.GpusPerNode = None,
-    nccl_version: testbed.NcclVersionName = None,
-    launcher: testbed.LauncherName = None,
-    hosts: testbed.Hosts = None,
-    hostfile: testbed.HostFile = None,
-    benchmark: testbed.BenchmarkName = None,
-    backend: testbed.Backend = "nccl",
-    nccl_tests: testbed.NcclTestsFolder = None,
-    python: testbed.Python = sys.executable,
-    container: testbed.Container = None,
-    launcher_arg: testbed.LauncherArg = None,
-    scratch: testbed.Scratch = None,
-    keep_env: testbed.KeepEnv = False,
+    target: Annotated[
+        Target,
+        Fields(
+            "cluster nodes gpus_per_node nccl_version launcher hosts hostfile benchmark backend nccl_tests python "
+            "container launcher_arg scratch keep_env sizes expect tolerance quick full pairs parallel",
+            {
+                "parallel": Option(
+                    "Launches at once, each on nodes of its own; they share switches, so they may contend."
+                )
+            },
+        ),
+    ],
     sizes: Annotated[
         str | None,
         typer.Option(help="Sizes of all_reduce, comma-separated, for example 64,1M,1G; the largest is judged."),
@@ -77,9 +74,6 @@ def preflight(
             "meets another one."
         ),
     ] = "adaptive",
-    parallel: Annotated[
-        int, typer.Option(help="Launches at once, each on nodes of its own; they share switches, so they may contend.")
-    ] = 1,
     seconds: Annotated[
         float | None,
         typer.Option("--time", help="Seconds after which no further launch is begun, and that no launch may take."),
@@ -119,59 +113,52 @@ def preflight(
         from ncclt.store import open_to_read
 
         with open_to_read(storage) as opened:
-            print_history(opened.preflights(cluster=cluster), as_json=as_json)
+            print_history(opened.preflights(cluster=target.cluster), as_json=as_json)
         return
     if plot is not None:
         check_plot(plot)
     if seconds is not None and not seconds > 0:
         raise UsageError(f"--time must be above 0 seconds, not {seconds:g}")
-    if launcher == "replay":
+    if target.launcher == "replay":
         raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
-    options = testbed.TestbedOptions(
-        cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
-        hosts=hosts, hostfile=hostfile, benchmark=benchmark, backend=backend, nccl_tests=nccl_tests, parallel=parallel,
-        python=python, container=container, launcher_arg=tuple(launcher_arg or ()), scratch=scratch, keep_env=keep_env,
-    )  # fmt: skip
-    choice = options.choice()
-    if weak and choice.name != "simulate":
+    target = target.resolved(os.environ, drill=True)
+    simulated = target.launcher == "simulate"
+    if weak and not simulated:
         raise UsageError("--weak needs --launcher simulate")
-    where, earlier = _known(options, choice, storage, keep=store, writes=store and not dry_run)
-    names = _hosts(options, choice, where, dry_run=dry_run)
+    where, earlier = _known(target, storage, keep=store, writes=store and not dry_run)
+    names = _hosts(target, where, dry_run=dry_run)
     where = where.sized(nodes=len(names))
     wanted = _sizes(sizes)
-    word = "simulated" if choice.name == "simulate" else options.place(choice).benchmark_name
+    word = "simulated" if simulated else target.benchmark_name
     expected = expectation(
-        where, wanted, tolerance=tolerance, given_gbps=expect, earlier=earlier, benchmark=word,
-        simulated=choice.name == "simulate",
-    )  # fmt: skip
+        where, wanted, tolerance=tolerance, given_gbps=expect, earlier=earlier, benchmark=word, simulated=simulated
+    )
 
     def request(notes: tuple[str, ...]) -> PreflightRequest:
         return PreflightRequest(
-            cluster=where, hosts=names, expectation=expected, sizes=wanted, tolerance=tolerance, launcher=choice.name,
-            benchmark=word, quick=quick, full=full, plan=pairs, notes=notes,
+            cluster=where, hosts=names, expectation=expected, sizes=wanted, tolerance=tolerance,
+            launcher=target.launcher, benchmark=word, quick=quick, full=full, plan=pairs, notes=notes,
         )  # fmt: skip
 
-    simulated = choice.name == "simulate"
     if dry_run:
         planned = request(())
-        print_plan(planned, cost(planned, simulated=simulated), parallel, simulated=simulated, as_json=as_json)
+        print_plan(planned, cost(planned, simulated=simulated), target.parallel, simulated=simulated, as_json=as_json)
         return
     request(())  # refused before anything is launched
-    runner_for, notes = _runners(options, choice, where, names, weak or [], seed=seed, time_s=seconds)
+    runner_for, notes = _runners(target, where, names, weak or [], seed=seed, time_s=seconds)
     hidden = quiet or as_json
     if not hidden:
         mark = " (SIMULATED)" if simulated else ""
-        say(f"ncclt: launches run on: {choice.name}{mark}, {choice.reason}")
+        say(f"ncclt: launches run on: {target.launcher}{mark}, {target.reason}")
+    from ncclt.store.store import utc_now
+
     with interruptible():
         probes = Probes(
-            runner_for, expected, simulated=simulated, at_once=parallel, time_s=seconds, clock=time.monotonic,
+            runner_for, expected, simulated=simulated, at_once=target.parallel, time_s=seconds, clock=time.monotonic,
             watch=watcher(hidden=hidden),
         )  # fmt: skip
         try:
-            result = run(
-                request(notes), probes, now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
-                clock=time.monotonic,
-            )  # fmt: skip
+            result = run(request(notes), probes, now=utc_now, clock=time.monotonic)
         except KeyboardInterrupt:
             say("ncclt: interrupted: the running launch was ended, nothing was stored")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -186,9 +173,7 @@ def preflight(
     raise typer.Exit(EXIT_CODES[result.state])
 
 
-def _known(
-    options: testbed.TestbedOptions, choice: LauncherChoice, storage: str | None, *, keep: bool, writes: bool
-) -> tuple[Cluster, tuple[Preflight, ...]]:
+def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> tuple[Cluster, tuple[Preflight, ...]]:
     """Return the cluster, and its earlier preflights; without --store a store that cannot be read is no obstacle.
 
     Raises:
@@ -198,8 +183,8 @@ def _known(
     from ncclt.store import open_store
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
-        cluster = options.chosen_cluster(choice, store)
-        if choice.name != "simulate" and options.place(choice).is_gloo:
+        cluster = chosen_cluster(target, store)
+        if target.is_launched and target.is_gloo:
             cluster = on_cpus(cluster)  # what gloo measures is no history of the fabric of GPUs
         return cluster, store.preflights(cluster=cluster.name, limit=_EARLIER)
 
@@ -216,33 +201,29 @@ def _known(
         return read(nothing)
 
 
-def _hosts(
-    options: testbed.TestbedOptions, choice: LauncherChoice, cluster: Cluster, *, dry_run: bool
-) -> tuple[str, ...]:
+def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...]:
     """Return the names of the nodes; where --nodes is left out it is as many as are named.
 
     A plan that is only shown needs no allocation of Slurm: its nodes get names of ours.
     """
-    not_allocated = dry_run and is_login_node(choice) and not options.place(choice).hosts
+    named = target.hosts
+    not_allocated = dry_run and is_login_node(target) and not named
     if not_allocated:
         say("ncclt: note: this is not a Slurm allocation: n00, n01 and so on stand for its nodes")
-    if choice.name != "simulate" and not not_allocated:
+    elif target.is_launched:
         from ncclt.health.preflight.launched_runners import hosts_here
 
-        place = options.place(choice)
-        if options.nodes is None and place.hosts:
-            cluster = cluster.sized(nodes=len(place.hosts))
-        return hosts_here(cluster, place, environ=os.environ)
-    named = options.place(choice).hosts
-    if named and options.nodes not in (None, len(named)):
-        raise UsageError(f"{len(named)} hosts were named for {options.nodes} nodes")
+        if target.nodes is None and named:
+            cluster = cluster.sized(nodes=len(named))
+        return hosts_here(cluster, target, environ=os.environ)
+    if named and target.nodes not in (None, len(named)):
+        raise UsageError(f"{len(named)} hosts were named for {target.nodes} nodes")
     digits = max(2, len(str(cluster.nodes - 1)))
     return named or tuple(f"n{index:0{digits}}" for index in range(cluster.nodes))
 
 
 def _runners(
-    options: testbed.TestbedOptions,
-    choice: LauncherChoice,
+    target: Target,
     cluster: Cluster,
     hosts: tuple[str, ...],
     weak: list[str],
@@ -251,14 +232,14 @@ def _runners(
     time_s: float | None,
 ) -> tuple[RunnerFor, tuple[str, ...]]:
     """Return what gives the runner of some nodes or GPUs, and what the reader must know of all of them."""
-    if choice.name == "simulate":
+    if not target.is_launched:
         from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 
         fabric = SimulatedFabric(cluster, hosts, weaknesses=[parse_weakness(text) for text in weak], seed=seed)
         return fabric.runner, ("SIMULATED: the times come from a model of the cluster, nothing was measured",)
     from ncclt.health.preflight.launched_runners import launched_runners
 
-    return launched_runners(cluster, options.place(choice), environ=os.environ, time_s=time_s)
+    return launched_runners(cluster, target, environ=os.environ, time_s=time_s)
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

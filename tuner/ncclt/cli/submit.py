@@ -5,60 +5,55 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ncclt.cli.output import say
 from ncclt.errors import UsageError, hide_passwords
+from ncclt.measure.target import Option, Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.measure.testbed import LauncherChoice
     from ncclt.store import Store
 
-SbatchArg = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sbatch-arg",
-        help="Option passed to sbatch unchanged, such as --partition=gpu; repeatable. The job asks for whole nodes "
-        "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none.",
-    ),
-]
-TimeLimit = Annotated[
-    str | None, typer.Option(help="Time limit of the submitted job, in Slurm's form; default: the partition's.")
-]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Submit the job and exit without following it.")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJob:
+    """How the job is submitted that runs a whole study."""
+
+    sbatch_arg: Annotated[
+        tuple[str, ...],
+        Option(
+            "Option passed to sbatch unchanged, such as --partition=gpu; repeatable. The job asks for whole nodes "
+            "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none."
+        ),
+    ] = ()
+    time_limit: Annotated[
+        str | None, Option("Time limit of the submitted job, in Slurm's form; default: the partition's.")
+    ] = None
+    no_wait: Annotated[bool, Option("Submit the job and exit without following it.")] = False
+
+    @property
+    def names_gpus(self) -> bool:
+        """Tell whether the options for sbatch ask for GPUs themselves."""
+        return any(argument.startswith(("--gpus", "--gres")) for argument in self.sbatch_arg)
 
 
-def is_login_node(choice: LauncherChoice) -> bool:
+def is_login_node(target: Target) -> bool:
     """Tell whether trials are to run under Slurm, and this is not in an allocation."""
-    return choice.name == "slurm" and not os.environ.get("SLURM_JOB_ID")
+    return target.launcher == "slurm" and not os.environ.get("SLURM_JOB_ID")
 
 
-def submit_study(
-    cluster: Cluster,
-    store: Store,
-    *,
-    on_gpus: bool,
-    parallel: int,
-    sbatch_args: tuple[str, ...],
-    time_limit: str | None,
-    wait: bool,
-    dry_run: bool,
-) -> int:
+def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob, *, dry_run: bool) -> int:
     """Submit this very command line as one job and follow it; return the job's exit code.
 
     Args:
-        cluster: sized to one trial.
+        cluster: sized to one trial; the job gets its nodes once for each trial that runs at the same time.
         store: the job must see it too.
-        on_gpus: ask Slurm for GPUs.
-        parallel: trials at once; the job gets so many times the nodes.
-        sbatch_args: for sbatch.
-        time_limit: of the job.
-        wait: follow the job until it ends.
+        target: resolved.
+        batch: how the job is submitted.
         dry_run: print the script instead.
 
     Raises:
@@ -79,12 +74,12 @@ def submit_study(
         words = _storage_by_environment(words)
     request = BatchRequest(
         command=(sys.executable, "-m", "ncclt", *words),
-        shape=JobShape(nodes=cluster.nodes * parallel, processes_per_node=cluster.gpus_per_node),
-        gpus_per_node=cluster.gpus_per_node if on_gpus and not _asks_for_gpus(sbatch_args) else None,
-        time_limit=time_limit,
+        shape=JobShape(nodes=cluster.nodes * target.parallel, processes_per_node=cluster.gpus_per_node),
+        gpus_per_node=None if target.backend == "gloo" or batch.names_gpus else cluster.gpus_per_node,
+        time_limit=batch.time_limit,
         job_name="ncclt-tune",
         folder=Path.cwd(),
-        extra=sbatch_args,
+        extra=batch.sbatch_arg,
     )
     if dry_run:
         plan = plan_batch(request)
@@ -94,7 +89,7 @@ def submit_study(
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _leave)
-    return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
+    return submit_and_follow(request, wait=not batch.no_wait, show=sys.stdout.write, say=sys.stderr.write)
 
 
 def _storage_by_environment(words: list[str]) -> list[str]:
@@ -115,7 +110,3 @@ def _storage_by_environment(words: list[str]) -> list[str]:
 
 def _leave(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _asks_for_gpus(sbatch_args: tuple[str, ...]) -> bool:
-    return any(argument.startswith(("--gpus", "--gres")) for argument in sbatch_args)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,129 +13,119 @@ import typer
 
 from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
-from ncclt.cli.submit import NoWait, SbatchArg, TimeLimit, is_login_node, submit_study
-from ncclt.cli.testbed import (
-    Backend,
-    BenchmarkName,
-    Beside,
-    ClusterName,
-    Container,
-    GpusPerNode,
-    HostFile,
-    Hosts,
-    KeepEnv,
-    Kubernetes,
-    Landscape,
-    LauncherArg,
-    LauncherName,
-    MaxCommands,
-    Namespace,
-    NcclTestsFolder,
-    NcclVersionName,
-    Nodes,
-    Parallel,
-    Persistent,
-    Python,
-    Scratch,
-    SshOption,
-    TestbedOptions,
-    Through,
-    Where,
-    open_testbed,
-)
+from ncclt.cli.spread import spread
+from ncclt.cli.submit import BatchJob, is_login_node, submit_study
+from ncclt.cli.testbed import chosen_cluster, open_testbed
 from ncclt.errors import UsageError
+from ncclt.measure.target import Option, Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
+    from ncclt.core.printed_costs import PrintedCosts
+    from ncclt.core.workload import Workload
     from ncclt.measure.testbed import Testbed
     from ncclt.pipeline import TuneRequest
+    from ncclt.search.loop import Budget
 
 app = typer.Typer()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What a study searches and proves, and what that may cost: the options that do not say where trials run."""
+
+    trials: Annotated[
+        int,
+        Option(
+            "Launches of the search at most, earlier runs of the study included. Confirmation and proof come on top."
+        ),
+    ] = 40
+    seconds: Annotated[float | None, Option("Seconds of search at most in this run.", flag="--time")] = None
+    gpu_hours: Annotated[float | None, Option("GPU hours of the whole study after which the search stops.")] = None
+    steps: Annotated[
+        int | None,
+        Option("Training steps that will run with the result; a launch must be expected to pay for itself."),
+    ] = None
+    patience: Annotated[int, Option("Launches without a gain after which the search stops by itself; 0 = never.")] = 16
+    blocks: Annotated[
+        int, Option("A B B A blocks of the proof at most, four launches or more each; it ends when decided.")
+    ] = 16
+    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.")] = 0.02
+    process_wide: Annotated[
+        tuple[str, ...],
+        Option("Process-wide NCCL parameters to search, comma-separated; none = leave them alone.", comma=True),
+    ] = ("BUFFSIZE",)
+    seed: Annotated[int, Option("The same seed gives the same study.")] = 0
+    sampler: Annotated[
+        str,
+        Option(
+            "Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
+            "ncclt's own.",
+            metavar="MODULE:CLASS",
+        ),
+    ] = ""
+    study: Annotated[
+        str | None, Option("Name of the study; the same name resumes. Default: derived from what is tuned.")
+    ] = None
+    more: Annotated[
+        int | None,
+        Option(
+            "Add N launches of the search to a finished study, and prove it again. Without it a finished study "
+            "prints its result and launches nothing.",
+            flag="--continue",
+            metavar="N",
+            least=1,
+        ),
+    ] = None
+    warm: Annotated[bool, Option("Try early what was best in the nearest stored studies.", flag="--warm/--no-warm")] = (
+        True
+    )
+
+    def budget(self) -> Budget:
+        """Return when the search stops at the latest.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        from ncclt.search.loop import Budget
+
+        return Budget(
+            trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, patience=self.patience, steps=self.steps
+        )
+
+    def request(self, workload: Workload, printed_costs: PrintedCosts | None = None) -> TuneRequest:
+        """Return the request to tune a workload like this.
+
+        Raises:
+            UsageError: a number is out of range, or does not fit the workload.
+        """
+        from ncclt.pipeline import TuneRequest
+
+        names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
+        return TuneRequest(
+            workload=workload,
+            name=self.study,
+            budget=self.budget(),
+            blocks=self.blocks,
+            min_effect=self.min_effect,
+            seed=self.seed,
+            sampler=self.sampler,
+            process_wide=() if names == {"NONE"} else tuple(sorted(names)),
+            warm=self.warm,
+            printed_costs=printed_costs,
+            more=self.more or 0,
+        )
+
+
 @app.command()
+@spread
 def tune(
     model: Annotated[str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.")] = None,
     profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
-    cluster: ClusterName = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    nccl_version: NcclVersionName = None,
-    launcher: LauncherName = None,
-    landscape: Landscape = None,
-    where: Where = None,
-    benchmark: BenchmarkName = None,
-    backend: Backend = "nccl",
-    nccl_tests: NcclTestsFolder = None,
-    max_commands: MaxCommands = None,
-    beside: Beside = None,
-    hosts: Hosts = None,
-    hostfile: HostFile = None,
-    parallel: Parallel = 1,
-    python: Python = sys.executable,
-    container: Container = None,
-    namespace: Namespace = None,
-    kubernetes: Kubernetes = None,
-    launcher_arg: LauncherArg = None,
-    ssh_option: SshOption = None,
-    scratch: Scratch = None,
-    keep_env: KeepEnv = False,
-    persistent: Persistent = False,
-    through: Through = None,
-    sbatch_arg: SbatchArg = None,
-    time_limit: TimeLimit = None,
-    no_wait: NoWait = False,
-    trials: Annotated[
-        int,
-        typer.Option(
-            help="Launches of the search at most, earlier runs of the study included. Confirmation and "
-            "proof come on top."
-        ),
-    ] = 40,
-    seconds: Annotated[float | None, typer.Option("--time", help="Seconds of search at most in this run.")] = None,
-    gpu_hours: Annotated[
-        float | None, typer.Option(help="GPU hours of the whole study after which the search stops.")
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Training steps that will run with the result; a launch must be expected to pay for itself."),
-    ] = None,
-    patience: Annotated[
-        int, typer.Option(help="Launches without a gain after which the search stops by itself; 0 = never.")
-    ] = 16,
-    blocks: Annotated[
-        int,
-        typer.Option(help="A B B A blocks of the proof at most, four launches or more each; it ends when decided."),
-    ] = 16,
-    min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
-    process_wide: Annotated[
-        str, typer.Option(help="Process-wide NCCL parameters to search, comma-separated; none = leave them alone.")
-    ] = "BUFFSIZE",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same study.")] = 0,
-    sampler: Annotated[
-        str,
-        typer.Option(
-            metavar="MODULE:CLASS",
-            help="Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
-            "ncclt's own.",
-        ),
-    ] = "",
-    study: Annotated[
-        str | None, typer.Option(help="Name of the study; the same name resumes. Default: derived from what is tuned.")
-    ] = None,
-    more: Annotated[
-        int | None,
-        typer.Option(
-            "--continue",
-            metavar="N",
-            min=1,
-            help="Add N launches of the search to a finished study, and prove it again. Without it a finished study "
-            "prints its result and launches nothing.",
-        ),
-    ] = None,
-    warm: Annotated[
-        bool, typer.Option("--warm/--no-warm", help="Try early what was best in the nearest stored studies.")
-    ] = True,
+    *,
+    target: Target,
+    batch: BatchJob,
+    effort: Effort,
     init_log: Annotated[
         Path | None,
         typer.Option(
@@ -166,11 +155,9 @@ def tune(
     from ncclt.measure.testbed import require_tune_extra
 
     require_tune_extra()
-    from ncclt.measure.launched_testbed import check_benchmark
-    from ncclt.pipeline import TuneRequest
     from ncclt.pipeline import tune as run
-    from ncclt.search.loop import Budget
     from ncclt.store import open_store, open_to_read
+    from ncclt.store.store import utc_now
 
     costs = None
     if init_log is not None:
@@ -178,46 +165,22 @@ def tune(
 
         costs = printed_costs_of_file(init_log)
     name = _workload_name(model, profile)
-    options = TestbedOptions(
-        cluster=cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, launcher=launcher,
-        landscape=landscape, where=tuple(where or ()), benchmark=benchmark, backend=backend, nccl_tests=nccl_tests,
-        max_commands=max_commands, beside=beside, hosts=hosts, hostfile=hostfile, parallel=parallel, python=python,
-        container=container, namespace=namespace, kubernetes=tuple(kubernetes or ()),
-        launcher_arg=tuple(launcher_arg or ()), ssh_option=tuple(ssh_option or ()), scratch=scratch, keep_env=keep_env,
-        persistent=persistent, through=through,
-    )  # fmt: skip
-    choice = options.choice()
+    target = target.resolved(os.environ)
     # Whatever can be refused is refused here, before anything is created.
-    budget = Budget(trials=trials, seconds=seconds, gpu_hours=gpu_hours, patience=patience, steps=steps)
+    effort.budget()
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         workload = store.workload(name)
-        request = TuneRequest(
-            workload=workload,
-            name=study,
-            budget=budget,
-            blocks=blocks,
-            min_effect=min_effect,
-            seed=seed,
-            sampler=sampler,
-            process_wide=_names(process_wide),
-            warm=warm,
-            printed_costs=costs,
-            more=more or 0,
-        )
-        if (sbatch_arg or time_limit or no_wait) and choice.name != "slurm":
+        request = effort.request(workload, costs)
+        if batch != BatchJob() and target.launcher != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
-        if is_login_node(choice):
-            chosen = options.chosen_cluster(choice, store)
+        if is_login_node(target):
+            cluster = chosen_cluster(target, store)
             # What the job would refuse in its queue is refused here.
             if costs is not None:
-                costs.require(chosen)
-            check_benchmark(chosen, options.place(choice))
-            code = submit_study(
-                chosen, store, on_gpus=backend != "gloo", parallel=parallel, time_limit=time_limit, wait=not no_wait,
-                sbatch_args=tuple(sbatch_arg or ()), dry_run=dry_run,
-            )  # fmt: skip
-            raise typer.Exit(code)
-        testbed = open_testbed(options, choice, store, workload, seed=seed, ask=not dry_run)
+                costs.require(cluster)
+            target.require(cluster)
+            raise typer.Exit(submit_study(cluster, store, target, batch, dry_run=dry_run))
+        testbed = open_testbed(target, store, workload, seed=effort.seed, ask=not dry_run)
         if dry_run:
             _print_plan(request, testbed, as_json=as_json)
             return
@@ -227,15 +190,7 @@ def tune(
 
         with StopWish() as stop, TuneView(testbed, hidden=quiet or as_json) as view:
             try:
-                result = run(
-                    request,
-                    testbed,
-                    store,
-                    watcher=view,
-                    interrupted=stop,
-                    clock=time.monotonic,
-                    now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
-                )
+                result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
             except KeyboardInterrupt:
                 say("ncclt: killed; every completed trial is saved, run the same command to resume")
                 raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -270,11 +225,6 @@ def _workload_name(model: str | None, profile: str | None) -> str:
     if (model is None) == (profile is None):
         raise UsageError("give --model NAME (or --profile NAME)", hint="`ncclt profile list` shows the names")
     return model or profile or ""
-
-
-def _names(process_wide: str) -> tuple[str, ...]:
-    names = [n.strip().upper().removeprefix("NCCL_") for n in process_wide.split(",") if n.strip()]
-    return () if names == ["NONE"] else tuple(sorted(set(names)))
 
 
 def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,9 @@ import typer
 
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
+from ncclt.cli.spread import Fields, spread
 from ncclt.errors import UsageError
+from ncclt.measure.target import Option, Target
 
 if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation
@@ -30,15 +31,22 @@ _KEEP_BYTES = 256 * 1024
 """Kept of each output of a launch where it is not shown: its last lines, should it fail."""
 
 
+_OF_THE_JOB = {
+    "cluster": Option("Name of the cluster.", envvar="NCCLT_CLUSTER"),
+    "nccl_version": Option("NCCL version of the job."),
+    "keep_env": Option("Let NCCL_* variables of this shell reach both sides."),
+}
+"""Options of the training that is launched, in place of trials."""
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
+@spread
 def verify(
     command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
     model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
     profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
-    cluster: Annotated[str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the job.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the job.")] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL version of the job.")] = None,
+    *,
+    target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base keep_env", _OF_THE_JOB)],
     env: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE of the side that is judged, instead of a recommendation; repeatable."),
@@ -47,9 +55,6 @@ def verify(
         list[str] | None,
         typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Default: nothing is set."),
     ] = None,
-    keep_env: Annotated[
-        bool, typer.Option("--keep-env", help="Let NCCL_* variables of this shell reach both sides.")
-    ] = False,
     blocks: Annotated[
         int, typer.Option(help="A B B A blocks at most, four launches each; it ends when decided, after 4 at least.")
     ] = 12,
@@ -87,18 +92,14 @@ def verify(
 
     if model and profile:
         raise UsageError("--model and --profile mean the same", hint="give one of them")
-    launcher = LocalLauncher(keep_env=keep_env, keep_bytes=KEEP_BYTES if verbose else _KEEP_BYTES)
+    launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=KEEP_BYTES if verbose else _KEEP_BYTES)
     workload, own = model or profile or "", bool(env or base)
-    published = None
-    if not own:
-        published = _recommendation(
-            workload, cluster, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version, storage=storage
-        )
+    published = None if own else _recommendation(workload, target, storage)
     request = VerifyRequest(
         argv=tuple(command),
         base_env=_variables("--base", base or []),
         tuned_env=recommended_variables(published) if published else _variables("--env", env or []),
-        cluster=cluster or "",
+        cluster=target.cluster or "",
         model=workload,
         recommendation=published.id if published else "",
         # What a side sets itself is the launcher's business; these are what no side inherits.
@@ -119,13 +120,12 @@ def verify(
     watch = _Watch(request, hidden=quiet or as_json, verbose=verbose)
     # A store that cannot be written is told before the training runs, and not an hour later.
     with open_store(storage) as store, interruptible():
+        from ncclt.store.store import utc_now
+
         store.require_writable()
         watch.begun()
         try:
-            verification = run(
-                request, launcher, environ=os.environ, watch=watch,
-                now=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"),
-            )  # fmt: skip
+            verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now)
         except KeyboardInterrupt:
             say("ncclt: interrupted: the running launch was ended, nothing was stored")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -137,26 +137,23 @@ def verify(
         _print(verification, where, quiet=quiet)
 
 
-def _recommendation(
-    model: str,
-    cluster: str | None,
-    *,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    nccl_version: str | None,
-    storage: str | None,
-) -> Recommendation:
+def _recommendation(model: str, target: Target, storage: str | None) -> Recommendation:
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request
     from ncclt.store import chosen
 
-    if not model or not cluster:
+    if not model or not target.cluster:
         raise UsageError(
             "give --model NAME (or --profile NAME) and --cluster NAME, whose recommendation is verified",
             hint="or compare two environments by --env NAME=VALUE and --base NAME=VALUE",
         )
-    version = str(NcclVersion.parse(nccl_version)) if nccl_version else None
-    wanted = Request(cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=version)
+    wanted = Request(
+        cluster=target.cluster,
+        model=model,
+        nodes=target.nodes,
+        gpus_per_node=target.gpus_per_node,
+        nccl_version=str(NcclVersion.parse(target.nccl_version)) if target.nccl_version else None,
+    )
     return chosen(storage, wanted, partly=True)  # the launches measure it, and change nothing else
 
 

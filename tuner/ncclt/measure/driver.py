@@ -10,7 +10,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
 from ncclt.measure.launched_testbed import launcher_of
 from ncclt.measure.runner import asking
-from ncclt.measure.target import SHARES_FILES, Place
+from ncclt.measure.target import SHARES_FILES, Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 
 _NOT_ASKED = ("kubernetes",)
@@ -35,25 +35,27 @@ class Drivers:
         return ", ".join(self.versions)
 
 
-def drivers_of_nodes(cluster: Cluster, place: Place, *, environ: Mapping[str, str], root: Path = Path("/")) -> Drivers:
+def drivers_of_nodes(
+    cluster: Cluster, target: Target, *, environ: Mapping[str, str], root: Path = Path("/")
+) -> Drivers:
     """Ask every node for its driver; never fails because one of them does not tell.
 
     Args:
         cluster: sized to the job.
-        place: how commands are launched.
+        target: resolved.
         environ: the process environment.
         root: of the file system of this machine, another one in tests.
     """
-    if place.launcher in SHARES_FILES:
+    if target.launcher in SHARES_FILES:
         path = root / DRIVER_FILE.lstrip("/")
         try:
             return _drivers(path.read_text(encoding="utf-8", errors="replace"), f"{path} is of an unknown form")
         except OSError as error:
             return Drivers(why_unknown=f"{path} cannot be read: {error.strerror}")
-    if place.launcher in _NOT_ASKED:
-        return Drivers(why_unknown=f"nodes are not asked under --launcher {place.launcher}")
+    if target.launcher in _NOT_ASKED:
+        return Drivers(why_unknown=f"nodes are not asked under --launcher {target.launcher}")
     try:
-        launcher = launcher_of(cluster, place, place.hosts[: cluster.nodes], environ=environ)
+        launcher = launcher_of(cluster, target, target.hosts[: cluster.nodes], environ=environ)
     except UsageError as error:
         return Drivers(why_unknown=error.message)
     answer = asking(launcher)(["cat", DRIVER_FILE])

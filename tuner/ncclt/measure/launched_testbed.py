@@ -1,4 +1,4 @@
-"""Real places to measure: joins a launcher, a benchmark and a cluster."""
+"""The testbed of real nodes: joins a launcher, a benchmark and a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
 from ncclt.measure.benchmarks import benchmark_module
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.runner import asking
-from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, TORCH_ALONE, Place, check_place
+from ncclt.measure.target import TAKES_GRANTED, TORCH_ALONE, Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.compile import Compiled, variables_for_setting
@@ -40,34 +40,34 @@ _BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
 def launched_testbed(
     cluster: Cluster,
     collectives: frozenset[Collective],
-    place: Place,
+    target: Target,
     *,
     environ: Mapping[str, str],
     ask: bool = True,
 ) -> Testbed:
-    """Return real nodes as a place to measure.
+    """Return the testbed of real nodes.
 
     Args:
         cluster: sized to the job.
         collectives: of the workload.
-        place: how commands are launched there.
+        target: resolved.
         environ: the process environment.
         ask: whether programs may be started there to ask what they can do.
 
     Raises:
         UsageError: launcher, benchmark, cluster and nodes do not fit together.
     """
-    check_place(cluster, place)
-    if place.is_gloo:
+    target.require(cluster)
+    if target.is_gloo:
         cluster = on_cpus(cluster)
 
     def compiled(setting: Setting) -> Compiled:
         return variables_for_setting(setting, version=cluster.version, collectives=collectives)
 
-    plugin = place.plugin(environ)
-    host_sets = _host_sets(cluster, place, environ)
-    launchers = [launcher_of(cluster, place, hosts, environ=environ) for hosts in host_sets]
-    benchmark, said = benchmark_of(cluster, place, launchers[0], collectives, ask=ask)
+    plugin = target.plugin(environ)
+    host_sets = _host_sets(cluster, target, environ)
+    launchers = [launcher_of(cluster, target, hosts, environ=environ) for hosts in host_sets]
+    benchmark, said = benchmark_of(cluster, target, launchers[0], collectives, ask=ask)
     timeouts, sampling = Timeouts(), SamplingLimit()
 
     def relaunching(launcher: Launcher, hosts: tuple[str, ...]) -> Runner:
@@ -81,8 +81,8 @@ def launched_testbed(
             variables=lambda setting: dict(compiled(setting).variables),
             timeouts=timeouts,
             sampling=sampling,
-            scratch=place.scratch,
-            scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
+            scratch=target.scratch,
+            scratch_is_shared=target.scratch_is_shared,
             place=",".join(hosts),
         )
 
@@ -91,7 +91,7 @@ def launched_testbed(
     ) -> PersistentRunner:
         return PersistentRunner(
             benchmark=benchmark,
-            launcher=launcher_of(cluster, place, hosts, environ=environ),
+            launcher=launcher_of(cluster, target, hosts, environ=environ),
             cluster=cluster,
             variables=lambda setting: dict(compiled(setting).variables),
             timeouts=timeouts,
@@ -99,7 +99,7 @@ def launched_testbed(
             plugin=plugin,
             place=",".join(hosts),
             host=environ.get(CONTROLLER_VARIABLE, ""),
-            scratch=place.scratch,
+            scratch=target.scratch,
             persistent=persistent,
         )
 
@@ -115,68 +115,59 @@ def launched_testbed(
         runner=runners[0],
         by_variables=persistent_runner(host_sets[0], persistent=False, plugin=None) if plugin is not None else None,
         others=tuple(runners[1:]),
-        persistent=tuple(map(persistent_runner, host_sets)) if place.persistent else (),
-        reason=place.reason,
+        persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),
+        reason=target.reason,
         covers=lambda _message: True,
         expressible=expressible,
-        beside_compute=place.beside is not None,
-        notes=(*said, *_notes(place, environ), *_notes_on_forcing(place, plugin)),
-        inert=_GLOO_IS_INERT if place.is_gloo else "",
+        beside_compute=target.beside is not None,
+        notes=(*said, *_notes(target, environ), *_notes_on_forcing(target, plugin)),
+        inert=_GLOO_IS_INERT if target.is_gloo else "",
     )
 
 
-def launcher_of(cluster: Cluster, place: Place, hosts: tuple[str, ...], *, environ: Mapping[str, str]) -> Launcher:
+def launcher_of(cluster: Cluster, target: Target, hosts: tuple[str, ...], *, environ: Mapping[str, str]) -> Launcher:
     """Return the launcher of one set of nodes; empty = whichever it is given.
 
     Raises:
         UsageError: it cannot start such a job.
     """
-    per_node = 1 if place.launcher == "local" else cluster.gpus_per_node
+    per_node = 1 if target.launcher == "local" else cluster.gpus_per_node
     shape = JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts)
-    options: dict[str, Any] = {"shape": shape, "keep_env": place.keep_env, "extra": place.extra, "environment": environ}
-    if place.launcher in TORCH_ALONE:
-        options["python"] = place.python
-    if place.launcher == "ssh":
-        options["options"] = place.ssh_options
-    if place.launcher == "slurm":
-        options["container"] = place.container
-    if place.launcher == "kubernetes":
+    options: dict[str, Any] = {
+        "shape": shape, "keep_env": target.keep_env, "extra": target.launcher_arg, "environment": environ,
+    }  # fmt: skip
+    if target.launcher in TORCH_ALONE:
+        options["python"] = target.python
+    if target.launcher == "ssh":
+        options["options"] = target.ssh_option
+    if target.launcher == "slurm":
+        options["container"] = target.container
+    if target.launcher == "kubernetes":
         options |= {
-            "kind": "trainjob" if place.benchmark_name == "torch_collectives" else "mpijob",
-            "image": place.container,
-            "namespace": place.namespace or "default",
-            **site_options(place.kubernetes),
+            "kind": "trainjob" if target.benchmark_name == "torch_collectives" else "mpijob",
+            "image": target.container,
+            "namespace": target.namespace or "default",
+            **site_options(target.kubernetes),
         }
-    launcher: Launcher = launcher_module(place.launcher).create(**options)
+    launcher: Launcher = launcher_module(target.launcher).create(**options)
     return launcher
 
 
-def check_benchmark(cluster: Cluster, place: Place) -> None:
-    """Refuse what cannot run, and a benchmark that is not there; nothing is asked of the nodes.
-
-    Raises:
-        UsageError: launcher, benchmark and cluster do not fit together.
-        NotFoundError: no benchmark has that name.
-    """
-    check_place(cluster, place)
-    benchmark_module(place.benchmark_name)
-
-
-def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _host_sets(cluster: Cluster, target: Target, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return the nodes of each of the launches that run at once, disjoint.
 
     Raises:
         UsageError: there are fewer nodes than that takes.
     """
-    hosts = place.hosts
-    if not hosts and place.parallel > 1 and place.launcher in TAKES_GRANTED:
+    hosts = target.hosts
+    if not hosts and target.parallel > 1 and target.launcher in TAKES_GRANTED:
         hosts = granted_hosts(environ)
-    wanted = cluster.nodes * place.parallel
-    if not hosts and place.parallel == 1:
+    wanted = cluster.nodes * target.parallel
+    if not hosts and target.parallel == 1:
         return [()]
     if len(hosts) < wanted:
         raise UsageError(
-            f"{place.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
+            f"{target.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
             f"{len(hosts) or 'none'} are named",
             hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
         )
@@ -184,13 +175,13 @@ def _host_sets(cluster: Cluster, place: Place, environ: Mapping[str, str]) -> li
 
 
 def benchmark_of(
-    cluster: Cluster, place: Place, launcher: Launcher, collectives: frozenset[Collective], *, ask: bool = True
+    cluster: Cluster, target: Target, launcher: Launcher, collectives: frozenset[Collective], *, ask: bool = True
 ) -> tuple[Benchmark, tuple[str, ...]]:
     """Return what runs, and what is to be said of it.
 
     Args:
         cluster: sized to the job.
-        place: how commands are launched.
+        target: resolved.
         launcher: where the programs are asked what they can do.
         collectives: that will be measured.
         ask: whether programs may be started there to ask what they can do.
@@ -198,15 +189,15 @@ def benchmark_of(
     Raises:
         UsageError: its programs are not there, or cannot measure such a job.
     """
-    name = place.benchmark_name
+    name = target.benchmark_name
     if name == "torch_collectives":
         torch: Benchmark = benchmark_module(name).create(
-            backend=place.backend,
-            python=place.python,
-            beside=place.beside,
-            budget_s=_GLOO_BUDGET_S if place.is_gloo else _BUDGET_S,
+            backend=target.backend,
+            python=target.python,
+            beside=target.beside,
+            budget_s=_GLOO_BUDGET_S if target.is_gloo else _BUDGET_S,
         )
-        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if place.is_gloo else ()
+        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if target.is_gloo else ()
     if name != "nccl_tests":
         # One of a third party: it knows by itself what it needs.
         other: Benchmark = benchmark_module(name).create()
@@ -214,76 +205,76 @@ def benchmark_of(
     from ncclt.measure.benchmarks.nccl_tests.features import LEAST, detect
 
     try:
-        features = detect(place.nccl_tests, collectives=collectives, run=asking(launcher) if ask else None)
+        features = detect(target.nccl_tests, collectives=collectives, run=asking(launcher) if ask else None)
     except UsageError:
         if ask:
             raise
         features = LEAST
-    if place.launcher != "local" and features.mpi is False:
+    if target.launcher != "local" and features.mpi is False:
         raise UsageError(
-            f"these nccl-tests were built without MPI: under --launcher {place.launcher} each process would run alone",
+            f"these nccl-tests were built without MPI: under --launcher {target.launcher} each process would run alone",
             hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
         )
-    local = place.launcher == "local"
+    local = target.launcher == "local"
     tests: Benchmark = benchmark_module(name).create(
-        folder=place.nccl_tests,
+        folder=target.nccl_tests,
         features=features,
         processes=1 if local else cluster.world_size,
         gpus_per_process=cluster.gpus_per_node if local else 1,
-        max_commands=place.max_commands,
+        max_commands=target.max_commands,
     )
     return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
 
 
-def _notes(place: Place, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _notes(target: Target, environ: Mapping[str, str]) -> tuple[str, ...]:
     inherited = sorted(name for name in environ if name.startswith("NCCL_"))
     notes = []
-    if inherited and place.keep_env:
+    if inherited and target.keep_env:
         notes.append(f"kept in every trial, the default's too: {', '.join(inherited)}")
     elif inherited:
         notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
-    return (*notes, *notes_on_parallel(place.parallel))
+    return (*notes, *notes_on_parallel(target.parallel))
 
 
-def _notes_on_forcing(place: Place, plugin: Path | None) -> tuple[str, ...]:
+def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
     notes = []
-    if place.persistent:
+    if target.persistent:
         notes.append(
             "the ranks of the search stayed from trial to trial; finalists and proof were measured by fresh ones"
         )
     if plugin is not None:
         notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
         notes.append("what plain variables deliver was proven without it, by these variables")
-    elif place.persistent:
-        how = "" if place.is_gloo else "; `ncclt plugin build` makes most of them cheaper and LL128 possible"
+    elif target.persistent:
+        how = "" if target.is_gloo else "; `ncclt plugin build` makes most of them cheaper and LL128 possible"
         notes.append(f"every other algorithm and protocol took a new communicator{how}")
     return tuple(notes)
 
 
-def cluster_here(*, nodes: int, gpus_per_node: int | None, nccl_version: str | None, backend: str) -> Cluster:
+def cluster_here(target: Target) -> Cluster:
     """Return what is measured where nobody named a cluster: processes of gloo on the CPUs of this machine.
 
     Raises:
         UsageError: GPUs are to be measured: what they are linked by must be known to judge and to serve the result.
     """
-    if backend != "gloo":
+    if target.backend != "gloo":
         raise UsageError(
             "--cluster is needed to say what is measured",
             hint="`ncclt cluster list` shows those that are known; `ncclt doctor --as-cluster NAME` makes one of this "
             "machine",
         )
-    if nodes > 1:
+    if (target.nodes or 1) > 1:
         raise UsageError("several nodes need a --cluster, which names their network", hint="see `ncclt cluster add`")
     host = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-") or "machine"
     return Cluster(
         name=f"cpus-of-{host}",
         nodes=1,
-        gpus_per_node=gpus_per_node or 2,
+        gpus_per_node=target.gpus_per_node or 2,
         gpu=_NO_GPU,
         compute_capability=80,
         link_class="shm",
         link_gbps=10.0,
-        nccl_version=nccl_version or _ANY_NCCL,
+        nccl_version=target.nccl_version or _ANY_NCCL,
         description="processes of gloo on the CPUs of one machine; no GPU and no NCCL takes part",
         sources=("made by ncclt because no --cluster was named",),
     )

@@ -1,18 +1,28 @@
-"""How commands are launched on real nodes: what was asked for, and what of it fits together."""
+"""Where and how trials run: every option that says so, and which of them fit together."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
+from ncclt.launch import launcher_modules
+from ncclt.launch.hostfile import read_hostfile
 from ncclt.launch.kubernetes.options import site_options
 from ncclt.measure.benchmarks import BENCHMARKS, benchmark_modules
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
+
+DEFAULT_CLUSTER = "leonardo"
+"""The cluster of the paper that ncclt grew from; meant only where trials are simulated."""
+
+NOT_LAUNCHED = {"simulate": "simulated", "replay": "replayed"}
+"""Words of `--launcher` behind which nothing is launched; all others are launchers."""
 
 TORCH_ALONE = ("torchrun", "ssh")
 """Launchers that start PyTorch's own processes: nccl-tests across them would need MPI."""
@@ -27,60 +37,239 @@ THROUGH = ("plugin", "variables")
 """Ways to force a setting upon NCCL: its tuner plugin can say more, and only what NCCL itself offers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """How commands are launched on real nodes.
+def gpus_visible() -> bool:
+    """Tell whether this machine shows an NVIDIA GPU to this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a command line offers a field of a record.
 
     Attributes:
-        launcher, reason: which one, and why.
-        benchmark: what runs; None = what fits the launcher.
-        backend: of torch_collectives.
-        nccl_tests: folder of the programs; None = PATH.
-        max_commands: of nccl-tests per launch; None = as many as exact sizes need.
-        beside: `gemm` = a matrix product runs beside the collectives.
-        hosts: nodes to use; empty = whichever the launcher is given.
-        parallel: trials at once, each on nodes of its own.
-        python: interpreter of the nodes, with PyTorch.
-        container: image of the trials.
-        namespace: of Kubernetes.
-        kubernetes: what its pods want, in the words of `launch.kubernetes.options`.
-        ssh_options: for ssh itself.
-        extra: arguments for the launcher's own program.
-        scratch: folder that all nodes share with this machine.
-        keep_env: let NCCL_* variables of this shell reach the trials.
-        persistent: the ranks of the search stay from trial to trial.
-        through: how settings are forced, one of `THROUGH`; None = by the plugin if ranks persist and it is there, else
-            by variables.
-
-    Raises:
-        UsageError: no benchmark has that name.
+        help: what it means, for people.
+        flag: its spelling; empty = `--` and the field's name with dashes.
+        envvar: the variable that sets it where the flag is left out.
+        metavar: what stands for its value in the help.
+        least: smallest value.
+        comma: one text with the values between commas; a field of several values is repeatable otherwise.
+        of_launches: it means nothing where nothing is launched.
     """
 
-    launcher: str
-    reason: str
-    benchmark: str | None = None
-    backend: str = "nccl"
-    nccl_tests: Path | None = None
-    max_commands: int | None = None
-    beside: str | None = None
-    hosts: tuple[str, ...] = ()
-    parallel: int = 1
-    python: str = sys.executable
-    container: str | None = None
-    namespace: str | None = None
-    kubernetes: tuple[str, ...] = ()
-    ssh_options: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
-    scratch: Path | None = None
-    keep_env: bool = False
-    persistent: bool = False
-    through: str | None = None
+    help: str
+    flag: str = ""
+    envvar: str | None = None
+    metavar: str | None = None
+    least: int | None = None
+    comma: bool = False
+    of_launches: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where and how trials run; `resolved` makes of what was asked for what everything below the command line takes.
+
+    The `Option` of a field says what it means. `reason` is why trials run there, set by `resolved`.
+
+    Raises:
+        UsageError: hosts are given as one text.
+    """
+
+    cluster: Annotated[
+        str | None,
+        Option(
+            "Name of the cluster, see `ncclt cluster list`. "
+            f"Default: {DEFAULT_CLUSTER} where trials are simulated; a landscape brings its own.",
+            envvar="NCCLT_CLUSTER",
+        ),
+    ] = None
+    nodes: Annotated[int | None, Option("Nodes of the job.")] = None
+    gpus_per_node: Annotated[int | None, Option("GPUs per node of the job.")] = None
+    nccl_version: Annotated[str | None, Option("NCCL version of the job, if it is not the cluster's.")] = None
+    launcher: Annotated[
+        str,
+        Option(
+            "Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Default: slurm in "
+            "an allocation, local where GPUs are visible, else simulate; it says which and why.",
+            envvar="NCCLT_LAUNCHER",
+        ),
+    ] = ""
+    reason: str = ""
+    landscape: Annotated[Path | None, Option("CSV of recorded measurements to replay instead of launching.")] = None
+    where: Annotated[
+        tuple[str, ...],
+        Option("Take only rows of the landscape with COLUMN=VALUE (patterns with * allowed); repeatable."),
+    ] = ()
+    benchmark: Annotated[
+        str | None,
+        Option(
+            "What runs: nccl_tests, or torch_collectives where there is PyTorch and no nccl-tests. "
+            "Default: torch_collectives under torchrun and ssh, else nccl_tests.",
+            of_launches=True,
+        ),
+    ] = None
+    backend: Annotated[str, Option("Backend of torch_collectives: nccl or gloo.", of_launches=True)] = "nccl"
+    nccl_tests: Annotated[
+        Path | None, Option("Folder of the nccl-tests programs; default: PATH.", of_launches=True)
+    ] = None
+    max_commands: Annotated[
+        int | None,
+        Option(
+            "Commands of nccl-tests per launch at most; sizes that then have no row of their own are interpolated "
+            "log-log between measured ones, and marked. Default: every size is measured.",
+            of_launches=True,
+        ),
+    ] = None
+    beside: Annotated[
+        str | None,
+        Option("gemm: a matrix product runs beside the collectives (torch_collectives).", of_launches=True),
+    ] = None
+    hosts: Annotated[
+        tuple[str, ...],
+        Option("Nodes to use, comma-separated (mpirun, ssh, slurm).", comma=True, of_launches=True),
+    ] = ()
+    hostfile: Annotated[Path | None, Option("File with one node per line (mpirun, ssh).", of_launches=True)] = None
+    parallel: Annotated[
+        int,
+        Option("Trials of the search at once, each on nodes of its own; the finalists are measured again alone."),
+    ] = 1
+    python: Annotated[str, Option("Python on the nodes, with PyTorch (torch_collectives).", of_launches=True)] = (
+        sys.executable
+    )
+    container: Annotated[
+        str | None, Option("Container image of the trials (slurm with pyxis, kubernetes).", of_launches=True)
+    ] = None
+    namespace: Annotated[str | None, Option("Namespace of the jobs (kubernetes).", of_launches=True)] = None
+    kubernetes: Annotated[
+        tuple[str, ...],
+        Option(
+            "What the pods want: resource.rdma/hca=8, node.pool=h100, service-account=NAME, runtime=NAME, ssh-port=N, "
+            "pending=SECONDS; repeatable.",
+            metavar="WORD=VALUE",
+            of_launches=True,
+        ),
+    ] = ()
+    launcher_arg: Annotated[
+        tuple[str, ...],
+        Option("Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable.", of_launches=True),
+    ] = ()
+    ssh_option: Annotated[
+        tuple[str, ...], Option("Argument given to ssh itself unchanged; repeatable.", of_launches=True)
+    ] = ()
+    scratch: Annotated[
+        Path | None,
+        Option(
+            "Folder that this machine and all nodes share; results are then read from files there.", of_launches=True
+        ),
+    ] = None
+    keep_env: Annotated[
+        bool, Option("Let NCCL_* variables of this shell reach the trials, the default's too.", of_launches=True)
+    ] = False
+    persistent: Annotated[
+        bool,
+        Option(
+            "Start the ranks of the search once and send them one trial after another (torch_collectives); finalists "
+            "and proof are measured by fresh ranks in any case.",
+            of_launches=True,
+        ),
+    ] = False
+    through: Annotated[
+        str | None,
+        Option(
+            "How settings are forced: variables, or plugin (torch_collectives; what is measured is then what a tuner "
+            "table delivers, LL128 included). Default: plugin with --persistent where `ncclt plugin path` finds it.",
+            of_launches=True,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.hosts, str):
+            raise UsageError(f"hosts are several names, not the text {self.hosts!r}", hint='hosts=("node1", "node2")')
+
+    def resolved(
+        self,
+        environ: Mapping[str, str],
+        *,
+        gpus_visible: Callable[[], bool] = gpus_visible,
+        drill: bool = False,
+    ) -> Target:
+        """Return the target with its launcher and nodes by name: as asked, else by what this process sees.
+
+        Without a word it is the Slurm allocation, else the visible GPUs, else the simulation.
+
+        Args:
+            environ: the process environment.
+            gpus_visible: asked only when needed.
+            drill: let options of launches pass where nothing is launched: a preflight simulates nodes by their names.
+
+        Raises:
+            UsageError: the options contradict each other, or mean nothing there.
+            InputError: the host file cannot be read.
+        """
+        chosen = self._with_launcher(environ, gpus_visible)
+        if chosen.launcher == "replay" and self.landscape is None:
+            raise UsageError("--launcher replay needs --landscape FILE.csv")
+        if self.where and self.landscape is None:
+            raise UsageError("--where needs --landscape")
+        if self.hosts and self.hostfile:
+            raise UsageError("give --hosts or --hostfile, not both")
+        if self.parallel < 1:
+            raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
+        if not drill:
+            chosen._refuse_what_is_idle()
+        if self.landscape is not None and (self.cluster or self.nodes or self.gpus_per_node or self.nccl_version):
+            raise UsageError(
+                "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
+                hint="choose its rows with --where COLUMN=VALUE",
+            )
         # Those of others are looked for last: that reads what every installed package says of itself.
-        name = self.benchmark
-        if name not in (None, *BENCHMARKS) and name not in benchmark_modules():
-            raise UsageError(f"unknown benchmark {name!r}", hint=f"one of {', '.join(benchmark_modules())}")
+        if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():
+            raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_modules())}")
+        if self.hostfile is None:
+            return chosen
+        return replace(chosen, hosts=tuple(host.label for host in read_hostfile(self.hostfile)), hostfile=None)
+
+    def _with_launcher(self, environ: Mapping[str, str], gpus_visible: Callable[[], bool]) -> Target:
+        if self.launcher:
+            known = (*NOT_LAUNCHED, *launcher_modules())
+            if self.launcher not in known:
+                raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
+            if self.landscape is not None and self.launcher != "replay":
+                raise UsageError(f"--landscape is replayed, it cannot be combined with --launcher {self.launcher}")
+            return replace(self, reason="as asked")
+        if self.landscape is not None:
+            return replace(self, launcher="replay", reason="a landscape was given")
+        if job := environ.get("SLURM_JOB_ID"):
+            return replace(self, launcher="slurm", reason=f"this is Slurm allocation {job}")
+        if gpus_visible():
+            return replace(self, launcher="local", reason="GPUs are visible here")
+        return replace(self, launcher="simulate", reason="no Slurm allocation and no GPU here")
+
+    def _refuse_what_is_idle(self) -> None:
+        """Refuse options that would silently mean nothing where nothing is launched."""
+        if self.is_launched:
+            return
+        untouched, offered = Target(), options_of(Target)
+        idle = [name for name, option in offered.items() if option.of_launches]
+        if self.launcher == "replay":
+            idle.append("parallel")
+        for name in idle:
+            if getattr(self, name) != getattr(untouched, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} does not apply where trials are only {NOT_LAUNCHED[self.launcher]} "
+                    f"({self.reason})",
+                    hint="choose a real launcher with --launcher",
+                )
+
+    @property
+    def is_launched(self) -> bool:
+        """Tell whether trials are commands that a launcher starts."""
+        return self.launcher not in NOT_LAUNCHED
+
+    @property
+    def scratch_is_shared(self) -> bool:
+        """Tell whether the nodes can read and write the folder in which this machine makes temporary files."""
+        return self.scratch is not None or self.launcher in SHARES_FILES
 
     @property
     def benchmark_name(self) -> str:
@@ -117,54 +306,60 @@ class Place:
             raise UsageError("the tuner plugin was not found", hint="`ncclt plugin build` makes it; it needs gcc")
         return found
 
+    def require(self, cluster: Cluster) -> None:
+        """Refuse what cannot run, before anything is asked of the nodes.
 
-def check_place(cluster: Cluster, place: Place) -> None:
-    """Refuse what cannot run, before anything is asked of the nodes.
+        Raises:
+            UsageError: launcher, benchmark, cluster and options do not fit together.
+        """
+        name, benchmark = self.launcher, self.benchmark_name
+        if cluster.nodes > 1 and name in SHARES_FILES:
+            raise UsageError(
+                f"--launcher {name} measures this machine alone, not {cluster.nodes} nodes",
+                hint="use --nodes 1, or --launcher slurm, mpirun, ssh or kubernetes",
+            )
+        if name in TORCH_ALONE and benchmark == "nccl_tests":
+            raise UsageError(
+                f"--launcher {name} starts processes of PyTorch, nccl-tests across them needs MPI",
+                hint="use --benchmark torch_collectives, or --launcher mpirun or slurm",
+            )
+        if name == "local" and benchmark == "torch_collectives":
+            raise UsageError(
+                "--launcher local starts one process, torch_collectives needs one for each GPU",
+                hint="use --launcher torchrun",
+            )
+        if self.persistent and (name == "kubernetes" or benchmark != "torch_collectives"):
+            what = f"--launcher {name}" if name == "kubernetes" else f"--benchmark {benchmark}"
+            raise UsageError(
+                f"--persistent cannot be combined with {what}: its ranks cannot stay from trial to trial",
+                hint="use --benchmark torch_collectives with --launcher torchrun, mpirun, slurm or ssh",
+            )
+        if self.through is not None and self.through not in THROUGH:
+            raise UsageError(f"settings cannot be forced through {self.through!r}", hint=f"one of {', '.join(THROUGH)}")
+        if self.through == "plugin" and (name == "kubernetes" or benchmark != "torch_collectives" or self.is_gloo):
+            raise UsageError(
+                "--through plugin needs PyTorch ranks that receive their table from here, and NCCL to load the plugin",
+                hint="use --benchmark torch_collectives --backend nccl with --launcher torchrun, mpirun, slurm or ssh",
+            )
+        for option, given in (("--max-commands", self.max_commands), ("--nccl-tests", self.nccl_tests)):
+            if given is not None and benchmark != "nccl_tests":
+                raise UsageError(f"{option} does not apply to --benchmark {benchmark}", hint="use it with nccl_tests")
+        if self.beside is not None and benchmark != "torch_collectives":
+            raise UsageError("--beside needs --benchmark torch_collectives")
+        if self.container is not None and name not in ("slurm", "kubernetes"):
+            raise UsageError(
+                f"--container cannot be combined with --launcher {name}", hint="use slurm (pyxis) or kubernetes"
+            )
+        if (self.kubernetes or self.namespace) and name != "kubernetes":
+            option = "--kubernetes" if self.kubernetes else "--namespace"
+            raise UsageError(f"{option} cannot be combined with --launcher {name}")
+        site_options(self.kubernetes)
+        if self.hosts and name in (*SHARES_FILES, "kubernetes"):
+            raise UsageError(f"--hosts cannot be combined with --launcher {name}", hint="use mpirun, ssh or slurm")
 
-    Raises:
-        UsageError: launcher, benchmark, cluster and options do not fit together.
-    """
-    name, benchmark = place.launcher, place.benchmark_name
-    if cluster.nodes > 1 and name in SHARES_FILES:
-        raise UsageError(
-            f"--launcher {name} measures this machine alone, not {cluster.nodes} nodes",
-            hint="use --nodes 1, or --launcher slurm, mpirun, ssh or kubernetes",
-        )
-    if name in TORCH_ALONE and benchmark == "nccl_tests":
-        raise UsageError(
-            f"--launcher {name} starts processes of PyTorch, nccl-tests across them needs MPI",
-            hint="use --benchmark torch_collectives, or --launcher mpirun or slurm",
-        )
-    if name == "local" and benchmark == "torch_collectives":
-        raise UsageError(
-            "--launcher local starts one process, torch_collectives needs one for each GPU",
-            hint="use --launcher torchrun",
-        )
-    if place.persistent and (name == "kubernetes" or benchmark != "torch_collectives"):
-        what = f"--launcher {name}" if name == "kubernetes" else f"--benchmark {benchmark}"
-        raise UsageError(
-            f"--persistent cannot be combined with {what}: its ranks cannot stay from trial to trial",
-            hint="use --benchmark torch_collectives with --launcher torchrun, mpirun, slurm or ssh",
-        )
-    if place.through is not None and place.through not in THROUGH:
-        raise UsageError(f"settings cannot be forced through {place.through!r}", hint=f"one of {', '.join(THROUGH)}")
-    if place.through == "plugin" and (name == "kubernetes" or benchmark != "torch_collectives" or place.is_gloo):
-        raise UsageError(
-            "--through plugin needs PyTorch ranks that receive their table from here, and NCCL to load the plugin",
-            hint="use --benchmark torch_collectives --backend nccl with --launcher torchrun, mpirun, slurm or ssh",
-        )
-    for option, given in (("--max-commands", place.max_commands), ("--nccl-tests", place.nccl_tests)):
-        if given is not None and benchmark != "nccl_tests":
-            raise UsageError(f"{option} does not apply to --benchmark {benchmark}", hint="use it with nccl_tests")
-    if place.beside is not None and benchmark != "torch_collectives":
-        raise UsageError("--beside needs --benchmark torch_collectives")
-    if place.container is not None and name not in ("slurm", "kubernetes"):
-        raise UsageError(
-            f"--container cannot be combined with --launcher {name}", hint="use slurm (pyxis) or kubernetes"
-        )
-    if (place.kubernetes or place.namespace) and name != "kubernetes":
-        option = "--kubernetes" if place.kubernetes else "--namespace"
-        raise UsageError(f"{option} cannot be combined with --launcher {name}")
-    site_options(place.kubernetes)
-    if place.hosts and name in (*SHARES_FILES, "kubernetes"):
-        raise UsageError(f"--hosts cannot be combined with --launcher {name}", hint="use mpirun, ssh or slurm")
+
+def options_of(record: type) -> dict[str, Option]:
+    """Return the fields of a dataclass that are options of a command line, in their order."""
+    hints = get_type_hints(record, include_extras=True)
+    marks = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(record)}
+    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Option)}

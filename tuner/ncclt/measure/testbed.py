@@ -1,9 +1,8 @@
-"""Where trials run: chooses the launcher, and joins it with what can be tried and measured there."""
+"""A target ready to measure: its runners, and what can be tried and measured there."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,54 +15,7 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
-from ncclt.launch import launcher_modules
 from ncclt.measure import LaunchedRunner, PersistentRunner
-
-NOT_LAUNCHED = ("simulate", "replay")
-"""Words of `--launcher` behind which nothing is launched; all others are launchers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherChoice:
-    """Where trials run, and why there."""
-
-    name: str
-    reason: str
-
-
-def choose_launcher(
-    requested: str | None, *, landscape: bool, environ: Mapping[str, str], gpus_visible: Callable[[], bool]
-) -> LauncherChoice:
-    """Decide where trials run: as asked, else in the Slurm allocation, else on visible GPUs, else simulated.
-
-    Args:
-        requested: the `--launcher` word, None = not said.
-        landscape: whether a `--landscape` was given, which means replay.
-        environ: the process environment.
-        gpus_visible: asked only when needed.
-
-    Raises:
-        UsageError: an unknown word, or one that contradicts the landscape.
-    """
-    if requested is not None:
-        known = (*NOT_LAUNCHED, *launcher_modules())
-        if requested not in known:
-            raise UsageError(f"unknown launcher {requested!r}", hint=f"one of {', '.join(known)}")
-        if landscape and requested != "replay":
-            raise UsageError(f"--landscape is replayed, it cannot be combined with --launcher {requested}")
-        return LauncherChoice(name=requested, reason="as asked")
-    if landscape:
-        return LauncherChoice(name="replay", reason="a landscape was given")
-    if job := environ.get("SLURM_JOB_ID"):
-        return LauncherChoice(name="slurm", reason=f"this is Slurm allocation {job}")
-    if gpus_visible():
-        return LauncherChoice(name="local", reason="GPUs are visible here")
-    return LauncherChoice(name="simulate", reason="no Slurm allocation and no GPU here")
-
-
-def gpus_visible() -> bool:
-    """Tell whether this machine shows an NVIDIA GPU to this process."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

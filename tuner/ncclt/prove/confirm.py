@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ncclt.core.study import Phase, Trial
+from ncclt.core.cluster import Cluster
+from ncclt.core.policy import Policy
+from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
-from ncclt.search.assemble import Times, collect_times, finalists
+from ncclt.nccl.compile import compile_policy
+from ncclt.prove.collapse import collapse
+from ncclt.search.assemble import Times, assemble, collect_times, finalists
 
 CONFIRMED_LAUNCHES = 3
 """Launches of a setting, search included, that make its times trustworthy enough for a policy.
@@ -77,3 +81,24 @@ def _fresh(trials: Sequence[Trial]) -> list[Trial]:
 def _informative(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of search and confirmation; the proof must not help to choose what it judges."""
     return [t for t in trials if t.phase is not Phase.VERIFY]
+
+
+def arms_of(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, Policy]:
+    """Return what is worth proving against the default: the per-size policy, and the best that variables can say."""
+    version = cluster.version
+    table = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
+
+    def expressible(policy: Policy) -> bool:
+        return compile_policy(policy, version=version, collectives=workload.collectives).complete
+
+    confirmed = Times(
+        by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
+        launches=times.launches,
+    )
+    variables = collapse(confirmed, workload, version=version, expressible=expressible)
+    policies = {Arm.DEFAULT: Policy()}
+    if not table.is_default:
+        policies[Arm.TABLE] = table
+    if variables is not None:
+        policies[Arm.VARIABLES] = variables
+    return policies

@@ -6,7 +6,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
 from ncclt.health.preflight.launched_runners import hosts_here, launched_runners
 from ncclt.health.preflight.probes import Killable
-from ncclt.measure.target import Place
+from ncclt.measure.target import Target
 
 CLUSTER = Cluster(
     name="dgx", nodes=4, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
@@ -16,7 +16,7 @@ HOSTS = ("a", "b", "c", "d")
 
 
 def place(launcher, **more):
-    return Place(launcher=launcher, reason="", **more)
+    return Target(launcher=launcher, reason="", **more)
 
 
 def test_hosts_are_those_that_are_named():

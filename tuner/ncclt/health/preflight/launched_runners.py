@@ -17,24 +17,24 @@ from ncclt.launch.hostfile import granted_hosts
 from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of
-from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, Place, check_place
+from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, Target
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def hosts_here(cluster: Cluster, place: Place, *, environ: Mapping[str, str]) -> tuple[str, ...]:
+def hosts_here(cluster: Cluster, target: Target, *, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the nodes to examine: as named, those granted to this job, or this machine.
 
     Raises:
         UsageError: the launcher cannot choose nodes, or too few are named.
     """
-    if place.launcher == "kubernetes":
+    if target.launcher == "kubernetes":
         raise UsageError(
             "Kubernetes chooses the nodes itself, so a preflight cannot compare them",
             hint="run it in the pods of a job, with --launcher ssh or mpirun",
         )
-    named = place.hosts
-    if not named and place.launcher in TAKES_GRANTED:
+    named = target.hosts
+    if not named and target.launcher in TAKES_GRANTED:
         named = granted_hosts(environ)
     if not named and cluster.nodes == 1:
         return (platform.node(),)
@@ -60,7 +60,7 @@ class _CappedTimeouts(Timeouts):
 
 
 def launched_runners(
-    cluster: Cluster, place: Place, *, environ: Mapping[str, str], time_s: float | None = None
+    cluster: Cluster, target: Target, *, environ: Mapping[str, str], time_s: float | None = None
 ) -> tuple[RunnerFor, tuple[str, ...]]:
     """Return a function that makes the runner of some nodes or GPUs, and the notes about all of them.
 
@@ -69,45 +69,45 @@ def launched_runners(
 
     Args:
         cluster: sized to the job.
-        place: how commands are launched; its hosts are the whole job's.
+        target: resolved; its hosts are the whole job's.
         environ: the process environment.
         time_s: of the whole preflight; no launch gets more. None = no limit.
 
     Raises:
         UsageError: launcher, benchmark and cluster do not fit together.
     """
-    check_place(cluster, place)
-    whole = launcher_of(cluster, place, place.hosts[: cluster.nodes], environ=environ)
-    benchmark, notes = benchmark_of(cluster, place, whole, frozenset({Collective.ALL_REDUCE}))
+    target.require(cluster)
+    whole = launcher_of(cluster, target, target.hosts[: cluster.nodes], environ=environ)
+    benchmark, notes = benchmark_of(cluster, target, whole, frozenset({Collective.ALL_REDUCE}))
     timeouts = _CappedTimeouts(time_s)
 
     def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:
         part = cluster.sized(nodes=len(hosts), gpus_per_node=len(gpus) or None)
         sized = benchmark
         if isinstance(benchmark, NcclTests):
-            alone = place.launcher == "local"
+            alone = target.launcher == "local"
             sized = replace(
                 benchmark,
                 processes=1 if alone else part.world_size,
                 gpus_per_process=part.gpus_per_node if alone else 1,
             )
-        visible = {_VISIBLE: _visible(gpus, place, environ)} if gpus else {}
+        visible = {_VISIBLE: _visible(gpus, target, environ)} if gpus else {}
         return LaunchedRunner(
             benchmark=sized,
-            launcher=launcher_of(part, place, hosts if place.launcher not in SHARES_FILES else (), environ=environ),
+            launcher=launcher_of(part, target, hosts if target.launcher not in SHARES_FILES else (), environ=environ),
             cluster=part,
             variables=lambda _setting: visible,
             timeouts=timeouts,
-            scratch=place.scratch,
-            scratch_is_shared=place.scratch is not None or place.launcher in SHARES_FILES,
+            scratch=target.scratch,
+            scratch_is_shared=target.scratch_is_shared,
         )
 
     return runner_for, notes
 
 
-def _visible(gpus: tuple[int, ...], place: Place, environ: Mapping[str, str]) -> str:
-    """Return CUDA's list of the GPUs to use; on this machine they are indices into those that are visible here."""
+def _visible(gpus: tuple[int, ...], target: Target, environ: Mapping[str, str]) -> str:
+    """Return CUDA's list of the GPUs to use; on this machine they count among those that are visible here."""
     here = [name for name in environ.get(_VISIBLE, "").split(",") if name]
-    if place.launcher in SHARES_FILES and here:
+    if target.launcher in SHARES_FILES and here:
         return ",".join(here[gpu] for gpu in gpus)
     return ",".join(map(str, gpus))

@@ -1,0 +1,85 @@
+"""Where trials run and why there; nothing that was asked for is passed over in silence."""
+
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.measure.target import Target
+
+
+def choose(requested="", *, landscape=False, environ=None, gpus=False):
+    target = Target(launcher=requested, landscape=Path("recorded.csv") if landscape else None)
+    return target.resolved(environ or {}, gpus_visible=lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "reason"),
+    [
+        ({}, "simulate", "no Slurm allocation and no GPU here"),
+        ({"gpus": True}, "local", "GPUs are visible here"),
+        ({"landscape": True, "gpus": True}, "replay", "a landscape was given"),
+        ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as asked"),
+    ],
+)
+def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
+    target = choose(**given)
+
+    assert (target.launcher, target.reason) == (name, reason)
+
+
+def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
+    target = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
+
+    assert (target.launcher, target.reason) == ("slurm", "this is Slurm allocation 7")
+
+
+def test_an_unknown_launcher_is_refused_with_those_that_are_known():
+    with pytest.raises(UsageError, match="unknown launcher 'slum'") as refused:
+        choose("slum")
+    assert "slurm" in refused.value.hint
+
+
+def test_a_landscape_goes_with_replay_alone():
+    with pytest.raises(UsageError, match="replayed"):
+        choose("local", landscape=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"beside": "gemm"}, "--beside does not apply where trials are only simulated"),
+        ({"backend": "gloo"}, "--backend does not apply"),
+        ({"keep_env": True}, "--keep-env does not apply"),
+        ({"nccl_tests": Path("build")}, "--nccl-tests does not apply"),
+        ({"launcher": "replay", "landscape": Path("x.csv"), "parallel": 2}, "--parallel does not apply .* replayed"),
+        ({"launcher": "replay"}, "needs --landscape"),
+        ({"where": ("gpus=4",)}, "--where needs --landscape"),
+        ({"launcher": "ssh", "hosts": ("a",), "hostfile": Path("b")}, "not both"),
+        ({"parallel": 0}, "at least 1"),
+    ],
+)
+def test_what_means_nothing_is_refused(given, said):
+    target = Target(**({"launcher": "simulate"} | given))
+    with pytest.raises(UsageError, match=said):
+        target.resolved({})
+
+
+@pytest.mark.parametrize("given", [{"launcher": "simulate", "parallel": 4}, {"launcher": "torchrun", "beside": "gemm"}])
+def test_what_means_something_is_taken(given):
+    assert Target(**given).resolved({}).launcher == given["launcher"]
+
+
+def test_hosts_come_from_a_file_as_well(tmp_path):
+    (tmp_path / "hosts").write_text("# rack 1\na slots=8\nme@b:2222\n")
+    target = Target(launcher="ssh", hostfile=tmp_path / "hosts").resolved({})
+    assert (target.hosts, target.hostfile) == (("a", "me@b:2222"), None)
+
+
+def test_one_text_is_no_list_of_hosts():
+    with pytest.raises(UsageError, match=r"hosts are several names, not the text 'a,b'"):
+        Target(hosts="a,b")
+
+
+def test_a_drill_names_nodes_where_nothing_is_launched():
+    assert Target(launcher="simulate", hosts=("a", "b"), backend="gloo").resolved({}, drill=True).hosts == ("a", "b")

@@ -1,0 +1,83 @@
+"""Records as options: a command takes one record, and its command line has an option for each field."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from ncclt.measure.target import Option, options_of
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which fields of a record a command offers.
+
+    Attributes:
+        words: their names in the order of the help, with spaces between; parameters of the command may stand among
+            them and take their place there. Empty = all.
+        own: those that this command explains in other words, as it offers them.
+    """
+
+    words: str = ""
+    own: Mapping[str, Option] = field(default_factory=dict)
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with an option for each field of its records: the parameters whose type is a dataclass.
+
+    `Annotated` with `Fields` a record gives only some of its options. What is left out on the command line has the
+    default of the record.
+    """
+    own = inspect.signature(command, eval_str=True).parameters
+    made: dict[str, tuple[type, dict[str, Option]]] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in own.items():
+        annotation = parameter.annotation
+        hint, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        if not isinstance(hint, type) or not is_dataclass(hint):
+            parameters.setdefault(name, parameter)
+            continue
+        chosen = next((mark for mark in marks if isinstance(mark, Fields)), Fields())
+        options = {**options_of(hint), **chosen.own}
+        words = chosen.words.split() or list(options)
+        made[name] = hint, {word: options[word] for word in words if word not in own}
+        parameters |= {word: own[word] if word in own else _parameter(hint, word, options[word]) for word in words}
+
+    @functools.wraps(command, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    def call(**given: Any) -> None:
+        for name, (record, options) in made.items():
+            values = {word: _value(given.pop(word), option) for word, option in options.items()}
+            given[name] = record(**{word: value for word, value in values.items() if value is not None})
+        command(**given)
+
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
+    vars(call)["__signature__"] = inspect.Signature(keywords)
+    call.__annotations__ = {}  # the framework would evaluate these among the names of the command's module
+    return call
+
+
+def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
+    """Return a field as the framework takes it: nothing and an empty default are both None there."""
+    hint = get_type_hints(record)[name]
+    default: Any = next(one.default for one in fields(record) if one.name == name)
+    if get_origin(hint) is tuple:
+        hint, default = (str, ",".join(default)) if option.comma else (list[str], default)
+    offered = typer.Option(
+        option.flag or f"--{name.replace('_', '-')}",
+        help=option.help, envvar=option.envvar, metavar=option.metavar, min=option.least,
+    )  # fmt: skip
+    default = None if default in ("", ()) else default
+    hint = hint | None if default is None else hint
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, offered], default=default)
+
+
+def _value(given: Any, option: Option) -> Any:
+    """Return what was given for a field as its record takes it; None = nothing."""
+    if option.comma and given is not None:
+        return tuple(word.strip() for word in given.split(",") if word.strip())
+    return tuple(given) if isinstance(given, list) else given
