@@ -21,7 +21,7 @@ from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
 from ncclt.measure.benchmarks import benchmark_module
 from ncclt.measure.benchmarks.benchmark import Benchmark
-from ncclt.measure.runner import asking
+from ncclt.measure.runner import RunnerParts, asking
 from ncclt.measure.target import TAKES_GRANTED, TORCH_ALONE, Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
@@ -66,42 +66,28 @@ def launched_testbed(
 
     plugin = target.plugin(environ)
     host_sets = _host_sets(cluster, target, environ)
-    launchers = [launcher_of(cluster, target, hosts, environ=environ) for hosts in host_sets]
-    benchmark, said = benchmark_of(cluster, target, launchers[0], collectives, ask=ask)
+    asked = launcher_of(cluster, target, host_sets[0], environ=environ)
+    benchmark, said = benchmark_of(cluster, target, asked, collectives, ask=ask)
     timeouts, sampling = Timeouts(), SamplingLimit()
 
-    def relaunching(launcher: Launcher, hosts: tuple[str, ...]) -> Runner:
-        # What the plugin alone can say has to be said by it to fresh ranks as well.
-        if plugin is not None:
-            return persistent_runner(hosts, persistent=False)
-        return LaunchedRunner(
-            benchmark=benchmark,
-            launcher=launcher,
-            cluster=cluster,
-            variables=lambda setting: dict(compiled(setting).variables),
-            timeouts=timeouts,
-            sampling=sampling,
-            scratch=target.scratch,
-            scratch_is_shared=target.scratch_is_shared,
-            place=",".join(hosts),
-        )
+    def parts(hosts: tuple[str, ...]) -> RunnerParts:
+        return RunnerParts(
+            benchmark=benchmark, launcher=launcher_of(cluster, target, hosts, environ=environ), cluster=cluster,
+            variables=lambda setting: dict(compiled(setting).variables), timeouts=timeouts, sampling=sampling,
+            scratch=target.scratch, place=",".join(hosts),
+        )  # fmt: skip
 
     def persistent_runner(
         hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin
     ) -> PersistentRunner:
-        return PersistentRunner(
-            benchmark=benchmark,
-            launcher=launcher_of(cluster, target, hosts, environ=environ),
-            cluster=cluster,
-            variables=lambda setting: dict(compiled(setting).variables),
-            timeouts=timeouts,
-            sampling=sampling,
-            plugin=plugin,
-            place=",".join(hosts),
-            host=environ.get(CONTROLLER_VARIABLE, ""),
-            scratch=target.scratch,
-            persistent=persistent,
-        )
+        host = environ.get(CONTROLLER_VARIABLE, "")
+        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts(hosts))
+
+    def relaunching(hosts: tuple[str, ...]) -> Runner:
+        # What the plugin alone can say has to be said by it to fresh ranks as well.
+        if plugin is not None:
+            return persistent_runner(hosts, persistent=False)
+        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
 
     def expressible(setting: Setting) -> bool:
         try:
@@ -110,7 +96,7 @@ def launched_testbed(
             return False
         return compiled(parts.by_variables).complete
 
-    runners = [relaunching(launcher, hosts) for launcher, hosts in zip(launchers, host_sets, strict=True)]
+    runners = [relaunching(hosts) for hosts in host_sets]
     return Testbed(
         runner=runners[0],
         by_variables=persistent_runner(host_sets[0], persistent=False, plugin=None) if plugin is not None else None,

@@ -5,8 +5,10 @@ Not tried on a GPU: the outcomes are proven with a stand-in for nccl-tests that 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Required, TypedDict, Unpack
 
 from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
@@ -29,10 +31,21 @@ _SOME_FOLDER = Path("{results}")
 """Stands in plans that are only shown for the folder that each trial makes for its results."""
 
 
-class LaunchedRunner:
-    """Measures settings by launching a benchmark: the `Runner` of every launcher.
+class RunnerParts(TypedDict, total=False):
+    """What every runner of real commands is made with, as `RealRunner` says."""
 
-    A trial launches the commands of the benchmark one after another and ends at the first that fails.
+    benchmark: Required[Benchmark]
+    launcher: Required[Launcher]
+    cluster: Required[Cluster]
+    variables: Required[Callable[[Setting], Mapping[str, str]]]
+    timeouts: Timeouts | None
+    sampling: SamplingLimit | None
+    scratch: Path | None
+    place: str
+
+
+class RealRunner(ABC):
+    """What runners share that start real commands.
 
     Args:
         benchmark: what runs.
@@ -41,34 +54,17 @@ class LaunchedRunner:
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
         timeouts: how long a command may take; runners of one study that measure at the same time share it.
         sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
-        scratch: where each trial's folder for result files is made; None = the system's place for temporary files.
-        scratch_is_shared: whether what rank 0 writes there can be read here. False = results have to come over
-            standard output, for example where the ranks run in other containers or behind a login node.
-        place: the nodes that it uses, for people; empty where the launcher chooses them.
+        scratch: where folders for result files and secrets are made; None = the system's place for temporary files.
+        place: the nodes that it uses, as shown to users; empty where the launcher chooses them.
     """
 
-    def __init__(
-        self,
-        *,
-        benchmark: Benchmark,
-        launcher: Launcher,
-        cluster: Cluster,
-        variables: Callable[[Setting], Mapping[str, str]],
-        timeouts: Timeouts | None = None,
-        sampling: SamplingLimit | None = None,
-        scratch: Path | None = None,
-        scratch_is_shared: bool = True,
-        place: str = "",
-    ) -> None:
-        self._benchmark = benchmark
-        self._launcher = launcher
-        self._cluster = cluster
-        self._variables = variables
-        self._timeouts = timeouts or Timeouts()
-        self._sampling = sampling
-        self._scratch = scratch
-        self._scratch_is_shared = scratch_is_shared
-        self._place = place
+    simulated = False
+
+    def __init__(self, **parts: Unpack[RunnerParts]) -> None:
+        self._benchmark, self._launcher, self.cluster = parts["benchmark"], parts["launcher"], parts["cluster"]
+        self._variables = parts["variables"]
+        self._timeouts, self._sampling = parts.get("timeouts") or Timeouts(), parts.get("sampling")
+        self._scratch, self._place = parts.get("scratch"), parts.get("place", "")
         self._killed = False
 
     @property
@@ -76,18 +72,8 @@ class LaunchedRunner:
         """Return the launcher's word."""
         return self._launcher.name
 
-    @property
-    def simulated(self) -> bool:
-        """Tell that these times are real."""
-        return False
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the cluster that is measured."""
-        return self._cluster
-
     def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
-        """Take over what the stored default of a resumed study took.
+        """Use the times of the stored default of a resumed study.
 
         Args:
             wall_s: for the whole launch, seconds.
@@ -98,9 +84,36 @@ class LaunchedRunner:
             self._sampling.learn(times_us)
 
     def kill(self) -> None:
-        """End the trial at once: `measure` raises KeyboardInterrupt, now and from now on."""
+        """End at once all that it has started: `measure` raises KeyboardInterrupt, now and from now on."""
         self._killed = True
         self._launcher.kill()
+
+    @abstractmethod
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Measure all messages under `setting`, as `Runner` says."""
+
+    def _paced(self, messages: Sequence[Message]) -> Benchmark:
+        """Return the benchmark with the times at which each message has been sampled enough, where it can use them."""
+        if self._sampling is None or not isinstance(self._benchmark, Paced):
+            return self._benchmark
+        limits = zip(messages, self._sampling.enough_us(messages), strict=True)
+        return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
+
+
+class LaunchedRunner(RealRunner):
+    """Measures settings by launching a benchmark: the `Runner` of every launcher.
+
+    A trial launches the commands of the benchmark one after another and ends at the first that fails.
+
+    Args:
+        scratch_is_shared: whether what rank 0 writes in `scratch` can be read here. False = results have to come over
+            standard output, for example where the ranks run in other containers or behind a login node.
+        parts: as `RealRunner` takes them.
+    """
+
+    def __init__(self, *, scratch_is_shared: bool = True, **parts: Unpack[RunnerParts]) -> None:
+        super().__init__(**parts)
+        self._scratch_is_shared = scratch_is_shared
 
     def plans(self, setting: Setting, messages: Sequence[Message]) -> tuple[LaunchPlan, ...]:
         """Return the launches of one trial as they would be made, and make none.
@@ -113,13 +126,6 @@ class LaunchedRunner:
         benchmark = self._paced(messages)
         commands = benchmark.commands(messages, folder=_SOME_FOLDER if self._scratch_is_shared else None)
         return tuple(self._plan(command, variables, self._timeouts.limit_s(command.messages)) for command in commands)
-
-    def _paced(self, messages: Sequence[Message]) -> Benchmark:
-        """Return the benchmark, told what is known about when to stop where it can."""
-        if self._sampling is None or not isinstance(self._benchmark, Paced):
-            return self._benchmark
-        limits = zip(messages, self._sampling.enough_us(messages), strict=True)
-        return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
 
     def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
         return self._launcher.plan(

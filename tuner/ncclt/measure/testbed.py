@@ -15,7 +15,8 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
-from ncclt.measure import LaunchedRunner, PersistentRunner
+from ncclt.measure import PersistentRunner
+from ncclt.measure.runner import RealRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,9 @@ class Testbed:
         return bool(self._real)
 
     @property
-    def _real(self) -> tuple[LaunchedRunner | PersistentRunner, ...]:
+    def _real(self) -> tuple[RealRunner, ...]:
         known = (self.runner, self.by_variables, *self.others, *self.persistent)
-        return tuple(runner for runner in known if isinstance(runner, LaunchedRunner | PersistentRunner))
+        return tuple(runner for runner in known if isinstance(runner, RealRunner))
 
     def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
         """Tell the runners what the stored default of a resumed study took: timeouts and sampling follow from it.

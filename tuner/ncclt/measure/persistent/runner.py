@@ -15,29 +15,27 @@ import secrets
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Unpack
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError, UsageError
-from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.process.guard import results_folder
-from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand
+from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
 from ncclt.measure.persistent.applied import Attested
 from ncclt.measure.persistent.commands import nccl_version, session_command
 from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
-from ncclt.measure.sampling import SamplingLimit
-from ncclt.measure.timeouts import Timeouts
+from ncclt.measure.runner import RealRunner, RunnerParts
 from ncclt.nccl.switching import Force, Switch, SwitchCost, split, start_variables, started, switch
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
 
@@ -50,7 +48,7 @@ RENEWED_S = LONGEST_S / 2
 TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 
 
-class PersistentRunner:
+class PersistentRunner(RealRunner):
     """Measures settings in ranks that were started once: the `Runner` of a search with many trials.
 
     The `wall_s` of a result is how long its trial held the GPUs: the time that the ranks waited for it (for the search
@@ -61,41 +59,29 @@ class PersistentRunner:
     dead before a trial has begun are replaced, and the trial is not blamed. Whenever `measure` raises, nothing is left.
 
     Args:
-        benchmark: what runs; only `torch_collectives` has persistent ranks.
-        launcher: where it runs; used by this runner only, because all that it runs is ended with the ranks.
-        cluster: what is measured, sized to the job.
-        variables: the variables that force a setting upon NCCL there; may raise SettingError.
-        timeouts: how long starting the ranks, and then a trial, may take; shared as in `LaunchedRunner`.
-        sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
-        plugin: ncclt's tuner plugin at its path on the nodes; None = nothing is switched per call.
-        place: the nodes that it uses, as shown to users; empty where the launcher chooses them.
-        host: as for `Controller`.
-        scratch: folder for the token's file; None = the system's temporary folder. mpirun over several nodes needs a
-            shared folder.
-        persistent: False = the ranks end with each trial, so every trial is a launch of its own, for settings that
-            only the plugin can force.
+        plugin: NCCL's tuner plugin of ncclt as the ranks see it; None = nothing is switched per call.
+        host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback where ranks are
+            on this machine.
+        persistent: False = the ranks end with each trial, so every trial is a launch of its own, and only what the
+            plugin alone can say makes this the runner for it.
+        parts: as `RealRunner` takes them. `benchmark` is `torch_collectives`, which alone has persistent ranks;
+            `launcher` serves this runner alone: all that it runs is ended with the ranks; the file with the token is
+            made in `scratch`, which mpirun over several nodes needs to be a folder that they share.
 
     Raises:
         UsageError: ranks of this benchmark or launcher cannot be persistent.
     """
 
-    simulated: ClassVar[bool] = False
-
     def __init__(
         self,
         *,
-        benchmark: Benchmark,
-        launcher: Launcher,
-        cluster: Cluster,
-        variables: Callable[[Setting], Mapping[str, str]],
-        timeouts: Timeouts | None = None,
-        sampling: SamplingLimit | None = None,
         plugin: Path | None = None,
-        place: str = "",
         host: str = "",
-        scratch: Path | None = None,
         persistent: bool = True,
+        **parts: Unpack[RunnerParts],
     ) -> None:
+        super().__init__(**parts)
+        benchmark, launcher = self._benchmark, self._launcher
         if not isinstance(benchmark, TorchCollectives):
             raise UsageError(
                 f"the ranks of {benchmark.name} end with every launch: they cannot stay",
@@ -106,30 +92,17 @@ class PersistentRunner:
                 "ranks cannot stay under --launcher kubernetes: a pod may have no way to this machine",
                 hint="leave --persistent out, or run ncclt in an allocation of Slurm or beside an ssh",
             )
-        self._benchmark, self._launcher, self.cluster, self.name = benchmark, launcher, cluster, launcher.name
-        self._variables, self._timeouts, self._sampling = variables, timeouts or Timeouts(), sampling
-        self._plugin, self._place, self._host, self._scratch = plugin, place, host, scratch
-        self._version, self._persistent = cluster.version, persistent
+        self._torch = benchmark
+        self._plugin, self._host, self._persistent = plugin, host, persistent
+        self._version = self.cluster.version
         self._session: Session | None = None
         self._now = Force()
         self._generations = itertools.count(1)
         self._start_s = 0.0
         self._idle_since_s = 0.0
-        self._killed = False
         self._attested = Attested()
         self.switches: Counter[SwitchCost] = Counter()
-        """Number of trials by switching cost; those that had to start ranks count as PROCESS."""
-
-    def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
-        """Use the times of the stored default of a resumed study: of the whole launch, s, and per call, µs."""
-        self._timeouts.calibrate(wall_s)
-        if self._sampling is not None:
-            self._sampling.learn(times_us)
-
-    def kill(self) -> None:
-        """End trial and ranks at once: `measure` raises KeyboardInterrupt from now on."""
-        self._killed = True
-        self._launcher.kill()
+        """How many trials came into force at which switching cost; those that had to start ranks count as PROCESS."""
 
     def close(self) -> None:
         """End the ranks, if there are any; a later `measure` starts new ones."""
@@ -145,7 +118,7 @@ class PersistentRunner:
             SettingError: the setting cannot be forced here.
         """
         self._benchmark.commands(messages, folder=None)
-        command = session_command(self._benchmark, controller="HOST:PORT", token=None)
+        command = session_command(self._torch, controller="HOST:PORT", token=None)
         return (self._plan(command, self._force(setting, messages)),)
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
@@ -202,12 +175,6 @@ class PersistentRunner:
             return 0.0
         until_s = now_s if session.ended_s is None else min(session.ended_s, now_s)
         return max(until_s - self._idle_since_s, 0.0)
-
-    def _paced(self, messages: Sequence[Message]) -> TorchCollectives:
-        if self._sampling is None:
-            return self._benchmark
-        limits = zip(messages, self._sampling.enough_us(messages), strict=True)
-        return self._benchmark.paced({message: limit_us for message, limit_us in limits if limit_us is not None})
 
     def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
         """Return how the setting is forced; SettingError where it cannot be."""
@@ -272,7 +239,7 @@ class PersistentRunner:
             file.touch(mode=0o600)
             file.write_text(token, encoding="ascii")
             controller = Controller(launcher=self._launcher.name, host=self._host, token=token.encode())
-            command = session_command(self._benchmark, controller=controller.address, token=file)
+            command = session_command(self._torch, controller=controller.address, token=file)
             try:
                 plan = self._plan(command, wanted)
             except BaseException:
@@ -316,7 +283,7 @@ class PersistentRunner:
             "level": step.cost.name.lower(),
             "variables": {**dict(step.set_variables), **dict.fromkeys(step.unset_variables)},
             "table": table,
-            "attest": self._benchmark.backend == "nccl" and self._attested.lacks(wanted, command.messages),
+            "attest": self._torch.backend == "nccl" and self._attested.lacks(wanted, command.messages),
             "arguments": command.argv[2:],  # without the interpreter and the file
         }
 
