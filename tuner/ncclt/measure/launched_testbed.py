@@ -16,7 +16,6 @@ from ncclt.core.trial import Runner
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch import launcher_module
 from ncclt.launch.hostfile import granted_hosts
-from ncclt.launch.kubernetes.options import site_options
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
 from ncclt.measure.benchmarks import benchmark_module
@@ -133,7 +132,7 @@ def launcher_of(cluster: Cluster, target: Target, hosts: tuple[str, ...], *, env
             "kind": "trainjob" if target.benchmark_name == "torch_collectives" else "mpijob",
             "image": target.container,
             "namespace": target.namespace or "default",
-            **site_options(target.kubernetes),
+            "pods": target.kubernetes,
         }
     launcher: Launcher = launcher_module(target.launcher).create(**options)
     return launcher

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.launcher import create
+from ncclt.launch.kubernetes.launcher import KubernetesLauncher, create
+from ncclt.launch.kubernetes.manifests import Site
 from ncclt.launch.launcher import JobShape
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "kubernetes"
@@ -18,10 +19,7 @@ VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
 SITE = {
     "image": "registry.example/nccl-tests:2.19",
     "namespace": "tuning",
-    "service_account": "ncclt",
-    "node_selector": {"gpu": "h100"},
-    "resources": {"rdma/hca": "8"},
-    "study": "bert on leonardo (2 nodes)",
+    "pods": ("service-account=ncclt", "node.gpu=h100", "resource.rdma/hca=8"),
     "extra": ("--context=lab",),
     "environment": {"PATH": "/usr/bin", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0"},
 }
@@ -41,7 +39,7 @@ def readable(plan):
     [
         ("mpijob", SITE, False),
         ("trainjob", {**SITE, "kind": "trainjob"}, True),
-        ("trainjob_plain", {"kind": "trainjob", "image": "torch:2.13", "gpus_per_node": 0, "environment": {}}, False),
+        ("trainjob_plain", {"kind": "trainjob", "site": Site(image="torch:2.13"), "environment": {}}, False),
     ],
 )
 def test_golden_plan(name, options, with_files, tmp_path):
@@ -50,7 +48,8 @@ def test_golden_plan(name, options, with_files, tmp_path):
     worker.write_text('"""Measures."""\n\nimport sys\n\nprint("µ", sys.argv)\n')
     command = ("python3", str(worker), "--messages", '{"a": 1}') if with_files else COMMAND
     files = (worker,) if with_files else ()
-    plan = create(shape=TWO, **options).plan(command, variables=VARIABLES, timeout_s=120.0, files=files)
+    made = (KubernetesLauncher if "site" in options else create)(shape=TWO, **options)
+    plan = made.plan(command, variables=VARIABLES, timeout_s=120.0, files=files)
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("NCCLT_UPDATE_GOLDEN"):
         path.write_text(readable(plan))

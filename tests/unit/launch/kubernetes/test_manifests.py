@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.manifests import LaunchedJob, Site, label_value, manifests
+from ncclt.launch.kubernetes.manifests import LaunchedJob, Site, manifests
 from ncclt.launch.launcher import MARK, JobShape
 
 SITE = Site(image="registry.example/x:1", namespace="lab", gpus_per_node=8, resources=(("rdma/hca", "8"),))
@@ -121,7 +121,7 @@ def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
     [
         SITE,
         Site(image="x"),
-        Site(image="x", service_account="ana", node_selector=(("a", "b"),), labels=(("ncclt-study", "s"),)),
+        Site(image="x", service_account="ana", node_selector=(("a", "b"),)),
     ],
 )
 def test_every_field_is_known_and_none_is_missing(kind, schema, site):
@@ -184,11 +184,3 @@ def test_names_that_kubernetes_refuses_are_refused_here():
     for name in ("Ncclt", "1ncclt", "ncclt-", "n" * 41, ""):
         with pytest.raises(UsageError, match="not a name for an object"):
             made("trainjob", name=name)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("bert", "bert"), ("bert on leonardo (2 nodes)", "bert-on-leonardo-2-nodes"), ("_x" * 60, "x_" * 31), ("漢", "")],
-)
-def test_labels_have_values_that_kubernetes_takes(text, value):
-    assert label_value(text) == value.strip("_")

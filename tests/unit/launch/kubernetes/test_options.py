@@ -11,14 +11,14 @@ from ncclt.launch.launcher import JobShape
 
 
 def test_all_words():
-    """They are arguments of `create`."""
+    """They are fields of `Site`, and one argument of the launcher."""
     words = [
         "resource.rdma/hca=8", "resource.memory=64Gi", "node.nvidia.com/gpu.product=H100", "node.pool=a", "node.pool=b",
         "service-account=tuner", "runtime=torch-h100", "ssh-port=2222", "pending=1800",
     ]  # fmt: skip
     assert site_options(words) == {
-        "resources": {"rdma/hca": "8", "memory": "64Gi"},
-        "node_selector": {"nvidia.com/gpu.product": "H100", "pool": "b"},
+        "resources": (("memory", "64Gi"), ("rdma/hca", "8")),
+        "node_selector": (("nvidia.com/gpu.product", "H100"), ("pool", "b")),
         "service_account": "tuner",
         "runtime": "torch-h100",
         "ssh_port": 2222,
@@ -30,7 +30,7 @@ def test_they_reach_the_manifest():
     """An RDMA resource without which a pod has no fabric."""
     launcher = kubernetes.create(
         shape=JobShape(nodes=2, processes_per_node=8), image="lab/torch:1", kind="trainjob",
-        **site_options(["resource.rdma/hca=8", "node.pool=h100", "service-account=tuner"]),
+        pods=("resource.rdma/hca=8", "node.pool=h100", "service-account=tuner"),
     )  # fmt: skip
     text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.json"]
     job = next(document for document in json.loads(text)["items"] if document["kind"] == "TrainJob")

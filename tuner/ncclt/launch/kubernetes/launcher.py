@@ -17,7 +17,8 @@ from typing import Unpack
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
-from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, label_value, manifests
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, manifests
+from ncclt.launch.kubernetes.options import site_options
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions
 from ncclt.launch.rank_check import checked
@@ -151,35 +152,24 @@ def create(
     kind: str = "mpijob",
     image: str | None = None,
     namespace: str = "default",
-    gpus_per_node: int | None = None,
-    resources: Mapping[str, str] | None = None,
-    service_account: str = "",
-    node_selector: Mapping[str, str] | None = None,
-    runtime: str = "torch-distributed",
-    ssh_port: int = 22,
-    study: str = "",
-    pending_s: float = PENDING_S,
+    pods: Sequence[str] = (),
     **process: Unpack[ProcessOptions],
 ) -> KubernetesLauncher:
     """Return the launcher for kubectl's current cluster.
 
     Args:
-        shape, kind, pending_s, process: as for `KubernetesLauncher`.
-        image, namespace, resources, service_account, node_selector, runtime, ssh_port: as for `Site`; without an image
-            nothing can be planned.
-        gpus_per_node: of each worker pod; None = one for each process.
-        study: its name, for a label.
+        shape: pods, and processes in each, one GPU for each process.
+        kind: `mpijob` or `trainjob`.
+        image: of all containers; without one nothing can be planned.
+        namespace: where the jobs are made.
+        pods: their options, by the names of `options.WORDS`.
+        process: as `KubernetesLauncher` takes it.
+
+    Raises:
+        UsageError: hosts are named, or an option is not one of these.
     """
     shape = shape or JobShape()
-    site = image and Site(
-        image=image,
-        namespace=namespace,
-        gpus_per_node=shape.processes_per_node if gpus_per_node is None else gpus_per_node,
-        resources=tuple(sorted((resources or {}).items())),
-        service_account=service_account,
-        node_selector=tuple(sorted((node_selector or {}).items())),
-        runtime=runtime,
-        ssh_port=ssh_port,
-        labels=(("ncclt-study", label_value(study)),) if study else (),
-    )
+    options = site_options(pods)
+    pending_s = options.pop("pending_s", PENDING_S)
+    site = image and Site(image=image, namespace=namespace, gpus_per_node=shape.processes_per_node, **options)
     return KubernetesLauncher(shape=shape, kind=kind, site=site or None, pending_s=pending_s, **process)

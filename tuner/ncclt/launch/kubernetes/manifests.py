@@ -51,7 +51,6 @@ class Site:
         node_selector: (label, value) that nodes must have.
         runtime: the (Cluster)TrainingRuntime of a TrainJob.
         ssh_port: of the image's sshd, for an MPIJob.
-        labels: (name, value) put on every object, for example the study's.
     """
 
     image: str
@@ -62,7 +61,6 @@ class Site:
     node_selector: tuple[tuple[str, str], ...] = ()
     runtime: str = "torch-distributed"
     ssh_port: int = 22
-    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +89,6 @@ class LaunchedJob:
     def deadline_s(self) -> int:
         """Return the seconds after which the cluster ends it by itself."""
         return math.ceil(self.timeout_s + self.pending_s) + _ENDING_S
-
-
-def label_value(text: str) -> str:
-    """Return a text as the value of a label: 63 characters of [A-Za-z0-9._-], letters or digits at its ends."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
 def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node]]:
@@ -145,9 +138,9 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
                 "ttlSecondsAfterFinished": 600,
             },
             "mpiReplicaSpecs": {
-                "Launcher": _replicas(1, job, site, _pod(job, site) | {"containers": [launcher]}),
+                "Launcher": _replicas(1, job, _pod(job, site) | {"containers": [launcher]}),
                 "Worker": _replicas(
-                    job.shape.nodes, job, site, _pod(job, site) | _placement(site) | {"containers": [worker]}
+                    job.shape.nodes, job, _pod(job, site) | _placement(site) | {"containers": [worker]}
                 ),
             },
         },
@@ -160,7 +153,7 @@ def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
         key: value for key, value in _container("node", job, site).items() if key not in ("image", "env")
     }  # these have fields of their own in a TrainJob
     patch: dict[str, Node] = {
-        "metadata": {"labels": _labels(job, site)},
+        "metadata": {"labels": _labels(job)},
         "spec": _pod(job, site) | _placement(site) | {"containers": [container]},
     }
     return {
@@ -197,18 +190,18 @@ def _config_map(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
 
 
 def _metadata(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
-    return {"name": job.name, "namespace": site.namespace, "labels": _labels(job, site)}
+    return {"name": job.name, "namespace": site.namespace, "labels": _labels(job)}
 
 
-def _labels(job: LaunchedJob, site: Site) -> dict[str, Node]:
-    return {"app.kubernetes.io/managed-by": "ncclt", LAUNCH_LABEL: job.name, **dict(site.labels)}
+def _labels(job: LaunchedJob) -> dict[str, Node]:
+    return {"app.kubernetes.io/managed-by": "ncclt", LAUNCH_LABEL: job.name}
 
 
-def _replicas(count: int, job: LaunchedJob, site: Site, pod: Mapping[str, Node]) -> Mapping[str, Node]:
+def _replicas(count: int, job: LaunchedJob, pod: Mapping[str, Node]) -> Mapping[str, Node]:
     return {
         "replicas": count,
         "restartPolicy": "Never",
-        "template": {"metadata": {"labels": _labels(job, site)}, "spec": pod},
+        "template": {"metadata": {"labels": _labels(job)}, "spec": pod},
     }
 
 

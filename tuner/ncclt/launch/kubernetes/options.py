@@ -23,7 +23,7 @@ _NUMBERS = {"ssh-port": ("ssh_port", 65535), "pending": ("pending_s", 86400)}
 
 
 def site_options(words: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of `kubernetes.create` for some options; a later one overrides an earlier one.
+    """Return the fields of `Site` for some options, and `pending_s`; a later option overrides an earlier one.
 
     Raises:
         UsageError: an option is not one of `WORDS`, or Kubernetes would not accept its value.
@@ -38,7 +38,7 @@ def site_options(words: Iterable[str]) -> dict[str, Any]:
             argument, pattern = _TABLES[table]
             if not _NAME.fullmatch(name) or not pattern.fullmatch(value):
                 raise _unknown(word)
-            options.setdefault(argument, {})[name] = value
+            options[argument] = tuple(sorted({**dict(options.get(argument, ())), name: value}.items()))
         elif key in _NAMES and _OBJECT.fullmatch(value):
             options[_NAMES[key]] = value
         elif key in _NUMBERS and value.isascii() and value.isdigit() and 1 <= int(value) <= _NUMBERS[key][1]:
