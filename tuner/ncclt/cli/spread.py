@@ -30,8 +30,7 @@ class Fields:
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with an option for each field of its records: the parameters whose type is a dataclass.
 
-    `Annotated` with `Fields` a record gives only some of its options. What is left out on the command line has the
-    default of the record.
+    A parameter that is annotated with `Fields` offers only these. An option that is left out has the record's default.
     """
     own = inspect.signature(command, eval_str=True).parameters
     made: dict[str, tuple[type, dict[str, Option]]] = {}
