@@ -180,6 +180,20 @@ def test_a_launch_that_another_worker_tells_at_the_same_moment_is_told_once(work
     assert [(trial.state.name, trial.value) for trial in kept(url)] == [("COMPLETE", 0.0), ("COMPLETE", -0.5)]
 
 
+def test_what_a_user_enqueues_in_optuna_is_launched_next(worker, trial_log, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        storage = optuna.storages.RDBStorage(url)
+        optuna.load_study(study_name="s", storage=storage).enqueue_trial({"pair": "ring/ll", "channels": 3})
+        storage.remove_session()
+        storage.engine.dispose()
+        claim = ask(proposer, trial_log)
+        assert proposer.propose(trial_log.trials(), running=[claim]).setting != claim.setting
+
+    assert (claim.setting.algorithm, claim.setting.protocol) == (Algorithm.RING, Protocol.LL)
+    assert kept(url)[1].user_attrs["reason"] == "enqueued by a user"
+
+
 def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, trial_log, workload, cluster, url):
     with worker() as proposer:
         proposer.resume(trial_log.trials()[0], trial_log.trials())

@@ -147,7 +147,7 @@ class Proposer:
             kept = _kept(lambda: self._study.get_trials(deepcopy=False))
             # Before the study was Optuna's own, its trials did not say which setting they were of.
             live = [frozen for frozen in kept if frozen.state is not TrialState.FAIL and SETTING in frozen.user_attrs]
-            known = {frozen.user_attrs[NUMBER] for frozen in live}
+            known = {frozen.user_attrs.get(NUMBER) for frozen in live}
             for trial in trials:
                 if trial.number not in known:
                     self._add(trial)
@@ -218,15 +218,19 @@ class Proposer:
         self._fail(self._asked)
         self._study.sampler = sampler
         self._asked = asked = self._study.ask()
-        reason = asked.user_attrs.get(_REASON)  # of a setting that was enqueued
-        if reason is not None or not isinstance(sampler, PolicySampler):
+        reason = asked.user_attrs.get(_REASON)  # of a setting of another study
+        chosen: dict[str, Any] | None = None
+        if reason is None and sampler is self._policy:
+            chosen, self._seen = asked.relative_params, self._policy.running
+            if not chosen:  # nothing is to be launched, or the default of a recorded space, which has no point
+                return self._policy.proposal
+        else:
             self._seen = self._running()
-            setting = self._space.setting(self._suggested(asked))
-            return Proposal(setting=setting, reason=reason or f"asked for by {type(sampler).__name__}")
-        if asked.relative_params:  # none where nothing is to be launched, nor for the default of a recorded space
-            self._suggested(asked)
-        self._seen = sampler.running
-        return sampler.proposal
+        point = self._suggested(asked)
+        if point == chosen:
+            return self._policy.proposal
+        why = reason or ("enqueued by a user" if chosen else f"asked for by {type(sampler).__name__}")
+        return Proposal(setting=self._space.setting(point), reason=why)
 
     def _ask_named(self, named: NamedSampler, what: str) -> Proposal:
         """Ask another sampler; it is made for each ask, so that workers of one seed do not all ask for the same."""
