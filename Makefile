@@ -1,6 +1,5 @@
 # One door for everything. A fresh machine needs python3 (3.11 or newer), make and gcc; the rest comes into .venv.
 PYTHON ?= python3
-# One more than cores: a worker waits for a fifth of its time, for what hangs or is killed on purpose.
 WORKERS ?= auto
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
