@@ -105,7 +105,6 @@ def test_a_finished_study_is_not_that_of_another_request(ncclt):
 READERS = [
     ("studies", "list"),
     ("studies", "show", "x"),
-    ("studies", "replay", "x"),
     ("cluster", "list"),
     ("cluster", "show", "leonardo"),
     ("profile", "list"),

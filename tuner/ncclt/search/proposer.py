@@ -7,10 +7,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
@@ -46,6 +46,17 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 Answer = TypeVar("Answer")
 
 
+_Storage = optuna.storages.RDBStorage | optuna.storages.InMemoryStorage
+
+
+class Alone(Protocol):
+    """Does something while no other worker of the study does; again, if the lock was lost meanwhile."""
+
+    def __call__(self, work: Callable[[], Answer]) -> Answer:
+        """Return what `work` returns."""
+        ...
+
+
 class Proposer:
     """Ask and tell with Optuna; our own trials are the truth, and its study is made to agree with them (adr/0003).
 
@@ -66,7 +77,7 @@ class Proposer:
         storage_url: str | None = None,
         prior_trials: Sequence[WarmSetting] = (),
         printed_costs: PrintedCosts | None = None,
-        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        alone: Alone | None = None,
     ) -> None:
         """Open or create the Optuna study of this name.
 
@@ -80,24 +91,18 @@ class Proposer:
             storage_url: where Optuna keeps its tables; None = in memory.
             prior_trials: what was good in other studies, to be tried early.
             printed_costs: NCCL's own tables, where a log held them; only `PolicySampler` has a use for them.
-            alone: keeps other workers of the study out for the time of a block.
+            alone: keeps other workers of the study out; None = there are none.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space, self._workload, self._seed, self._alone = space, workload, seed, alone
+        self._space, self._workload, self._seed = space, workload, seed
+        self._alone: Alone = alone or _unlocked
         self._named = sampler
         self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
-        with alone():  # two Optunas that create their tables at once clash
-            self._storage = _open_storage(storage_url) if storage_url else optuna.storages.InMemoryStorage()
-            self._study = _kept(
-                lambda: optuna.create_study(
-                    storage=self._storage, study_name=name, load_if_exists=True, sampler=self._policy
-                )
-            )
-            with _unannounced():
-                _kept(lambda: self._study.set_metric_names(["worth to a policy, below 0 = gain"]))
+        # Two Optunas that create their tables at once clash.
+        self._storage, self._study = self._alone(lambda: _open_study(storage_url, name, self._policy))
         self._blas = ThreadpoolController()
         self._default: Trial | None = None
         self._warm = [warm for warm in prior_trials if space.params(warm.setting) is not None]
@@ -143,14 +148,16 @@ class Proposer:
                 if NUMBER not in frozen.user_attrs:  # asked for and never claimed
                     self._fail(frozen.number)
             self._settle(trials, ())
-        with self._alone():
-            kept = _kept(lambda: self._study.get_trials(deepcopy=False))
-            # Before the study was Optuna's own, its trials did not say which setting they were of.
-            live = [frozen for frozen in kept if frozen.state is not TrialState.FAIL and SETTING in frozen.user_attrs]
-            known = {frozen.user_attrs.get(NUMBER) for frozen in live}
-            for trial in trials:
-                if trial.number not in known:
-                    self._add(trial)
+        self._alone(lambda: self._add_missing(trials))
+
+    def _add_missing(self, trials: Sequence[Trial]) -> None:
+        kept = _kept(lambda: self._study.get_trials(deepcopy=False))
+        # Before the study was Optuna's own, its trials did not say which setting they were of.
+        live = [frozen for frozen in kept if frozen.state is not TrialState.FAIL and SETTING in frozen.user_attrs]
+        known = {frozen.user_attrs.get(NUMBER) for frozen in live}
+        for trial in trials:
+            if trial.number not in known:
+                self._add(trial)
 
     def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
         """Return what to launch next, or None when no launch could tell anything more.
@@ -363,6 +370,18 @@ def _kept(call: Callable[[], Answer]) -> Answer:
                 raise StoreError(f"Optuna's tables cannot be used: {error}", hint="check --storage") from error
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _unlocked(work: Callable[[], Answer]) -> Answer:
+    return work()
+
+
+def _open_study(url: str | None, name: str, sampler: PolicySampler) -> tuple[_Storage, optuna.Study]:
+    storage: _Storage = _open_storage(url) if url else optuna.storages.InMemoryStorage()
+    study = _kept(lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True, sampler=sampler))
+    with _unannounced():
+        _kept(lambda: study.set_metric_names(["worth to a policy, below 0 = gain"]))
+    return storage, study
 
 
 def _open_storage(url: str) -> optuna.storages.RDBStorage:

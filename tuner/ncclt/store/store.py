@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation
@@ -28,6 +27,8 @@ from ncclt.store.readonly import read_published
 from ncclt.store.records import Records, with_staleness
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.summaries import StudyPage
+
+Answer = TypeVar("Answer")
 
 
 def utc_now() -> str:
@@ -91,14 +92,14 @@ class Store(Records, Leases):
         """Close every connection; may be called twice."""
         self._database.close()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes from writing to this store during a block, which must be short.
+    @repeatable
+    def alone(self, work: Callable[[], Answer]) -> Answer:
+        """Do something short while no other process writes to this store, and again if the connection was lost.
 
         For tables beside ours: two Optunas that create theirs at once clash.
         """
         with self._database.alone():
-            yield
+            return work()
 
     @repeatable
     def ping(self) -> None:
