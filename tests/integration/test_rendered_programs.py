@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.deliver.render.formats import render
-from ncclt.deliver.render.shell import assignments, removals
 
 _UNIT = Path(__file__).resolve().parents[1] / "unit" / "deliver" / "render" / "test_formats.py"
 _spec = importlib.util.spec_from_file_location("render_samples", _UNIT)
@@ -23,11 +22,6 @@ HOSTILE = replace(samples.TUNED, model=samples.HOSTILE, cluster="*" + samples.HO
 # What no control character can be in.
 PROLOG = replace(HOSTILE, model="".join(filter(str.isprintable, samples.HOSTILE)))
 WANTED = {**samples.PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
-NASTY = [
-    ("NCCL_A", "a 'b' \"c\" `d` $(e) $HOME \\ ! !! * ? [x] {a,b} ~ # ; & | < > =é"),
-    ("NCCL_B", ""),
-    ("NCCL_C", "\\'"),
-]
 DUMP = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.startswith('NCCL')}))"
 SOURCES = {
     "bash": ["bash", "-c", 'eval "$(cat text)"; exec "$0" -c "$1"'],
@@ -71,15 +65,6 @@ def test_a_real_shell_sets_and_unsets_exactly_the_variables(way, tmp_path):
     both = text.partition("#")[0] + undo  # where eval joins the lines, a comment would hide what follows
     assert environment_after(way, both, tmp_path, NCCL_DEBUG="WARN") == {"NCCL_DEBUG": "WARN"}
     assert environment_after(way, undo, tmp_path) == {}
-
-
-@pytest.mark.parametrize("way", [way for way in SOURCES if not way.endswith("eval")])
-def test_a_real_shell_undoes_every_quoting(way, tmp_path):
-    text = "".join(f"{line}\n" for line in assignments(NASTY, language(way)))
-    undo = "".join(f"{line}\n" for line in removals([name for name, _ in NASTY], language(way)))
-
-    assert environment_after(way, text, tmp_path) == dict(NASTY)
-    assert environment_after(way, text + undo, tmp_path) == {}
 
 
 def test_bash_splits_the_words_for_a_command_line_into_the_same_values(tmp_path):

@@ -10,8 +10,7 @@ from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from ncclt.core.recommendation import Decision, Recommendation, select
-from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
-from ncclt.deliver.render.shell import SHELLS
+from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence

@@ -154,7 +154,7 @@ def source(
 
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
-    from ncclt.deliver.render.formats import check_form, remarks_left_out, render
+    from ncclt.deliver.render.formats import check_form, render
     from ncclt.store import chosen
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
@@ -162,10 +162,7 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
     found = chosen(storage, request_of(arguments, cluster))
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
-    text = render(found, format=arguments.format, **form)
-    for line in remarks_left_out(found, format=arguments.format, shell=arguments.shell):
-        say(f"ncclt: {line.removeprefix('# ')}")
-    return text
+    return render(found, format=arguments.format, **form, warn=lambda remark: say(f"ncclt: {remark}"))
 
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:

@@ -9,7 +9,9 @@ import argparse
 import os
 import shlex
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ncclt.cli.job_request import request_of
 from ncclt.cli.output import say
@@ -18,8 +20,8 @@ from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES
 from ncclt.deliver.handover import plan_handover, table_path, write_table
 from ncclt.deliver.offer import Offer, ask_for_offer
-from ncclt.deliver.render.formats import check_form
-from ncclt.deliver.render.prolog import MODEL_VARIABLE, PrologJob, table_prolog, task_prolog
+from ncclt.deliver.render.formats import check_form, render_variables
+from ncclt.deliver.render.prolog import table_prolog
 from ncclt.errors import NoRecommendationError, UsageError
 from ncclt.nccl.tuner_plugin import find
 
@@ -47,14 +49,10 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
         from_cache=arguments.fallback == "cached",
         warn=say,
     )
-    job = PrologJob(
-        model=arguments.model,
-        nodes=offer.nodes,
-        gpus_per_node=offer.ranks // offer.nodes,
-        uid=None if arguments.all_users else os.getuid(),
-    )
-    text = _with_variables(offer, job) if plugin is None else _with_table(arguments, offer, job, plugin)
-    say(f"ncclt: the script does nothing but in jobs that export {MODEL_VARIABLE}={shlex.quote(job.model)}")
+    job = {**offer.document, "model": arguments.model}
+    uid = None if arguments.all_users else os.getuid()
+    text = _with_variables(job, uid) if plugin is None else _with_table(arguments, offer, job, uid, plugin)
+    say(f"ncclt: the script does nothing but in jobs that export NCCLT_MODEL={shlex.quote(arguments.model)}")
     return text
 
 
@@ -87,18 +85,18 @@ def _check_reachable(path: Path, what: str, *, hint: str = "") -> None:
             )
 
 
-def _with_variables(offer: Offer, job: PrologJob) -> str:
-    if offer.document["decision"] == "undecided":
+def _with_variables(job: Mapping[str, Any], uid: int | None) -> str:
+    if job["decision"] == "undecided":
         raise NoRecommendationError(
-            f"what variables can say for {job.model} is undecided",
+            f"what variables can say for {job['model']} is undecided",
             hint="--policy-dir hands over the table where that is proven",
         )
-    simulated = [("NCCLT_SIMULATED", "1")] if offer.simulated else []
-    variables = [*offer.variables, ("NCCLT_RECOMMENDATION", offer.recommendation), *simulated]
-    return task_prolog(variables, comment_lines(map(str, offer.document.get("remarks", ()))), job=job)
+    return render_variables(job, form="slurm-taskprolog", uid=uid)
 
 
-def _with_table(arguments: argparse.Namespace, offer: Offer, job: PrologJob, plugin: Path) -> str:
+def _with_table(
+    arguments: argparse.Namespace, offer: Offer, job: Mapping[str, Any], uid: int | None, plugin: Path
+) -> str:
     folder: Path = arguments.policy_dir
     path = table_path(folder, offer.table)
     handover = plan_handover(
@@ -124,9 +122,10 @@ def _with_table(arguments: argparse.Namespace, offer: Offer, job: PrologJob, plu
                 f"other users cannot write reports to {arguments.report}", hint=f"chmod 1777 {arguments.report}"
             )
     return table_prolog(
-        handover.set_env,
+        job,
+        dict(handover.set_env),
         comment_lines([f"ncclt: recommendation {offer.recommendation}, table {path.name}", *handover.notes]),
-        job=job,
+        uid=uid,
         rivals=[
             *CHOICE_VARIABLES,
             "NCCL_TUNER_PLUGIN",

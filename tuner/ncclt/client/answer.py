@@ -44,7 +44,9 @@ _COLLECTIVE = "all_reduce|all_gather|reduce_scatter|broadcast|reduce"
 _ALGORITHM, _PROTOCOL = "tree|ring|collnet_direct|collnet_chain|nvls|nvls_tree|pat", "ll|ll128|simple"
 # fmt: on
 
-# Per format: one variable ({0} its name, {1} its value, {2} quoted for sh), the separator, and the whole text.
+# Per format: one variable ({0} its name, {1} its value, {2} quoted for sh), the separator, and the whole text. No value
+# that `checked` lets pass holds a quote, a backslash or a blank. In `export` the remarks come last, as an unquoted eval
+# joins all lines into one; csh has comments in scripts only. fish would fail where it removes what is not set.
 _FORMS = {
     "export": ("export {0}={2}\n", "", "{pairs}{remarks}"),
     "export fish": ("set -gx {0} '{1}';\n", "", "{pairs}{remarks}"),
@@ -52,12 +54,14 @@ _FORMS = {
     "export unset": ("unset {0}\n", "", "{pairs}"),
     "export fish unset": ("set -q {0}; and set -e {0};\n", "", "{pairs}"),
     "export csh unset": ("unsetenv {0};\n", "", "{pairs}"),
+    # An image's own value goes before the host's unless `--container-env` names the variable (README of NVIDIA/pyxis).
     "pyxis": ("export {0}={2}\n", "", "{pairs}export NCCLT_PYXIS=--container-env={names}\n{remarks}"),
     "dotenv": ("{0}={1}\n", "", "{remarks}{pairs}"),
     "nccl-conf": ("{0}={1}\n", "", "{remarks}{pairs}"),
     "mpirun-x": ("-x {0}={1}", " ", "{pairs}\n"),
     "docker-env": ("--env {0}={1}", " ", "{pairs}\n"),
     "trainjob-env": ('- name: {0}\n  value: "{1}"\n', "", "{remarks}{pairs}"),
+    # A pod template that carries the label ncclt-content, a hash of the data, restarts its pods when they change.
     "configmap": (
         '  {0}: "{1}"\n',
         "",
@@ -65,22 +69,27 @@ _FORMS = {
         '    app.kubernetes.io/managed-by: ncclt\n    ncclt-content: "{content}"\n    ncclt-recommendation: "{label}"\n'
         "data:\n{pairs}",
     ),
-    "slurm-taskprolog": (
-        "    'export {0}={1}'",
-        " \\\n",
-        "#!/bin/sh\n{remarks}# TaskProlog of Slurm: srun --task-prolog=FILE, or TaskProlog=FILE in slurm.conf.\n"
-        "# It starts no program, waits for nothing and always ends with 0.\n"
-        "# For jobs of any user that export NCCLT_MODEL as below, in steps on {nodes} x {gpus} GPUs; "
-        'in all others it does nothing.\ngpus="${{SLURM_GPUS_ON_NODE:-${{SLURM_STEP_TASKS_PER_NODE:-}}}}"\n'
-        'if [ "${{NCCLT_MODEL:-}}" = {model} ] \\\n  && [ -z "${{NCCLT_LAUNCH:-}}" ] \\\n'
-        '  && [ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ] \\\n'
-        '  && {{ [ "$gpus" = {gpus} ] || [ "$gpus" = "{gpus}(x{nodes})" ]; }}; then\n'
-        "  printf '%s\\n' \\\n{pairs}\nfi\nexit 0\n",
-    ),
 }
+# Runs in every task of every job where slurm.conf names it, so it asks the job which workload it is, and leaves alone
+# what ncclt launches itself (NCCLT_LAUNCH): trials, which measure other settings.
+_TASK_PROLOG = """\
+#!/bin/sh
+{remarks}# TaskProlog of Slurm: srun --task-prolog=FILE, or TaskProlog=FILE in slurm.conf.
+{promise}# For jobs {user} that export NCCLT_MODEL as below, in steps on {nodes} x {gpus} GPUs; \
+in all others it does nothing.
+gpus="${{SLURM_GPUS_ON_NODE:-${{SLURM_STEP_TASKS_PER_NODE:-}}}}"
+if {conditions}; then
+{before}  printf '%s\\n' \\
+{exports}
+{after}fi
+exit 0
+"""
 TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
-FORMS = ("json", *_FORMS, *TABLES)
+FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` with its shell and `unset` where they are not bash and setting."""
+
+_LONGEST = 1023
+"""Characters that nccl.conf takes of a value (NCCL src/misc/param.cc:27-56, 2.30.7)."""
 
 _ID, _COUNT, _SIZE, _CHANNELS = "[A-Za-z0-9._-]{1,64}", "[1-9][0-9]{0,5}", "[0-9]{1,19}", "[1-9]|[1-5][0-9]|6[0-4]"
 _NUMBER = r"(?:null|-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:e[+-]?[0-9]{1,3})?)"
@@ -99,6 +108,7 @@ _ROW = re.compile(
 )
 _NEEDS = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 _UNSAID = re.compile(r"[^A-Za-z0-9 .,:%+=/@_-]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SPELLED_OUT = str.maketrans(
     {"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": "at least ", "≤": "at most ", ";": ","}
 )
@@ -140,7 +150,7 @@ def _is_list(name: str, value: str, nccl_version: str | None) -> bool:
 
     Neither `^` nor LL128 is ever accepted: both make NCCL use LL128 where it corrupts data.
     """
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > _LONGEST:
         return False
     numbers = re.match(r"v?([0-9]{1,4})\.([0-9]{1,4})|([0-9]{1,2})([0-9]{2})[0-9]{2}$", nccl_version or "")
     version = tuple(int(number) for number in numbers.groups() if number) if numbers else None
@@ -217,22 +227,100 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
         error = AnswerError(f"undecided: {' '.join(document['remarks'][:1])}")
         error.undecided = True
         raise error
-    pairs = dict(document["variables"])
+    return write(document, form, asked.get("nccl_version"))
+
+
+def form_of(format: str, shell: str, unset: bool) -> str:
+    """Return which of `FORMS` a format is with its options; another text where the format does not have them."""
+    return " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
+
+
+def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid: int | None = None) -> str:
+    """Return the text that sets the variables of a document, however free its names and remarks are.
+
+    Args:
+        document: as of the format `json`.
+        form: one of `FORMS` that is neither `json` nor a table.
+        nccl_version: of the job; None = not known.
+        uid: `slurm-taskprolog` only: for jobs of this user alone; None = of any.
+
+    Raises:
+        AnswerError: it sets what no job may get, or the model of a `slurm-taskprolog` holds a control character.
+    """
+    pairs = checked(document["variables"], nccl_version)
+    label = token(document["recommendation"])
     if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
-        pairs["NCCLT_RECOMMENDATION"] = document["recommendation"]
+        pairs["NCCLT_RECOMMENDATION"] = label
         if document["simulated"]:
             pairs["NCCLT_SIMULATED"] = "1"
+    remarks = comment_lines(document["remarks"])
+    if form == "slurm-taskprolog":
+        promise = ["It starts no program, waits for nothing and always ends with 0."]
+        return task_prolog(document, pairs, remarks, promise, uid=uid)
     one, between, whole = _FORMS[form]
     return whole.format(
-        pairs=between.join(one.format(n, v, f"'{v}'" if ";" in v else v) for n, v in pairs.items()),
-        remarks="".join(f"{line}\n" for line in comment_lines(document["remarks"])),
+        pairs=between.join(one.format(name, value, shlex.quote(value)) for name, value in pairs.items()),
+        remarks="".join(f"{line}\n" for line in remarks),
         names=",".join(pairs),
-        nodes=document["nodes"],
-        gpus=document["gpus_per_node"],
-        model=shlex.quote(document["model"]),
-        object=object_name(document["model"], document["cluster"], document["nodes"], document["gpus_per_node"]),
+        object=object_name(*(document[name] for name in ("model", "cluster", "nodes", "gpus_per_node"))),
         content=short_hash(json.dumps(pairs, sort_keys=True)),
-        label=document["recommendation"][:63].strip("._-"),
+        label=label[:63].strip("._-"),
+    )
+
+
+def task_prolog(
+    job: Mapping[str, Any],
+    pairs: Mapping[str, str],
+    remarks: Iterable[str],
+    promise: Iterable[str],
+    *,
+    uid: int | None = None,
+    condition: str = "",
+    before: str = "",
+    after: str = "",
+) -> str:
+    """Return a script whose lines `export NAME=value` Slurm hands to every task of a step, for one kind of job alone.
+
+    What Slurm sets was looked up in a Slurm 22.05 (tests/integration/test_slurm_prolog.py): SLURM_JOB_UID,
+    SLURM_STEP_NUM_NODES and SLURM_STEP_TASKS_PER_NODE always, SLURM_GPUS_ON_NODE where GPUs were asked for; the job's
+    comment never. Without GPUs asked for, one task per GPU says how many there are: "4(x2)" are 4 on each of 2 nodes.
+
+    A task whose prolog fails is cancelled, and a prolog that waits holds up the job, so it starts no program and opens
+    no connection. It asks no server: each task would ask for itself, and NCCL hangs where ranks get different answers.
+
+    Args:
+        job: the model that the job's NCCLT_MODEL names, nodes and gpus_per_node of the step.
+        pairs: name -> value, any text.
+        remarks, promise: comment lines, and what the script promises, without `# `.
+        uid: of the job's user; None = of any.
+        condition: one more that must hold, in sh.
+        before, after: lines around those that set the variables.
+
+    Raises:
+        AnswerError: a value or the model holds a control character.
+    """
+    for name, text in [("NCCLT_MODEL", job["model"]), *pairs.items()]:
+        if CONTROL.search(text):
+            raise AnswerError(f"{name} holds a control character")
+    nodes, gpus = job["nodes"], job["gpus_per_node"]
+    conditions = [
+        f'[ "${{NCCLT_MODEL:-}}" = {shlex.quote(job["model"])} ]',
+        '[ -z "${NCCLT_LAUNCH:-}" ]',
+        *([] if uid is None else [f'[ "${{SLURM_JOB_UID:-}}" = {uid} ]']),
+        f'[ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ]',
+        f'{{ [ "$gpus" = {gpus} ] || [ "$gpus" = "{gpus}(x{nodes})" ]; }}',
+        *([condition] if condition else []),
+    ]
+    return _TASK_PROLOG.format(
+        remarks="".join(f"{line}\n" for line in remarks),
+        promise="".join(f"# {line}\n" for line in promise),
+        user="of any user" if uid is None else f"of user {uid}",
+        nodes=nodes,
+        gpus=gpus,
+        conditions=" \\\n  && ".join(conditions),
+        before=before,
+        exports=" \\\n".join(f"    {shlex.quote(f'export {name}={value}')}" for name, value in pairs.items()),
+        after=after,
     )
 
 
@@ -270,6 +358,11 @@ def object_name(model: str, cluster: str, nodes: int, gpus_per_node: int) -> str
     # What had to be changed or cut could otherwise collide with another name.
     changed = [] if parts == said else [short_hash(json.dumps(said))]
     return ".".join(["ncclt", *parts, f"{nodes}x{gpus_per_node}", *changed])
+
+
+def token(text: str) -> str:
+    """Return a text as one word that needs no quotes anywhere."""
+    return re.sub("[^A-Za-z0-9._-]", "_", text)
 
 
 def short_hash(text: str) -> str:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from .answer import FORMS, TABLES, AnswerError, one_line, written  # relative: the folder is also copied alone
+from .answer import FORMS, TABLES, AnswerError, form_of, one_line, written  # relative: the folder is also copied alone
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
@@ -137,7 +137,7 @@ def fetch_env(
     """
     if fallback not in ("none", "cached"):
         raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
-    form = " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
+    form = form_of(format, shell, unset)
     if form not in FORMS:
         raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
     asked = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version}

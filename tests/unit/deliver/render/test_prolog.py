@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ncclt.deliver.render.prolog import PrologJob, table_prolog
+from ncclt.deliver.render.prolog import table_prolog
 from ncclt.errors import SettingError
 
 HOSTILE = ["it's", 'a "b"', "$(touch ran)", "`touch ran`", "a;touch ran", "a b", "%s%d\\n", "-n", "${HOME}", "*", "\\"]
@@ -14,7 +14,7 @@ HOSTILE = ["it's", 'a "b"', "$(touch ran)", "`touch ran`", "a;touch ran", "a b",
 def prolog(folder, name):
     path = f"{folder}/{name}"
     return table_prolog(
-        [("NCCLT_POLICY", path)], ["# ncclt"], job=PrologJob(model=name, nodes=2, gpus_per_node=4),
+        {"model": name, "nodes": 2, "gpus_per_node": 4}, {"NCCLT_POLICY": path}, ["# ncclt"], uid=None,
         rivals=["NCCL_ALGO"], needed=[path], report=path,
     )  # fmt: skip
 

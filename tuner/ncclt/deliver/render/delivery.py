@@ -6,7 +6,6 @@ Names, reasons and notes are free text from the store: a renderer writes them th
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ncclt.core.nccl_version import NcclVersion
@@ -16,8 +15,6 @@ from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, compile_policy, rule
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE
 
 TABLE_FORMAT = "tuner-csv"
-
-_NOT_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +99,6 @@ def by_table(recommendation: Recommendation) -> Delivery:
         variables=beside.variables,
         lost=(*lost, *beside.lost),
     )
-
-
-def token(text: str) -> str:
-    """Return a text as one word that needs no quotes anywhere."""
-    return _NOT_A_TOKEN.sub("_", text)
 
 
 def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | None) -> str:

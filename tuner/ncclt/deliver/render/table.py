@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclt.client.answer import comment_lines
+from ncclt.client.answer import comment_lines, token
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.policy import Rule
-from ncclt.deliver.render.delivery import Delivery, token
+from ncclt.deliver.render.delivery import Delivery
 
 HEADER_FORMAT = 1
 """Version of the first line, which our plugin checks (plugin/table.c) and NVIDIA's takes for a comment."""
