@@ -86,10 +86,10 @@ exit 0
 """
 TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
 FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
-"""The formats of a server; `export` with its shell and `unset` where they are not bash and setting."""
+"""The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
 
 _LONGEST = 1023
-"""Characters that nccl.conf takes of a value (NCCL src/misc/param.cc:27-56, 2.30.7)."""
+"""Characters of a value that NCCL reads from nccl.conf (src/misc/param.cc:27-56, 2.30.7)."""
 
 _ID, _COUNT, _SIZE, _CHANNELS = "[A-Za-z0-9._-]{1,64}", "[1-9][0-9]{0,5}", "[0-9]{1,19}", "[1-9]|[1-5][0-9]|6[0-4]"
 _NUMBER = r"(?:null|-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:e[+-]?[0-9]{1,3})?)"
@@ -106,7 +106,7 @@ _ROW = re.compile(
     rf"(?:{'|'.join(_LISTS['NCCL_ALGO'])}),(?:{_SIZE},{_SIZE}|\[{_SIZE},(?:{_SIZE})?[)\]]),(?:{_ALGORITHM}),"
     rf"(?:{_PROTOCOL}),(?:-1|{_CHANNELS}),(?:-1|{_COUNT}),(?:-1|{_COUNT})(?:,-1,-1)?"
 )
-_NEEDS = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
+NEEDS = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 _UNSAID = re.compile(r"[^A-Za-z0-9 .,:%+=/@_-]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SPELLED_OUT = str.maketrans(
@@ -236,7 +236,7 @@ def form_of(format: str, shell: str, unset: bool) -> str:
 
 
 def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid: int | None = None) -> str:
-    """Return the text that sets the variables of a document, however free its names and remarks are.
+    """Return the text that sets the variables of a document, whatever its names and remarks contain.
 
     Args:
         document: as of the format `json`.
@@ -327,7 +327,7 @@ def task_prolog(
 def _table(text: str, nccl_version: str | None) -> str:
     lines = []
     for line in text.split("\n")[:-1]:
-        if _ROW.fullmatch(line) or _NEEDS.fullmatch(line):
+        if _ROW.fullmatch(line) or NEEDS.fullmatch(line):
             lines.append(line)
         elif line.startswith("# "):
             lines += comment_lines([line[2:]])
@@ -335,7 +335,7 @@ def _table(text: str, nccl_version: str | None) -> str:
             raise AnswerError(f"no row of a table: {one_line(line)[:60]}")
     if not lines or text[-1] != "\n":
         raise AnswerError("a table that is cut off")
-    for name, value in _NEEDS.findall("\n".join(lines)):
+    for name, value in NEEDS.findall("\n".join(lines)):
         checked({name: value}, nccl_version)
     return "".join(f"{line}\n" for line in lines)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ncclt.client.answer import checked, checked_document
+from ncclt.client.answer import NEEDS, checked, checked_document
 from ncclt.core.attestation import Delivered, Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
@@ -30,8 +30,6 @@ from ncclt.user_dirs import user_folder
 
 _LEAST_S = 0.01
 """Shortest timeout that is passed on: a socket takes 0 for no timeout at all."""
-
-_NEEDED = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 
 _TABLE_HEAD = re.compile(
     r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
@@ -146,7 +144,7 @@ def offer_from_table(path: Path) -> Offer:
             hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
         )
     try:
-        needed = checked(dict(_NEEDED.findall(text)), head["nccl"])
+        needed = checked(dict(NEEDS.findall(text)), head["nccl"])
     except ValueError as error:
         raise InputError(f"the table {path} cannot be used: {error}", hint="write it again with `ncclt env`") from error
     return Offer(

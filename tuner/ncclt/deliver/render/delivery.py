@@ -23,10 +23,10 @@ class Delivery:
 
     Attributes:
         recommendation: what was published.
-        proven: the policy of this form with its verdict; None where variables can say nothing of what was proven.
+        proven: the policy of this form with its verdict; None where variables can express none of what was proven.
         rules: those that become rows of a table, exact groups first; empty for variables.
         variables: (name with `NCCL_`, value), sorted by name.
-        lost: one sentence for everything that is not delivered, or that comes along unasked.
+        lost: one sentence for everything that is not delivered, and for every side effect.
     """
 
     recommendation: Recommendation
@@ -63,7 +63,7 @@ def by_variables(recommendation: Recommendation) -> Delivery:
     version = recommendation.fingerprint.version
     compiled = compile_policy(policy, version=version, collectives=recommendation.collectives)
     if not compiled.variables and not policy.is_default:
-        proven = None  # nothing of it can be said, so nothing may be claimed either
+        proven = None  # variables express none of it, so none may be claimed
     lost = compiled.lost
     table = recommendation.table
     if not table.effective.is_default and (proven is None or proven.effective != table.policy):

@@ -1,7 +1,7 @@
-"""The table for tuners that are not ours: NVIDIA's and RCCL's example plugins, and the tuner built into Meta's NCCLX.
+"""The table for third-party tuners: NVIDIA's and RCCL's example plugins, and the tuner built into Meta's NCCLX.
 
 Sources: plugins/tuner/example/plugin.c of NCCL 2.30.7; ext-tuner/example/plugin.c of ROCm/rccl; README.md and
-CsvConfigParse.h of comms/ncclx/meta/tuner in meta-pytorch/torchcomms (2026). None of them was tried on a GPU.
+CsvConfigParse.h of comms/ncclx/meta/tuner in meta-pytorch/torchcomms (2026). None of them was tested on a GPU.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _ncclx_rows(rules: Sequence[Rule], valid: Fingerprint) -> tuple[list[str], l
 
     NCCLX divides the size by the ranks and drops the remainder, so a row reaches up to ranks - 1 bytes beyond the ends
     of its rule; where two rules meet, the first one has them. A group of fewer ranks is written once for every even
-    way in which it can lie over the nodes, as there is no column for the number of ranks.
+    way to place it on the nodes, as there is no column for the number of ranks.
     """
     rows, lost = [], []
     for _, family in itertools.groupby(rules, key=lambda rule: (rule.collective, rule.group_size)):

@@ -55,14 +55,14 @@ def render(
         SettingError: the policy cannot be compiled for this NCCL, or this format cannot express it.
     """
     check_form(format, shell=shell, unset=unset, channels=channels)
-    if format == "json":
-        return json.dumps(env_document(recommendation), indent=2) + "\n"
     _refuse_undecided(recommendation, format)
     if format == TABLE_FORMAT:
         return render_table(by_table(recommendation))
     if format in FOREIGN_TABLE_FORMATS:
         return render_foreign_table(by_table(recommendation), format=format, channels=channels)
     document = _document(recommendation)
+    if format == "json":
+        return json.dumps(document, indent=2) + "\n"
     text = render_variables(document, form=form_of(format, shell, unset))
     if warn and (format in ("mpirun-x", "docker-env") or shell == "csh"):
         for line in comment_lines(document["remarks"]):
@@ -104,14 +104,8 @@ def check_form(format: str, *, shell: str = "bash", unset: bool = False, channel
 def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
     """Raise NoRecommendationError where a format would deliver nothing, and not because that is known to be right."""
     table, variables = recommendation.table, recommendation.variables
-    match format:
-        case _ if format in TABLE_FORMATS:
-            asked = [table]
-        case "json":
-            asked = [table, *([variables] if variables else [])]
-        case _:
-            asked = [variables or table]
-    verdicts = [policy_verdict.verdict for policy_verdict in asked]
+    asked = [table] if format in TABLE_FORMATS else [table, variables] if format == "json" else [variables or table]
+    verdicts = [policy_verdict.verdict for policy_verdict in asked if policy_verdict]
     open_ones = [verdict for verdict in verdicts if verdict.decision is Decision.UNDECIDED]
     if open_ones and not any(verdict.decision is Decision.TUNED for verdict in verdicts):
         raise NoRecommendationError(

@@ -21,10 +21,10 @@ NO_UPPER_END = 2**63 - 1
 reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
 
 ANY = -1
-"""The plugin's word for "whatever it is"; as a number of channels "not chosen"."""
+"""The plugin's wildcard; as a number of channels, "not chosen"."""
 
 _LONGEST_ID = 64
-"""As the plugin keeps it."""
+"""Characters of an id that the plugin keeps."""
 
 _WARNING = (
     "WARNING: made for the tuner plugin of ncclt. The example plugin of NVIDIA runs every call that matches no row, "
@@ -71,7 +71,7 @@ def table_row(rule: Rule, valid: Fingerprint) -> str:
         rule.algorithm,
         rule.protocol,
         ANY if rule.channels is None else rule.channels,
-        # How a smaller group lies over the nodes is not part of a rule.
+        # A rule does not say how a smaller group is placed on the nodes.
         valid.nodes if whole_job else ANY,
         valid.world_size if whole_job else rule.group_size,
     )
