@@ -78,7 +78,10 @@ _TASK_PROLOG = """\
 {promise}# For jobs {user} that export NCCLT_MODEL as below, in steps on {nodes} x {gpus} GPUs; \
 in all others it does nothing.
 gpus="${{SLURM_GPUS_ON_NODE:-${{SLURM_STEP_TASKS_PER_NODE:-}}}}"
-if {conditions}; then
+if [ "${{NCCLT_MODEL:-}}" = {model} ] \\
+  && [ -z "${{NCCLT_LAUNCH:-}}" ] \\
+{owned}  && [ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ] \\
+  && {{ [ "$gpus" = {gpus} ] || [ "$gpus" = "{gpus}(x{nodes})" ]; }}{condition}; then
 {before}  printf '%s\\n' \\
 {exports}
 {after}fi
@@ -255,8 +258,7 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
             pairs["NCCLT_SIMULATED"] = "1"
     remarks = comment_lines(document["remarks"])
     if form == "slurm-taskprolog":
-        promise = ["It starts no program, waits for nothing and always ends with 0."]
-        return task_prolog(document, pairs, remarks, promise, uid=uid)
+        return task_prolog(document, pairs, remarks, uid=uid)
     one, between, whole = _FORMS[form]
     return whole.format(
         pairs=between.join(one.format(name, value, shlex.quote(value)) for name, value in pairs.items()),
@@ -272,9 +274,9 @@ def task_prolog(
     job: Mapping[str, Any],
     pairs: Mapping[str, str],
     remarks: Iterable[str],
-    promise: Iterable[str],
     *,
     uid: int | None = None,
+    promise: str = "# It starts no program, waits for nothing and always ends with 0.\n",
     condition: str = "",
     before: str = "",
     after: str = "",
@@ -291,10 +293,9 @@ def task_prolog(
     Args:
         job: the model that the job's NCCLT_MODEL names, nodes and gpus_per_node of the step.
         pairs: name -> value, any text.
-        remarks, promise: comment lines, and what the script promises, without `# `.
+        remarks: lines that begin with #.
         uid: of the job's user; None = of any.
-        condition: one more that must hold, in sh.
-        before, after: lines around those that set the variables.
+        promise, condition, before, after: what is inserted in the script at these places, as sh.
 
     Raises:
         AnswerError: a value or the model holds a control character.
@@ -302,22 +303,15 @@ def task_prolog(
     for name, text in [("NCCLT_MODEL", job["model"]), *pairs.items()]:
         if CONTROL.search(text):
             raise AnswerError(f"{name} holds a control character")
-    nodes, gpus = job["nodes"], job["gpus_per_node"]
-    conditions = [
-        f'[ "${{NCCLT_MODEL:-}}" = {shlex.quote(job["model"])} ]',
-        '[ -z "${NCCLT_LAUNCH:-}" ]',
-        *([] if uid is None else [f'[ "${{SLURM_JOB_UID:-}}" = {uid} ]']),
-        f'[ "${{SLURM_STEP_NUM_NODES:-${{SLURM_JOB_NUM_NODES:-}}}}" = {nodes} ]',
-        f'{{ [ "$gpus" = {gpus} ] || [ "$gpus" = "{gpus}(x{nodes})" ]; }}',
-        *([condition] if condition else []),
-    ]
     return _TASK_PROLOG.format(
         remarks="".join(f"{line}\n" for line in remarks),
-        promise="".join(f"# {line}\n" for line in promise),
+        promise=promise,
         user="of any user" if uid is None else f"of user {uid}",
-        nodes=nodes,
-        gpus=gpus,
-        conditions=" \\\n  && ".join(conditions),
+        nodes=job["nodes"],
+        gpus=job["gpus_per_node"],
+        model=shlex.quote(job["model"]),
+        owned="" if uid is None else f'  && [ "${{SLURM_JOB_UID:-}}" = {uid} ] \\\n',
+        condition=condition,
         before=before,
         exports=" \\\n".join(f"    {shlex.quote(f'export {name}={value}')}" for name, value in pairs.items()),
         after=after,

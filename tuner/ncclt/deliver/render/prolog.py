@@ -9,6 +9,12 @@ from typing import Any
 from ncclt.client.answer import CONTROL, task_prolog
 from ncclt.errors import SettingError
 
+_PROMISE = """\
+# It starts no program and waits for nothing. On a node that lacks plugin or table it ends with 1, and the
+# task does not start: ranks that disagree hang. Where a variable is set that stands against the table, it
+# sets nothing.
+"""
+
 
 def table_prolog(
     job: Mapping[str, Any],
@@ -42,11 +48,6 @@ def table_prolog(
     for name, text in {"NCCLT_MODEL": job["model"], **variables, **paths}.items():
         if CONTROL.search(text):
             raise SettingError(f"{name} holds a control character", hint="no variable of NCCL takes one")
-    promise = (
-        "It starts no program and waits for nothing. On a node that lacks plugin or table it ends with 1, and the",
-        "task does not start: ranks that disagree hang. Where a variable is set that stands against the table, it",
-        "sets nothing.",
-    )
     before = f"""\
   for file in {" ".join(map(shlex.quote, needed))}; do
     if ! [ -r "$file" ]; then
@@ -63,13 +64,8 @@ def table_prolog(
   fi
 """
     own = "".join(f"${{{name}+x}}" for name in sorted(rivals))
+    condition = f' \\\n  && [ -z "{own}" ]'
     return task_prolog(
-        job,
-        variables,
-        comments,
-        promise,
-        uid=uid,
-        condition=f'[ -z "{own}" ]',
-        before=before,
+        job, variables, comments, uid=uid, promise=_PROMISE, condition=condition, before=before,
         after=after if report else "",
-    )
+    )  # fmt: skip
