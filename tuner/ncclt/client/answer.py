@@ -1,8 +1,8 @@
-"""What may reach a job from an answer, whether that comes from a server, its cache, a decision or a file.
+"""What a job may get from an answer of a server, its cache, a decision, a file or a store, and how it is written.
 
 One allow-list defines which variables may be set and to which values; a library, a file, a network or anything else of
-this machine is never among them. Every text for a job is written here from what passed the check: no text of an answer
-is passed on, and each row of a table is matched as a whole, field by field.
+this machine is never among them. Every text that sets variables is written here from what passed the check, also those
+of the service and of `ncclt env` from a store; in a table from a server each row is matched as a whole, field by field.
 
 Only the standard library and nothing of ncclt, in the syntax of Python 3.8: this folder can be copied into any training
 image.
@@ -196,7 +196,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         **{name: document[name] for name in _DOCUMENT},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
         "lost": [one_line(sentence) for sentence in document["lost"]],
-        # Servers of an earlier ncclt send only what is lost.
+        # Servers of older versions send only what is lost.
         "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
         "variables": checked(document["variables"], nccl_version),
         "table": [{name: rule[name] for name in _RULE} for rule in document["table"]],

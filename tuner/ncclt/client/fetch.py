@@ -5,7 +5,7 @@ promises hold whatever a server, a proxy or a cache sends:
 
 - A job gets checked values in a text that answer.py wrote, never the server's own text.
 - Only ClientError is raised: `_client_errors_only`.
-- Nothing takes longer than `timeout_s`: another thread asks, and is not waited for any longer, in `_get`.
+- Nothing takes longer than `timeout_s`: `_get` asks in a second thread and stops waiting for it.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _host(url: str) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Return an age in the largest unit of which it has two."""
+    """Return an age in the largest unit that it contains at least twice."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"
@@ -233,7 +233,7 @@ def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
     """Return the answer, or `kept` as saved now if the server says that it is unchanged. With a body, POST it."""
     if not 0 < timeout_s < threading.TIMEOUT_MAX:
         raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
-    # A socket's timeout restarts with every byte, and looking up a name has none: another thread does it all.
+    # A socket's timeout restarts with every byte, and looking up a name has none: a second thread does it all.
     came: list[_Kept | Exception] = []
     late_s = time.monotonic() + 2 * timeout_s + 1  # connecting and reading have each ended by themselves
 
@@ -310,7 +310,7 @@ def _etag(text: object) -> str:
 
 
 def _read(response: http.client.HTTPResponse, where: str) -> bytes:
-    """Return a body that arrived whole and is not too long."""
+    """Return the body if it is complete and not too long."""
     body = response.read(MAX_ANSWER_BYTES + 1)
     if len(body) > MAX_ANSWER_BYTES:
         raise ClientError(f"{where} answered with more than {MAX_ANSWER_BYTES} bytes", hint=_WRONG_SERVER)
