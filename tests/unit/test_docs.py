@@ -60,13 +60,10 @@ def _variables_of_the_code():
     for folder in ("tuner", "api"):
         for path in (ROOT / folder).rglob("*.py"):
             if "testing" not in path.parts:
-                found |= {
-                    node.value
-                    for node in ast.walk(ast.parse(path.read_text()))
-                    if isinstance(node, ast.Constant)
-                    and isinstance(node.value, str)
-                    and re.fullmatch(r"NCCLT_[A-Z_]*[A-Z]", node.value)
-                }
+                for node in ast.walk(ast.parse(path.read_text())):
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                        found |= set(re.findall(r"^NCCLT_[A-Z_]*[A-Z]\Z", node.value))
+                        found |= set(re.findall(r"\bexport (NCCLT_[A-Z_]*[A-Z])=", node.value))
     for path in (ROOT / "plugin").glob("*.c"):
         found |= set(re.findall(r'variable\("(NCCLT_[A-Z_]+)"\)', path.read_text()))
     return found | set(re.findall(r"\$\{(NCCLT_[A-Z_]+)", (ROOT / "docker-compose.yml").read_text()))
