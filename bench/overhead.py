@@ -22,12 +22,13 @@ from typing import Any
 import optuna
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.effort import Effort
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
 from ncclt.measure.testbed import Testbed, simulated_testbed
 from ncclt.pipeline import TuneRequest, study_of
-from ncclt.search.loop import Budget, Progress, search
+from ncclt.search.loop import Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import space_of
 from ncclt.store import open_store
@@ -58,9 +59,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         cluster: Cluster = store.cluster("leonardo")
         testbed: Testbed = simulated_testbed(cluster, seed=1, reason="bench")
         runner = TimedRunner(testbed.runner)
-        request = TuneRequest(
-            workload=store.workload(model), budget=Budget(trials=trials, patience=0), seed=1, process_wide=("BUFFSIZE",)
-        )
+        request = TuneRequest(workload=store.workload(model), effort=Effort(trials=trials, patience=0, seed=1))
         workload, _ = testbed.cut(request.workload)
         study = store.open_study(study_of(request, testbed, workload))
         marks: list[float] = []
@@ -69,13 +68,13 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             marks.append(time.perf_counter() - runner.seconds)
 
         started = time.perf_counter()
-        space = space_of(testbed, workload, request.process_wide)
+        space = space_of(testbed, workload, request.effort.process_wide)
         with (
             StudyTrialLog(store, study, lambda: "") as trial_log,
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
         ):
             search(
-                [runner], workload, trial_log, proposer, request.budget,
+                [runner], workload, trial_log, proposer, request.effort,
                 clock=time.monotonic, interrupted=lambda: "", watch=watch,
             )  # fmt: skip
         total = time.perf_counter() - started - runner.seconds

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
+from ncclt.core.effort import MAX_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
@@ -32,7 +33,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.interleave import MAX_BLOCKS, prove
+from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
 from ncclt.prove.verdict import MIN_EFFECT
 from ncclt.testing.fakes import FakeTrialLog

@@ -24,6 +24,7 @@ from landscape import channels_found, grid, workload_of
 from live import UNSET, LiveRanks, add_options, place_of
 
 from ncclt.core.attestation import Attestation, Form
+from ncclt.core.effort import Effort
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
@@ -33,7 +34,7 @@ from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline import MessageRow, TuneRequest, TuneResult, tune
-from ncclt.search.loop import Budget, Progress
+from ncclt.search.loop import Progress
 from ncclt.store import open_store
 from ncclt.store.store import utc_now
 
@@ -88,9 +89,13 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
         )
         request = TuneRequest(
             workload=workload,
-            budget=Budget(trials=options.trials, seconds=SEARCH_SHARE * limit_s),
-            blocks=options.blocks,
-            seed=options.seed,
+            effort=Effort(
+                trials=options.trials,
+                seconds=SEARCH_SHARE * limit_s,
+                blocks=options.blocks,
+                process_wide=(),
+                seed=options.seed,
+            ),
         )
         result = tune(
             request, testbed, store,

@@ -1,15 +1,22 @@
 """What `import ncclt` offers, and the page that shows it."""
 
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import ncclt
+from ncclt.cli.tune import tune as command
 
 ROOT = Path(__file__).parents[2]
+
+HERE = ncclt.Target(nodes=2, launcher="simulate")
+
+BRIEF = ncclt.Effort(trials=3)
 
 
 def examples(page):
@@ -60,21 +67,35 @@ def test_every_name_is_there_and_documented(name):
     assert name == "__version__" or found.__doc__
 
 
+@pytest.mark.parametrize("package", ["optuna", "numpy", "sqlalchemy"])
+def test_without_the_extra_it_says_what_to_install(package):
+    code = (
+        f"import sys; sys.modules['{package}'] = None\nimport ncclt\n"
+        "try:\n    ncclt.tune('bert', ncclt.Target(nodes=2), ncclt.Effort(trials=3))\n"
+        "except ncclt.NccltError as error:\n    print(error.message, '-', error.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tuning needs {package} - pip install 'ncclt[tune]'\n"
+
+
 def test_other_names_are_no_attributes():
     with pytest.raises(AttributeError, match="module 'ncclt' has no attribute 'tuna'"):
         _ = ncclt.tuna
 
 
 def test_tune_is_the_function_whatever_was_imported_before():
-    code = "import ncclt.pipeline, ncclt.cli.tune; from ncclt import tune; print(tune is ncclt.tune, callable(tune))"
+    code = (
+        "import ncclt.pipeline, ncclt.cli.tune, ncclt.python; from ncclt import tune; "
+        "print(tune is ncclt.tune, callable(tune))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True True\n"
 
 
 def test_the_same_call_resumes_and_launches_nothing_again(tmp_path):
     with ncclt.open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as store:
-        first, again = (ncclt.tune("bert", nodes=2, launcher="simulate", trials=3, storage=store) for _ in range(2))
-        more = ncclt.tune("bert", nodes=2, launcher="simulate", trials=3, more=1, storage=store)
+        first, again = (ncclt.tune("bert", HERE, BRIEF, storage=store) for _ in range(2))
+        more = ncclt.tune("bert", HERE, replace(BRIEF, more=1), storage=store)
 
     assert again.finished
     assert first.recommendation == again.recommendation
@@ -84,28 +105,38 @@ def test_the_same_call_resumes_and_launches_nothing_again(tmp_path):
 
 def test_a_reason_to_stop_saves_and_leaves_no_verdict(tmp_path):
     url = f"sqlite:///{tmp_path / 'ncclt.db'}"
-    result = ncclt.tune("bert", nodes=2, launcher="simulate", trials=3, storage=url, interrupted=lambda: "enough")
+    result = ncclt.tune("bert", HERE, BRIEF, storage=url, interrupted=lambda: "enough")
     assert (result.verdict, result.recommendation, result.stop) == (None, None, "enough")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"trials": 0}, "at least 1 trial"),
-        ({"launcher": "slurm"}, "needs a Slurm allocation"),
-        ({"launcher": "lsf"}, "unknown launcher 'lsf'"),
-        ({"steps": 0}, "at least 1 step"),
-    ],
+    ("target", "said"),
+    [({"launcher": "slurm"}, "needs a Slurm allocation"), ({"launcher": "lsf"}, "unknown launcher 'lsf'")],
 )
-def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, arguments, said):
+def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, target, said):
     with pytest.raises(ncclt.NccltError, match=said):
-        ncclt.tune("bert", storage=f"sqlite:///{tmp_path / 'ncclt.db'}", **arguments)
+        ncclt.tune("bert", ncclt.Target(**target), storage=f"sqlite:///{tmp_path / 'ncclt.db'}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_arguments_are_those_of_the_command():
+    """An editor shows what the signatures say."""
+    offered = {*inspect.signature(ncclt.Target).parameters, *inspect.signature(ncclt.Effort).parameters} - {"reason"}
+    assert offered <= set(inspect.signature(command).parameters)
+    assert "options" not in inspect.signature(ncclt.tune).parameters
 
 
 def test_a_misspelled_argument_is_a_type_error():
     with pytest.raises(TypeError, match="luncher"):
-        ncclt.tune("bert", luncher="simulate")
+        ncclt.Target(luncher="simulate")
+
+
+def test_progress_is_shown_on_request(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path / 'ncclt.db'}"
+    ncclt.tune("bert", HERE, BRIEF, storage=url)
+    assert capsys.readouterr().err == ""
+    ncclt.tune("bert", HERE, replace(BRIEF, more=1), storage=url, progress=True)
+    assert "ncclt: trials run on: simulate (SIMULATED), as asked" in capsys.readouterr().err
 
 
 def test_one_trace_may_be_given_as_text(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
+from ncclt.core.effort import Effort
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.recommendation import PolicyVerdict, Recommendation, Verdict, recommendation_id
@@ -17,12 +18,12 @@ from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import measure_default, searched, stored_default
 from ncclt.prove.confirm import arms_of, confirm, confirmed_times
-from ncclt.prove.interleave import MAX_BLOCKS, prove
+from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.proof import verdict_of
-from ncclt.prove.verdict import MIN_EFFECT, nothing_better
+from ncclt.prove.verdict import nothing_better
 from ncclt.search.assemble import Times
-from ncclt.search.loop import Budget, Progress, SearchEnd, search
+from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, space_of
@@ -43,45 +44,23 @@ class TuneRequest:
 
     Attributes:
         workload: as it is kept; `tune` places it on the cluster.
-        name: of the study, None = made from what is tuned, so that the same request resumes.
-        budget: of the search; confirmation and proof come on top.
-        blocks: A B B A blocks of the proof at most.
-        min_effect: smallest gain worth a change, as a share.
-        seed: of the sampler.
-        process_wide: names of the process-wide parameters that are searched.
-        warm: try early what was best in the nearest stored studies.
+        effort: what is searched and proven.
         printed_costs: NCCL's own cost tables of this cluster, to begin the search from; None = our estimate, or
             what the stored study began from.
-        sampler: MODULE:CLASS of Optuna's or OptunaHub's that chooses the settings; empty = ncclt's own.
-        more: launches that are added to the stored study's search before it is proven anew, whatever the budget of
-            trials says; 0 = none, and a finished study stays as it is.
+
+    Raises:
+        UsageError: the effort does not fit the workload, or names a sampler that is not there.
     """
 
     workload: Workload
-    name: str | None = None
-    budget: Budget
-    blocks: int = MAX_BLOCKS
-    min_effect: float = MIN_EFFECT
-    seed: int = 0
-    process_wide: tuple[str, ...] = ()
-    warm: bool = True
+    effort: Effort
     printed_costs: PrintedCosts | None = None
-    sampler: str = ""
-    more: int = 0
 
     def __post_init__(self) -> None:
-        if self.blocks < 1:
-            raise UsageError(f"--blocks must be at least 1, not {self.blocks}")
-        if not 0 <= self.min_effect < 1:
-            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
-        if self.name is not None and not self.name.strip():
-            raise UsageError("--study needs a name")
-        named_sampler(self.sampler)
-        if self.more < 0:
-            raise UsageError(f"--continue must be at least 1 launch, not {self.more}")
-        if self.budget.steps is not None and self.workload.provenance.whole_file:
+        named_sampler(self.effort.sampler)
+        if self.effort.steps is not None and self.workload.provenance.whole_file:
             raise UsageError(
-                f"--steps {self.budget.steps} needs a workload of known length: {self.workload.name} does not say how "
+                f"--steps {self.effort.steps} needs a workload of known length: {self.workload.name} does not say how "
                 "many steps it holds",
                 hint="import it again with `ncclt profile import --steps N`, or leave out --steps",
             )
@@ -144,7 +123,7 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
         workload: the request's workload, placed and cut to what the testbed can measure.
     """
     cluster = testbed.runner.cluster
-    name = request.name or _default_name(request, testbed, workload)
+    name = request.effort.study or _default_name(request, testbed, workload)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -152,23 +131,23 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
         workload=workload,
         launcher=testbed.runner.name,
         simulated=testbed.runner.simulated,
-        process_wide=request.process_wide,
-        seed=request.seed,
+        process_wide=request.effort.process_wide,
+        seed=request.effort.seed,
         state=StudyState.RUNNING,
         printed_costs=request.printed_costs,
-        sampler=request.sampler,
+        sampler=request.effort.sampler,
     )
 
 
 def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) -> str:
-    cluster = testbed.runner.cluster
+    cluster, effort = testbed.runner.cluster, request.effort
     # Times of another driver are no times of this one, nor those of persistent ranks the times of a launch.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(request.process_wide)}{testbed.way}{request.sampler}"
+    what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
-    size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{request.seed}" if request.seed else ""
+    size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{effort.seed}" if effort.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
-    return "-".join(filter(None, (*words, request.sampler.partition(":")[2], seed)))
+    return "-".join(filter(None, (*words, effort.sampler.partition(":")[2], seed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,11 +215,11 @@ def tune(
     # Whatever can be refused is refused before anything is stored.
     if request.printed_costs is not None:
         request.printed_costs.require(testbed.runner.cluster)
-    space = space_of(testbed, workload, request.process_wide)
+    space = space_of(testbed, workload, request.effort.process_wide)
     study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
-    if not request.more and (published := _published(request, store, study)) is not None:
+    if not request.effort.more and (published := _published(request, store, study)) is not None:
         return _finished(store, study, published, notes)
     with StudyTrialLog(store, study, now) as trial_log:
         context = TuneContext(
@@ -268,10 +247,9 @@ def tune(
 
 def _search(context: TuneContext) -> SearchEnd:
     """Open the run and search until the budget ends or nothing more is to be gained."""
-    request, testbed, trial_log = context.request, context.testbed, context.trial_log
-    budget = request.budget
-    if request.more:  # asked for in so many words, so that only time and cost end them earlier
-        budget = replace(budget, trials=len(searched(trial_log)) + request.more, patience=0)
+    effort, testbed, trial_log = context.request.effort, context.testbed, context.trial_log
+    if effort.more:  # asked for in so many words, so that only time and cost end them earlier
+        effort = replace(effort, trials=len(searched(trial_log)) + effort.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
@@ -279,7 +257,7 @@ def _search(context: TuneContext) -> SearchEnd:
     context.store.set_state(context.study.id, StudyState.RUNNING, "")
     with _proposer(context) as proposer, testbed.awake():
         return search(
-            testbed.searching, context.workload, trial_log, proposer, budget,
+            testbed.searching, context.workload, trial_log, proposer, effort,
             clock=context.clock, interrupted=context.interrupted, watch=context.watcher.searched, kill=testbed.kill,
             only_worker=trial_log.is_alone(),
         )  # fmt: skip
@@ -287,25 +265,25 @@ def _search(context: TuneContext) -> SearchEnd:
 
 def _proposer(context: TuneContext) -> Proposer:
     """Return what proposes the settings of the search."""
-    request, store, study = context.request, context.store, context.study
-    warm = _warm_settings(store, study) if request.warm else ()
+    effort, store, study = context.request.effort, context.store, context.study
+    warm = _warm_settings(store, study) if effort.warm else ()
     return Proposer(
         context.space, context.workload, study.cluster,
-        name=study.name, seed=request.seed, prior_trials=warm, alone=store.alone,
-        sampler=named_sampler(request.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
+        name=study.name, seed=effort.seed, prior_trials=warm, alone=store.alone,
+        sampler=named_sampler(effort.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
     )  # fmt: skip
 
 
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, Mapping[Arm, Policy]] | None:
     """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
-    interrupted = context.interrupted
+    effort, interrupted = context.request.effort, context.interrupted
     times = confirm(testbed.runner, workload, trial_log, interrupted=interrupted, watch=context.watcher.confirmed)
     policies = {Arm.DEFAULT: Policy()} if testbed.inert else arms_of(times, workload, testbed.runner.cluster)
     complete = prove(
         testbed.runner, workload, trial_log, policies,
-        by_variables=testbed.by_variables, blocks=context.request.blocks, min_effect=context.request.min_effect,
-        anew=context.request.more > 0, interrupted=interrupted, watch=context.watcher.proved,
+        by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
+        anew=bool(effort.more), interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
     return (times, policies) if complete else None
 
@@ -316,7 +294,7 @@ def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy],
     trials = tuple(context.trial_log.trials())
     default = measure_default(testbed.runner, workload, context.trial_log)
     assert default.score_us is not None
-    min_effect = context.request.min_effect
+    min_effect = context.request.effort.min_effect
     deliveries = {
         arm: PolicyVerdict(policy=policy, verdict=verdict_of(arm, policy, trials, workload, min_effect=min_effect))
         for arm, policy in policies.items()
@@ -364,7 +342,7 @@ def _published(request: TuneRequest, store: Store, study: Study) -> Recommendati
     if study.state is not StudyState.DONE or newest is None:
         return None
     same_source = newest.source_digest in ("", request.workload.digest())  # the first ones do not say it
-    return newest if same_source and newest.table.verdict.min_effect == request.min_effect else None
+    return newest if same_source and newest.table.verdict.min_effect == request.effort.min_effect else None
 
 
 def _finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:

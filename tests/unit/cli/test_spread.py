@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.spread import Fields, spread
-from ncclt.measure.target import Option
+from ncclt.core.option import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,15 @@ import optuna
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.effort import PATIENCE, Effort
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
-from ncclt.errors import StoreError, StudyStoppedError, UsageError
+from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch
 from ncclt.search import loop, proposer
 from ncclt.search.assemble import assemble, collect_times
-from ncclt.search.loop import EQUAL_FAILURES, PATIENCE, Budget, nothing_more, search
+from ncclt.search.loop import EQUAL_FAILURES, nothing_more, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -27,7 +28,7 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
     with Proposer(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as proposer:
         end = search(
-            [runner], workload, kept, proposer, kwargs.pop("budget", Budget(trials=trials)),
+            [runner], workload, kept, proposer, kwargs.pop("budget", Effort(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0), interrupted=kwargs.pop("interrupted", lambda: False),
             watch=kwargs.pop("watch", lambda _progress: None),
         )  # fmt: skip
@@ -35,14 +36,14 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
 
 
 def test_the_default_goes_first_and_every_pair_follows(cluster, workload, landscape):
-    _, runner, _ = run(cluster, workload, landscape, budget=Budget(trials=16, patience=0))
+    _, runner, _ = run(cluster, workload, landscape, budget=Effort(trials=16, patience=0))
 
     assert runner.launches[0] == DEFAULT
     assert len({(s.algorithm, s.protocol) for s in runner.launches if not s.is_default}) == 6
 
 
 def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landscape):
-    _, _, trial_log = run(cluster, workload, landscape, budget=Budget(trials=40, patience=0))
+    _, _, trial_log = run(cluster, workload, landscape, budget=Effort(trials=40, patience=0))
 
     policy = assemble(collect_times(trial_log.trials()), workload, version=cluster.version)
     large, small = (policy.setting_for(calls.message) for calls in workload.messages)
@@ -106,7 +107,7 @@ def test_trials_that_optuna_never_heard_of_are_told_to_it(cluster, workload, lan
 def test_the_time_budget_ends_the_search(cluster, workload, landscape):
     ticks = itertools.count()
     end, runner, _ = run(
-        cluster, workload, landscape, budget=Budget(trials=99, seconds=4), clock=lambda: float(next(ticks))
+        cluster, workload, landscape, budget=Effort(trials=99, seconds=4), clock=lambda: float(next(ticks))
     )
 
     assert "time budget of 4 s" in end.reason
@@ -203,7 +204,7 @@ def test_a_failed_setting_is_not_launched_again(cluster, workload, landscape):
 
 def test_a_small_space_ends_the_search_when_repeats_tell_nothing_more(cluster, workload):
     end, runner, _ = run(
-        cluster, workload, lambda s, *_: 10.0 if s.is_default else 40.0, budget=Budget(trials=400, patience=0),
+        cluster, workload, lambda s, *_: 10.0 if s.is_default else 40.0, budget=Effort(trials=400, patience=0),
         expressible=lambda s: s.algorithm is Algorithm.RING and s.protocol is Protocol.LL,
     )  # fmt: skip
 
@@ -234,15 +235,3 @@ def test_reasons_to_stop(history, expected):
 
 def test_without_patience_the_search_never_stops_by_itself():
     assert nothing_more([100.0] * 500, anchors=6, patience=0) == ""
-
-
-@pytest.mark.parametrize(
-    "values", [{"trials": 0}, {"trials": -3}, {"trials": 5, "seconds": 0.0}, {"trials": 5, "patience": -1}]
-)
-def test_a_budget_of_nothing_is_refused(values):
-    with pytest.raises(UsageError):
-        Budget(**values)
-
-
-def test_the_smallest_budgets_are_budgets():
-    assert Budget(trials=1, seconds=0.001, gpu_hours=0.001, patience=0, steps=1).trials == 1

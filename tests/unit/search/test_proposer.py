@@ -6,12 +6,13 @@ import optuna
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.effort import Effort
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StudyStoppedError
 from ncclt.measure.trial import launch, launch_claim, searched
-from ncclt.search.loop import Budget, search
+from ncclt.search.loop import search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
 from ncclt.search.proposer import MOST_ASKS, Proposer
 from ncclt.search.sampler import SETTING
@@ -219,7 +220,7 @@ def test_the_default_of_a_recorded_space_is_in_the_study_without_a_point(cluster
 def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
     with worker(sampler=sampler, **options) as proposer:
         return search(
-            [runner], workload, trial_log, proposer, Budget(trials=trials),
+            [runner], workload, trial_log, proposer, Effort(trials=trials),
             clock=lambda: 0.0, interrupted=lambda: "", watch=lambda _progress: None,
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ import typer
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
-from ncclt.cli.testbed import open_testbed
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ def check(
     is nothing to check.
     """
     from ncclt.core.study import Arm
+    from ncclt.measure.open_testbed import open_testbed
     from ncclt.prove.recheck import RecheckRequest, served_arm
     from ncclt.prove.recheck import check as run
     from ncclt.store import open_store
@@ -68,7 +68,7 @@ def check(
         from ncclt.store.store import utc_now
 
         # One seed for noise that is invented: a check must not repeat the study's own launches.
-        testbed = open_testbed(target, store, store.workload(model), seed=0, ask_driver=False)
+        testbed = open_testbed(target, store, store.workload(model), environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
             recommendation=published, study=study, trials=store.trials(study.id),

@@ -13,8 +13,9 @@ import typer
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
+from ncclt.core.option import Option
 from ncclt.errors import NoRecommendationError, UsageError
-from ncclt.measure.target import Option, Target
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster

@@ -13,10 +13,9 @@ import typer
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread
-from ncclt.cli.submit import is_login_node
-from ncclt.cli.testbed import chosen_cluster
+from ncclt.core.option import Option
 from ncclt.errors import StoreError, UsageError
-from ncclt.measure.target import Option, Target
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -180,6 +179,7 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
         StoreError: the result could not be kept, which is told before anything is measured.
     """
     from ncclt.measure.launched_testbed import on_cpus
+    from ncclt.measure.open_testbed import chosen_cluster
     from ncclt.store import open_store
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
@@ -207,7 +207,7 @@ def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...
     A plan that is only shown needs no allocation of Slurm: its nodes get names of ours.
     """
     named = target.hosts
-    not_allocated = dry_run and is_login_node(target) and not named
+    not_allocated = dry_run and target.lacks_allocation(os.environ) and not named
     if not_allocated:
         say("ncclt: note: this is not a Slurm allocation: n00, n01 and so on stand for its nodes")
     elif target.is_launched:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from ncclt.measure.target import Option, options_of
+from ncclt.core.option import Option, options_of
 
 
 @dataclass(frozen=True, slots=True)

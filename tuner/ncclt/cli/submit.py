@@ -11,8 +11,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from ncclt.cli.output import say
+from ncclt.core.option import Option
 from ncclt.errors import UsageError, hide_passwords
-from ncclt.measure.target import Option, Target
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -39,11 +40,6 @@ class BatchJob:
     def names_gpus(self) -> bool:
         """Tell whether the options for sbatch ask for GPUs themselves."""
         return any(argument.startswith(("--gpus", "--gres")) for argument in self.sbatch_arg)
-
-
-def is_login_node(target: Target) -> bool:
-    """Tell whether trials are to run under Slurm, and this is not in an allocation."""
-    return target.launcher == "slurm" and not os.environ.get("SLURM_JOB_ID")
 
 
 def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob, *, dry_run: bool) -> int:

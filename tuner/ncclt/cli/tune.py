@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,107 +13,17 @@ import typer
 from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
-from ncclt.cli.submit import BatchJob, is_login_node, submit_study
-from ncclt.cli.testbed import chosen_cluster, open_testbed
+from ncclt.cli.submit import BatchJob, submit_study
+from ncclt.core.effort import Effort
 from ncclt.errors import UsageError
-from ncclt.measure.target import Option, Target
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.printed_costs import PrintedCosts
-    from ncclt.core.workload import Workload
     from ncclt.measure.testbed import Testbed
     from ncclt.pipeline import TuneRequest
-    from ncclt.search.loop import Budget
 
 app = typer.Typer()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """What a study searches and proves, and what that may cost: the options that do not say where trials run."""
-
-    trials: Annotated[
-        int,
-        Option(
-            "Launches of the search at most, earlier runs of the study included. Confirmation and proof come on top."
-        ),
-    ] = 40
-    seconds: Annotated[float | None, Option("Seconds of search at most in this run.", flag="--time")] = None
-    gpu_hours: Annotated[float | None, Option("GPU hours of the whole study after which the search stops.")] = None
-    steps: Annotated[
-        int | None,
-        Option("Training steps that will run with the result; a launch must be expected to pay for itself."),
-    ] = None
-    patience: Annotated[int, Option("Launches without a gain after which the search stops by itself; 0 = never.")] = 16
-    blocks: Annotated[
-        int, Option("A B B A blocks of the proof at most, four launches or more each; it ends when decided.")
-    ] = 16
-    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.")] = 0.02
-    process_wide: Annotated[
-        tuple[str, ...],
-        Option("Process-wide NCCL parameters to search, comma-separated; none = leave them alone.", comma=True),
-    ] = ("BUFFSIZE",)
-    seed: Annotated[int, Option("The same seed gives the same study.")] = 0
-    sampler: Annotated[
-        str,
-        Option(
-            "Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
-            "ncclt's own.",
-            metavar="MODULE:CLASS",
-        ),
-    ] = ""
-    study: Annotated[
-        str | None, Option("Name of the study; the same name resumes. Default: derived from what is tuned.")
-    ] = None
-    more: Annotated[
-        int | None,
-        Option(
-            "Add N launches of the search to a finished study, and prove it again. Without it a finished study "
-            "prints its result and launches nothing.",
-            flag="--continue",
-            metavar="N",
-            least=1,
-        ),
-    ] = None
-    warm: Annotated[bool, Option("Try early what was best in the nearest stored studies.", flag="--warm/--no-warm")] = (
-        True
-    )
-
-    def budget(self) -> Budget:
-        """Return when the search stops at the latest.
-
-        Raises:
-            UsageError: a number is out of range.
-        """
-        from ncclt.search.loop import Budget
-
-        return Budget(
-            trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, patience=self.patience, steps=self.steps
-        )
-
-    def request(self, workload: Workload, printed_costs: PrintedCosts | None = None) -> TuneRequest:
-        """Return the request to tune a workload like this.
-
-        Raises:
-            UsageError: a number is out of range, or does not fit the workload.
-        """
-        from ncclt.pipeline import TuneRequest
-
-        names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
-        return TuneRequest(
-            workload=workload,
-            name=self.study,
-            budget=self.budget(),
-            blocks=self.blocks,
-            min_effect=self.min_effect,
-            seed=self.seed,
-            sampler=self.sampler,
-            process_wide=() if names == {"NONE"} else tuple(sorted(names)),
-            warm=self.warm,
-            printed_costs=printed_costs,
-            more=self.more or 0,
-        )
 
 
 @app.command()
@@ -152,9 +61,11 @@ def tune(
     same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
     as one job.
     """
+    from ncclt.measure.open_testbed import chosen_cluster, open_testbed
     from ncclt.measure.testbed import require_tune_extra
 
     require_tune_extra()
+    from ncclt.pipeline import TuneRequest
     from ncclt.pipeline import tune as run
     from ncclt.store import open_store, open_to_read
     from ncclt.store.store import utc_now
@@ -166,21 +77,19 @@ def tune(
         costs = printed_costs_of_file(init_log)
     name = _workload_name(model, profile)
     target = target.resolved(os.environ)
-    # Whatever can be refused is refused here, before anything is created.
-    effort.budget()
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         workload = store.workload(name)
-        request = effort.request(workload, costs)
+        request = TuneRequest(workload=workload, effort=effort, printed_costs=costs)
         if batch != BatchJob() and target.launcher != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
-        if is_login_node(target):
+        if target.lacks_allocation(os.environ):
             cluster = chosen_cluster(target, store)
             # What the job would refuse in its queue is refused here.
             if costs is not None:
                 costs.require(cluster)
             target.require(cluster)
             raise typer.Exit(submit_study(cluster, store, target, batch, dry_run=dry_run))
-        testbed = open_testbed(target, store, workload, seed=effort.seed, ask=not dry_run)
+        testbed = open_testbed(target, store, workload, environ=os.environ, seed=effort.seed, ask=not dry_run)
         if dry_run:
             _print_plan(request, testbed, as_json=as_json)
             return
@@ -234,7 +143,7 @@ def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool) -> Non
     from ncclt.search.space import space_of
 
     workload, notes = testbed.cut(request.workload)
-    space = space_of(testbed, workload, request.process_wide)
+    space = space_of(testbed, workload, request.effort.process_wide)
     document = plan_document(study_of(request, testbed, workload), testbed, space, request, notes)
     if as_json:
         print_json(document)

@@ -292,7 +292,7 @@ def plan_document(
         "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
         "settings": len(space.distinct),
         "parameters": list(space.distributions),
-        "trials": request.budget.trials,
+        "trials": request.effort.trials,
         "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],
         "notes": list(notes),
         **({"launches": launches} if launches else {}),

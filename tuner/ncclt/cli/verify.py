@@ -13,8 +13,9 @@ import typer
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
+from ncclt.core.option import Option
 from ncclt.errors import UsageError
-from ncclt.measure.target import Option, Target
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.option import Option, options_of
 from ncclt.errors import UsageError
 from ncclt.launch import launcher_modules
 from ncclt.launch.hostfile import read_hostfile
@@ -40,29 +41,6 @@ THROUGH = ("plugin", "variables")
 def gpus_visible() -> bool:
     """Tell whether this machine shows an NVIDIA GPU to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a command line offers a field of a record.
-
-    Attributes:
-        help: what it means, for people.
-        flag: its spelling; empty = `--` and the field's name with dashes.
-        envvar: the variable that sets it where the flag is left out.
-        metavar: what stands for its value in the help.
-        least: smallest value.
-        comma: one text with the values between commas; a field of several values is repeatable otherwise.
-        of_launches: it means nothing where nothing is launched.
-    """
-
-    help: str
-    flag: str = ""
-    envvar: str | None = None
-    metavar: str | None = None
-    least: int | None = None
-    comma: bool = False
-    of_launches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +244,10 @@ class Target:
         """Tell whether trials are commands that a launcher starts."""
         return self.launcher not in NOT_LAUNCHED
 
+    def lacks_allocation(self, environ: Mapping[str, str]) -> bool:
+        """Tell whether trials are to run under Slurm, and this process is not in an allocation."""
+        return self.launcher == "slurm" and not environ.get("SLURM_JOB_ID")
+
     @property
     def scratch_is_shared(self) -> bool:
         """Tell whether the nodes can read and write the folder in which this machine makes temporary files."""
@@ -356,10 +338,3 @@ class Target:
         site_options(self.kubernetes)
         if self.hosts and name in (*SHARES_FILES, "kubernetes"):
             raise UsageError(f"--hosts cannot be combined with --launcher {name}", hint="use mpirun, ssh or slurm")
-
-
-def options_of(record: type) -> dict[str, Option]:
-    """Return the fields of a dataclass that are options of a command line, in their order."""
-    hints = get_type_hints(record, include_extras=True)
-    marks = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(record)}
-    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Option)}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ncclt.core.effort import MAX_BLOCKS
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision
@@ -17,9 +18,6 @@ from ncclt.measure.trial import TrialLog, launch
 from ncclt.prove.evidence import collect_evidence, last_verification
 from ncclt.prove.proof import pairs_of
 from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, decide
-
-MAX_BLOCKS = 16
-"""Blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain about 12."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ncclt.core.effort import Effort
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
-from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.errors import StudyStoppedError
 from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.proposer import Proposer
 from ncclt.search.sampler import Proposal
-
-PATIENCE = 16
-"""Launches without a worthwhile gain after which the search stops."""
 
 WORTHWHILE_GAIN = 0.005
 """Share of time per step that the policy must still win within the patience for the search to go on."""
@@ -33,41 +31,6 @@ EQUAL_FAILURES = 5
 
 _POLL_S = 0.2
 """How often a worker looks whether another has finished what it waits for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """When to stop at the latest.
-
-    Attributes:
-        trials: launches of the search in the whole study, earlier runs included.
-        seconds: wall time of this run, None = no limit.
-        gpu_hours: GPU time of all launches of the study, earlier runs included, None = no limit.
-        patience: launches without a worthwhile gain, after every pair was tried, before the search stops by itself;
-            0 = never.
-        steps: training steps that will run with the result; a launch is made only if it is expected to save more
-            time over them than it costs. None = unknown.
-    """
-
-    trials: int
-    seconds: float | None = None
-    gpu_hours: float | None = None
-    patience: int = PATIENCE
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UsageError(
-                f"the budget must be at least 1 trial, not {self.trials}", hint="give --trials a number above 0"
-            )
-        if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"the time budget must be above 0 seconds, not {self.seconds:g}", hint="see --time")
-        if self.gpu_hours is not None and not self.gpu_hours > 0:
-            raise UsageError(f"the budget must be above 0 GPU hours, not {self.gpu_hours:g}", hint="see --gpu-hours")
-        if self.patience < 0:
-            raise UsageError(f"the patience must be 0 or more launches, not {self.patience}", hint="see --patience")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"a job has at least 1 step, not {self.steps}", hint="see --steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +71,7 @@ def search(
     workload: Workload,
     trial_log: TrialLog,
     proposer: Proposer,
-    budget: Budget,
+    budget: Effort,
     *,
     clock: Callable[[], float],
     interrupted: Callable[[], str],
@@ -125,7 +88,7 @@ def search(
         workload: placed on the runners' cluster.
         trial_log: where trials are kept; earlier ones of the study count.
         proposer: the Optuna study.
-        budget: launches and seconds.
+        budget: when to stop at the latest: trials, seconds, GPU hours, patience, steps.
         clock: monotonic seconds.
         interrupted: asked before every launch: why to stop after the current trial; empty = go on.
         watch: called after every launch.
@@ -192,7 +155,7 @@ class _Work:
     workload: Workload
     trial_log: TrialLog
     proposer: Proposer
-    budget: Budget
+    budget: Effort
     default: Trial
     best: _BestPolicy
     spent_s: Callable[[], float]
@@ -315,7 +278,7 @@ def nothing_more(history: Sequence[float], *, anchors: int, patience: int) -> st
     Args:
         history: expected time per step of the best policy after each launch, µs; the first one is the default's.
         anchors: launches that try every pair once.
-        patience: see `Budget`.
+        patience: see `Effort`.
     """
     if patience == 0 or len(history) <= anchors + patience:
         return ""

@@ -1,0 +1,35 @@
+"""What a study may cost: which numbers make sense, and how names are kept."""
+
+import pytest
+
+from ncclt.core.effort import Effort
+from ncclt.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trials": 0}, {"trials": -3}, {"seconds": 0.0}, {"gpu_hours": 0.0}, {"patience": -1}, {"steps": 0},
+        {"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"study": " "}, {"more": -1},
+    ],
+)  # fmt: skip
+def test_an_effort_of_nothing_is_refused(values):
+    with pytest.raises(UsageError):
+        Effort(**values)
+
+
+def test_the_smallest_budgets_are_budgets():
+    assert Effort(trials=1, seconds=0.001, gpu_hours=0.001, patience=0, steps=1, more=0).trials == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (("nccl_nthreads", "BUFFSIZE", "NTHREADS"), ("BUFFSIZE", "NTHREADS")),
+        (("none",), ()),
+        ((), ()),
+        (("none", "buffsize"), ("BUFFSIZE", "NONE")),
+    ],
+)
+def test_names_of_parameters_are_kept_in_one_form(given, kept):
+    assert Effort(process_wide=given).process_wide == kept

@@ -1,0 +1,101 @@
+"""What a study searches and proves, and what that may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ncclt.core.option import Option
+from ncclt.core.recommendation import MIN_EFFECT
+from ncclt.errors import UsageError
+
+PATIENCE = 16
+"""Launches without a worthwhile gain after which the search stops."""
+
+MAX_BLOCKS = 16
+"""A B B A blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain about 12."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What a study searches and proves, and what that may cost; the `Option` of a field says what it means.
+
+    `trials` and `gpu_hours` count the whole study, earlier runs included; `seconds` counts this run. `process_wide` is
+    kept as sorted names without `NCCL_`, and `none` as no name.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    trials: Annotated[
+        int,
+        Option(
+            "Launches of the search at most, earlier runs of the study included. Confirmation and proof come on top."
+        ),
+    ] = 40
+    seconds: Annotated[float | None, Option("Seconds of search at most in this run.", flag="--time")] = None
+    gpu_hours: Annotated[float | None, Option("GPU hours of the whole study after which the search stops.")] = None
+    steps: Annotated[
+        int | None,
+        Option("Training steps that will run with the result; a launch must be expected to pay for itself."),
+    ] = None
+    patience: Annotated[int, Option("Launches without a gain after which the search stops by itself; 0 = never.")] = (
+        PATIENCE
+    )
+    blocks: Annotated[
+        int, Option("A B B A blocks of the proof at most, four launches or more each; it ends when decided.")
+    ] = MAX_BLOCKS
+    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.")] = MIN_EFFECT
+    process_wide: Annotated[
+        tuple[str, ...],
+        Option("Process-wide NCCL parameters to search, comma-separated; none = leave them alone.", comma=True),
+    ] = ("BUFFSIZE",)
+    seed: Annotated[int, Option("The same seed gives the same study.")] = 0
+    sampler: Annotated[
+        str,
+        Option(
+            "Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
+            "ncclt's own.",
+            metavar="MODULE:CLASS",
+        ),
+    ] = ""
+    study: Annotated[
+        str | None, Option("Name of the study; the same name resumes. Default: derived from what is tuned.")
+    ] = None
+    more: Annotated[
+        int | None,
+        Option(
+            "Add N launches of the search to a finished study, and prove it again. Without it a finished study "
+            "prints its result and launches nothing.",
+            flag="--continue",
+            metavar="N",
+            least=1,
+        ),
+    ] = None
+    warm: Annotated[bool, Option("Try early what was best in the nearest stored studies.", flag="--warm/--no-warm")] = (
+        True
+    )
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise UsageError(
+                f"the budget must be at least 1 trial, not {self.trials}", hint="give --trials a number above 0"
+            )
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"the time budget must be above 0 seconds, not {self.seconds:g}", hint="see --time")
+        if self.gpu_hours is not None and not self.gpu_hours > 0:
+            raise UsageError(f"the budget must be above 0 GPU hours, not {self.gpu_hours:g}", hint="see --gpu-hours")
+        if self.patience < 0:
+            raise UsageError(f"the patience must be 0 or more launches, not {self.patience}", hint="see --patience")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"a job has at least 1 step, not {self.steps}", hint="see --steps")
+        if self.blocks < 1:
+            raise UsageError(f"--blocks must be at least 1, not {self.blocks}")
+        if not 0 <= self.min_effect < 1:
+            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
+        if self.study is not None and not self.study.strip():
+            raise UsageError("--study needs a name")
+        if self.more is not None and self.more < 0:
+            raise UsageError(f"--continue must be at least 1 launch, not {self.more}")
+        names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
+        object.__setattr__(self, "process_wide", () if names == {"NONE"} else tuple(sorted(names)))

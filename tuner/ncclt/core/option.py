@@ -1,0 +1,36 @@
+"""How a command line offers the fields of a record; the record itself knows of no command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a command line offers a field of a record.
+
+    Attributes:
+        help: what it means, for people.
+        flag: its spelling; empty = `--` and the field's name with dashes.
+        envvar: the variable that sets it where the flag is left out.
+        metavar: what stands for its value in the help.
+        least: smallest value.
+        comma: one text with the values between commas; a field of several values is repeatable otherwise.
+        of_launches: it means nothing where nothing is launched.
+    """
+
+    help: str
+    flag: str = ""
+    envvar: str | None = None
+    metavar: str | None = None
+    least: int | None = None
+    comma: bool = False
+    of_launches: bool = False
+
+
+def options_of(record: type) -> dict[str, Option]:
+    """Return the fields of a dataclass that are options of a command line, in their order."""
+    hints = get_type_hints(record, include_extras=True)
+    marks = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(record)}
+    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Option)}

@@ -1,0 +1,88 @@
+"""From a target to the testbed that measures it, with the clusters that the store knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol as Port
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.workload import Workload
+from ncclt.errors import UsageError
+from ncclt.measure.driver import drivers_of_nodes
+from ncclt.measure.launched_testbed import cluster_here, launched_testbed
+from ncclt.measure.target import DEFAULT_CLUSTER, Target
+from ncclt.measure.testbed import Testbed, replayed_testbed, simulated_testbed
+
+
+class Clusters(Port):
+    """Knows clusters by name, as a `Store` does."""
+
+    def cluster(self, name: str) -> Cluster:
+        """Return the cluster of this name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+
+def chosen_cluster(target: Target, clusters: Clusters) -> Cluster:
+    """Return the cluster that is measured, sized to the job.
+
+    Raises:
+        UsageError: none was named, and the hardware of this machine is not known.
+        NotFoundError: no cluster has that name.
+    """
+    if target.cluster is None and target.launcher != "simulate":
+        return cluster_here(target)
+    return clusters.cluster(target.cluster or DEFAULT_CLUSTER).sized(
+        nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version
+    )
+
+
+def open_testbed(
+    target: Target,
+    clusters: Clusters,
+    workload: Workload,
+    *,
+    environ: Mapping[str, str],
+    seed: int,
+    ask: bool = True,
+    ask_driver: bool = True,
+) -> Testbed:
+    """Return the target ready to measure.
+
+    Args:
+        target: resolved.
+        clusters: the open store.
+        workload: what will be measured.
+        environ: the process environment.
+        seed: of simulated noise.
+        ask: run programs on the nodes to find out what they support.
+        ask_driver: read the driver version of the nodes too.
+
+    Raises:
+        UsageError: launcher, benchmark, cluster and nodes do not fit together.
+        NotFoundError: no cluster has that name.
+        InputError: the landscape cannot be read.
+    """
+    if target.landscape is not None:
+        return replayed_testbed(target.landscape, _conditions(target.where), seed=seed, reason=target.reason)
+    cluster = chosen_cluster(target, clusters)
+    if target.launcher == "simulate":
+        return simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
+    if ask and ask_driver and target.backend == "nccl":
+        # The cluster's file may be older than the driver of the nodes.
+        installed = drivers_of_nodes(cluster, target, environ=environ).text
+        cluster = replace(cluster, driver=installed or cluster.driver)
+    return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
+
+
+def _conditions(where: tuple[str, ...]) -> dict[str, str]:
+    conditions: dict[str, str] = {}
+    for text in where:
+        column, equals, value = text.partition("=")
+        if not equals or not column.strip():
+            raise UsageError(f"--where {text!r} is not COLUMN=VALUE", hint="for example --where gpus=4")
+        conditions[column.strip()] = value.strip()
+    return conditions

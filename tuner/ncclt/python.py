@@ -1,0 +1,84 @@
+"""`ncclt.tune`: what `ncclt tune` does, for a Python program."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from ncclt.core.effort import Effort
+from ncclt.core.workload import Workload
+from ncclt.errors import UsageError
+from ncclt.health.doctor.service import examine_here
+from ncclt.measure.open_testbed import open_testbed
+from ncclt.measure.target import Target
+from ncclt.measure.testbed import require_tune_extra
+
+if TYPE_CHECKING:
+    from ncclt.pipeline import TuneResult
+    from ncclt.store import Store
+
+
+def tune(
+    workload: Workload | str,
+    target: Target | None = None,
+    effort: Effort | None = None,
+    *,
+    storage: Store | str | None = None,
+    force: bool = False,
+    progress: bool = False,
+    interrupted: Callable[[], str] = str,
+) -> TuneResult:
+    """Search the NCCL configuration that moves a workload's messages fastest on a cluster, and prove it.
+
+    The same as `ncclt tune`, with the same defaults. Ctrl-C ends the running trial at once; completed trials are kept,
+    and the same call resumes the study. A finished study returns its result again without a launch.
+
+    Args:
+        workload: from `read_workload`, or the name of a stored or shipped one.
+        target: where and how trials run; None = as `ncclt tune` without an option chooses.
+        effort: what is searched and proven, and what that may cost; None = the defaults of `ncclt tune`.
+        storage: an open store, which stays open, or its URL; None = the user's own store.
+        force: tune although `ncclt doctor` finds errors on this machine.
+        progress: show on stderr what `ncclt tune` shows.
+        interrupted: called between launches; a reason ends the run and saves, an empty text continues it.
+
+    Returns:
+        The study, its trials, and a recommendation with a verdict; without the last two where the run was interrupted.
+
+    Raises:
+        UsageError: the arguments do not fit together, the cluster or the stored study.
+        NotFoundError: no workload or cluster has that name.
+        StoreError: the store cannot be reached.
+        StudyStoppedError: the default fails, or too many launches fail alike.
+        MissingDependencyError: ncclt was installed without its `tune` extra.
+    """
+    require_tune_extra()
+    from ncclt import pipeline, store
+    from ncclt.cli.tune_view import TuneView
+    from ncclt.store.store import utc_now
+
+    target, effort = (target or Target()).resolved(os.environ), effort or Effort()
+    if target.lacks_allocation(os.environ):
+        raise UsageError(
+            "launcher='slurm' needs a Slurm allocation, and this process has none",
+            hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
+        )
+    with nullcontext(storage) if isinstance(storage, store.Store) else store.open_store(storage) as opened:
+        request = pipeline.TuneRequest(
+            workload=opened.workload(workload) if isinstance(workload, str) else workload, effort=effort
+        )
+        testbed = open_testbed(target, opened, request.workload, environ=os.environ, seed=effort.seed)
+        if testbed.is_launched and not force:
+            broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking
+            if broken:
+                raise UsageError(
+                    "; ".join(f"{finding.id}: {finding.what}" for finding in broken),
+                    hint="`ncclt doctor` says how to repair it; force=True tunes anyway",
+                )
+        with TuneView(testbed, hidden=not progress) as view:
+            return pipeline.tune(
+                request, testbed, opened, watcher=view, interrupted=interrupted, clock=time.monotonic, now=utc_now
+            )
