@@ -76,6 +76,18 @@ def test_trials_at_once_run_on_disjoint_nodes():
     assert any("3 trials at once" in note for note in found.notes)
 
 
+def test_the_launcher_that_is_asked_serves_the_first_runner_too(tmp_path):
+    """Each one that is made asks `mpirun` for its version."""
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho 'mpirun (Open MPI) 4.1.5'\n")
+    program.chmod(0o755)
+    environ = NO_PLUGIN | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    make_testbed(ONE, environ=environ, launcher="mpirun", hosts=("a", "b"), parallel=2, **GLOO)
+
+    assert (tmp_path / "asked").read_text() == "asked\n" * 2
+
+
 LL128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128)
 
 

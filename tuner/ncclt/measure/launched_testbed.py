@@ -65,13 +65,15 @@ def launched_testbed(
 
     plugin = target.plugin(environ)
     host_sets = _host_sets(cluster, target, environ)
-    asked = launcher_of(cluster, target, host_sets[0], environ=environ)
-    benchmark, said = benchmark_of(cluster, target, asked, collectives, ask=ask)
+    # Each launcher serves one runner; the first one is asked before.
+    unused = {host_sets[0]: launcher_of(cluster, target, host_sets[0], environ=environ)}
+    benchmark, said = benchmark_of(cluster, target, unused[host_sets[0]], collectives, ask=ask)
     timeouts, sampling = Timeouts(), SamplingLimit()
 
     def parts(hosts: tuple[str, ...]) -> RunnerParts:
         return RunnerParts(
-            benchmark=benchmark, launcher=launcher_of(cluster, target, hosts, environ=environ), cluster=cluster,
+            benchmark=benchmark, cluster=cluster,
+            launcher=unused.pop(hosts) if hosts in unused else launcher_of(cluster, target, hosts, environ=environ),
             variables=lambda setting: dict(compiled(setting).variables), timeouts=timeouts, sampling=sampling,
             scratch=target.scratch, place=",".join(hosts),
         )  # fmt: skip
