@@ -68,18 +68,18 @@ class TuneRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """What a run of `tune` came to.
+    """The outcome of a run of `tune`.
 
     Attributes:
         study: with its state.
         trials: all trials of the study, earlier runs included.
-        resumed: how many of them were there before.
+        resumed: how many of them are from earlier runs.
         stop: why the search ended.
         recommendation: None when the user interrupted before the proof was complete, or another worker does the rest.
-        left: the search is over, and another worker of the same study confirms and proves.
-        finished: the study was finished before, and nothing was launched.
+        left: the search is over, and another worker of the same study does confirmation and proof.
+        finished: the study was already finished, and nothing was launched.
         messages: one row per message, most time first; empty without a recommendation.
-        notes: what the reader must know: uncovered messages, assumptions.
+        notes: caveats for the reader: uncovered messages, assumptions.
     """
 
     study: Study
@@ -99,19 +99,19 @@ class TuneResult:
 
 
 class Watcher(Port):
-    """Sees a study go by."""
+    """Follows the progress of a study."""
 
     def opened(self, study: Study, resumed: int) -> None:
-        """Hear that the study is open; `resumed` trials of it are stored."""
+        """Called when the study is open; `resumed` trials of it are stored."""
 
     def searched(self, progress: Progress) -> None:
-        """Hear of one launch of the search."""
+        """Called after each launch of the search."""
 
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
-        """Hear of one launch of the confirmation."""
+        """Called after each launch of the confirmation."""
 
     def proved(self, trial: Trial, done: int, total: int) -> None:
-        """Hear of one launch of the proof."""
+        """Called after each launch of the proof."""
 
 
 def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Study:
@@ -141,7 +141,7 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
 
 def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) -> str:
     cluster, effort = testbed.runner.cluster, request.effort
-    # Times of another driver are no times of this one, nor those of persistent ranks the times of a launch.
+    # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
@@ -152,7 +152,7 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneContext:
-    """One run of a study: what it works on, and what it hears and reports.
+    """One run of a study: its data, and its ports to the outside.
 
     Attributes:
         request, testbed, store, watcher, interrupted, clock, now: as `tune` takes them.
@@ -161,7 +161,7 @@ class TuneContext:
         space: of the search.
         trial_log: of the study.
         resumed: trials that were stored before this run.
-        notes: what the reader of the result must know.
+        notes: caveats for the reader of the result.
     """
 
     request: TuneRequest
@@ -202,7 +202,7 @@ def tune(
         request: what to tune and how much it may cost.
         testbed: where trials run, and which settings can be tried there.
         store: where everything is kept.
-        watcher: sees the study go by.
+        watcher: follows the progress.
         interrupted: why to finish the running trial, save and stop; empty = go on.
         clock: monotonic seconds.
         now: ISO time.
@@ -239,7 +239,7 @@ def tune(
                 return context.result(stop=stop)
             return _publish(context, *proof, end.reason)
         except StudyStoppedError as error:
-            # Whoever looks at it must not take it for one that still searches, unless others do.
+            # Without this the study would be shown as running; with other workers it still is.
             if trial_log.is_alone():
                 store.set_state(study.id, StudyState.INTERRUPTED, error.message)
             raise
@@ -248,7 +248,7 @@ def tune(
 def _search(context: TuneContext) -> SearchEnd:
     """Open the run and search until the budget ends or nothing more is to be gained."""
     effort, testbed, trial_log = context.request.effort, context.testbed, context.trial_log
-    if effort.more:  # asked for in so many words, so that only time and cost end them earlier
+    if effort.more:  # an explicit request: only time and cost end it earlier
         effort = replace(effort, trials=len(searched(trial_log)) + effort.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
@@ -306,7 +306,7 @@ def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy],
     recommendation = _recommendation(
         context, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), trials=len(trials)
     )
-    # A stale one stays what it was: the same trials prove nothing new.
+    # The same trials prove nothing new: a stale recommendation stays stale.
     same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
     recommendation = same[0] if same else store.publish(recommendation)
     store.set_state(study.id, StudyState.DONE, stop)
@@ -321,7 +321,7 @@ def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy],
 def _recommendation(
     context: TuneContext, table: PolicyVerdict, variables: PolicyVerdict | None, *, trials: int
 ) -> Recommendation:
-    """Return what so many trials of the study say, not yet published."""
+    """Return the recommendation of the study after so many trials, unpublished."""
     study, workload, source_digest = context.study, context.study.workload, context.request.workload.digest()
     return Recommendation(
         id=recommendation_id(study.id, table, variables, source_digest=source_digest, trials=trials), revision=0,
@@ -333,7 +333,7 @@ def _recommendation(
 
 
 def _published(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
-    """Return the newest verdict of a study if it is finished, and answers just this request.
+    """Return the newest recommendation of a finished study if it answers exactly this request.
 
     What else could differ makes another study, or is refused when the study is opened: workload as it is measured,
     cluster with its driver, parameters, seed, cost tables, and how trials run.
@@ -341,7 +341,7 @@ def _published(request: TuneRequest, store: Store, study: Study) -> Recommendati
     newest = next(iter(store.recommendations(study=study.id)), None)
     if study.state is not StudyState.DONE or newest is None:
         return None
-    same_source = newest.source_digest in ("", request.workload.digest())  # the first ones do not say it
+    same_source = newest.source_digest in ("", request.workload.digest())  # early recommendations lack it
     return newest if same_source and newest.table.verdict.min_effect == request.effort.min_effect else None
 
 
@@ -357,7 +357,7 @@ def _finished(store: Store, study: Study, published: Recommendation, notes: tupl
 
 
 def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:
-    """Return what the nearest stored studies found best; invented times say nothing to measured ones, nor back."""
+    """Return what the nearest stored studies found best; simulated and measured times do not mix."""
     others = [
         summary.study
         for summary in store.studies(limit=_WARM_STUDIES).items
@@ -367,7 +367,7 @@ def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:
 
 
 def _may_end(trial_log: StudyTrialLog) -> bool:
-    """Take the end of the study and wait until the other workers' last trials are in; false = another one has it."""
+    """Claim the end of the study and wait for the other workers' last trials; false = another worker has it."""
     if not trial_log.may_end():
         return False
     while trial_log.refresh():

@@ -170,7 +170,7 @@ def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatc
         by_variables.append(FakeRunner(cluster, lambda *_: 10.0))
         return replace(made, by_variables=by_variables[0], expressible=lambda _setting: False)
 
-    monkeypatch.setattr("ncclt.measure.testbed.simulated_testbed", testbed)
+    monkeypatch.setattr("ncclt.measure.open_testbed.simulated_testbed", testbed)
     run_check(proven, "--quiet")
     (runner,) = by_variables
     assert len(runner.launches) == 8

@@ -173,10 +173,10 @@ def preflight(
 
 
 def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> tuple[Cluster, tuple[Preflight, ...]]:
-    """Return the cluster, and its earlier preflights; without --store a store that cannot be read is no obstacle.
+    """Return the cluster, and its earlier preflights; with --no-store the store need not be readable.
 
     Raises:
-        StoreError: the result could not be kept, which is told before anything is measured.
+        StoreError: the result could not be kept; raised before anything is measured.
     """
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
@@ -185,7 +185,7 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
         cluster = chosen_cluster(target, store)
         if target.is_launched and target.is_gloo:
-            cluster = on_cpus(cluster)  # what gloo measures is no history of the fabric of GPUs
+            cluster = on_cpus(cluster)  # times of gloo are no baseline for a fabric of GPUs
         return cluster, store.preflights(cluster=cluster.name, limit=_EARLIER)
 
     try:
@@ -196,15 +196,15 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     except StoreError:
         if keep:
             raise
-    # The shipped clusters are still known, and nobody's file is touched.
+    # A store in a temporary folder still has the shipped clusters.
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as nothing:
         return read(nothing)
 
 
 def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...]:
-    """Return the names of the nodes; where --nodes is left out it is as many as are named.
+    """Return the names of the nodes; without --nodes, all that are named.
 
-    A plan that is only shown needs no allocation of Slurm: its nodes get names of ours.
+    --dry-run needs no Slurm allocation: placeholders stand for the names of its nodes.
     """
     named = target.hosts
     not_allocated = dry_run and target.lacks_allocation(os.environ) and not named
@@ -231,7 +231,7 @@ def _runners(
     seed: int,
     time_s: float | None,
 ) -> tuple[RunnerFor, tuple[str, ...]]:
-    """Return what gives the runner of some nodes or GPUs, and what the reader must know of all of them."""
+    """Return what gives the runner of some nodes or GPUs, and the notes on all of them."""
     if not target.is_launched:
         from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 

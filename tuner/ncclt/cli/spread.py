@@ -20,7 +20,7 @@ class Fields:
     Attributes:
         words: their names in the order of the help, with spaces between; parameters of the command may stand among
             them and take their place there. Empty = all.
-        own: those that this command explains in other words, as it offers them.
+        own: replacements for options whose help differs in this command.
     """
 
     words: str = ""
@@ -56,12 +56,12 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
     vars(call)["__signature__"] = inspect.Signature(keywords)
-    call.__annotations__ = {}  # the framework would evaluate these among the names of the command's module
+    call.__annotations__ = {}  # typer would evaluate them in the namespace of the command's module
     return call
 
 
 def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
-    """Return a field as the framework takes it: nothing and an empty default are both None there."""
+    """Return a field as a parameter of typer, for which an empty default is None."""
     hint = get_type_hints(record)[name]
     default: Any = next(one.default for one in fields(record) if one.name == name)
     if get_origin(hint) is tuple:
@@ -76,7 +76,7 @@ def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
 
 
 def _value(given: Any, option: Option) -> Any:
-    """Return what was given for a field as its record takes it; None = nothing."""
+    """Convert the value of an option to the type of its field; None = not given."""
     if option.comma and given is not None:
         return tuple(word.strip() for word in given.split(",") if word.strip())
     return tuple(given) if isinstance(given, list) else given

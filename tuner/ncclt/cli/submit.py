@@ -81,7 +81,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
         plan = plan_batch(request)
         print(f"# {' '.join(plan.argv)}\n{plan.script}", end="")
         return 0
-    # The job outlives a login shell that ends; whoever ends this program is told so.
+    # The job outlives this program; on SIGTERM and SIGHUP `submit_and_follow` says so.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _leave)
@@ -89,9 +89,9 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
 
 
 def _storage_by_environment(words: list[str]) -> list[str]:
-    """Leave out --storage where its URL holds a password, and hand it on as a variable.
+    """Remove --storage where its URL holds a password, and pass the URL in the environment, which the job inherits.
 
-    Slurm shows the script of a job, and every user the command lines of a node; the job gets our environment.
+    Slurm shows the script of a job to other users, and every user of a node sees its command lines.
     """
     left = []
     following = iter(words)

@@ -103,7 +103,7 @@ def verify(
         cluster=target.cluster or "",
         model=workload,
         recommendation=published.id if published else "",
-        # What a side sets itself is the launcher's business; these are what no side inherits.
+        # Variables that neither side inherits; it may still set them itself.
         removed_env=launcher.plan(command, variables={}, timeout_s=timeout).unset_env,
         notes=_notes(published),
         blocks=blocks,
@@ -119,7 +119,7 @@ def verify(
         _print_plan(request, as_json=as_json)
         return
     watch = _Watch(request, hidden=quiet or as_json, verbose=verbose)
-    # A store that cannot be written is told before the training runs, and not an hour later.
+    # A store that cannot be written is an error before the training runs, not an hour later.
     with open_store(storage) as store, interruptible():
         from ncclt.store.store import utc_now
 
@@ -177,13 +177,13 @@ def _notes(published: Recommendation | None) -> tuple[str, ...]:
 
 
 class _Watch:
-    """Says on stderr how the launches go."""
+    """Shows each launch on stderr."""
 
     def __init__(self, request: VerifyRequest, *, hidden: bool, verbose: bool) -> None:
         self._request, self._hidden, self._verbose = request, hidden, verbose
 
     def begun(self) -> None:
-        """Say what both sides get."""
+        """Show the environments of both sides."""
         if self._hidden:
             return
         for name, variables in (("base", self._request.base_env), ("tuned", self._request.tuned_env)):
@@ -194,7 +194,7 @@ class _Watch:
             say(f"ncclt: {note}")
 
     def __call__(self, launch: StepLaunch, result: LaunchResult) -> None:
-        """Hear of one launch."""
+        """Show one launch."""
         if self._verbose:
             sys.stderr.write(result.stdout + result.stderr)
         if not self._hidden:

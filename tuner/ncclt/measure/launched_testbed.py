@@ -33,7 +33,7 @@ CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
 _GLOO_IS_INERT = "backend gloo: NCCL takes no part, so none of its variables can change anything here"
 
 _BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
-"""Time that torch_collectives spends on one message at most; what gloo measures decides nothing."""
+"""Time that torch_collectives spends on one message at most; times of gloo decide nothing."""
 
 
 def launched_testbed(
@@ -51,7 +51,7 @@ def launched_testbed(
         collectives: of the workload.
         target: resolved.
         environ: the process environment.
-        ask: whether programs may be started there to ask what they can do.
+        ask: run programs on the nodes to find out what they support.
 
     Raises:
         UsageError: launcher, benchmark, cluster and nodes do not fit together.
@@ -65,7 +65,7 @@ def launched_testbed(
 
     plugin = target.plugin(environ)
     host_sets = _host_sets(cluster, target, environ)
-    # Each launcher serves one runner; the first one is asked before.
+    # Each launcher serves one runner; the first one also runs the programs that are asked.
     unused = {host_sets[0]: launcher_of(cluster, target, host_sets[0], environ=environ)}
     benchmark, said = benchmark_of(cluster, target, unused[host_sets[0]], collectives, ask=ask)
     timeouts, sampling = Timeouts(), SamplingLimit()
@@ -85,7 +85,7 @@ def launched_testbed(
         return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts(hosts))
 
     def relaunching(hosts: tuple[str, ...]) -> Runner:
-        # What the plugin alone can say has to be said by it to fresh ranks as well.
+        # Settings that only the plugin can force need it in fresh ranks as well.
         if plugin is not None:
             return persistent_runner(hosts, persistent=False)
         return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
@@ -113,7 +113,7 @@ def launched_testbed(
 
 
 def launcher_of(cluster: Cluster, target: Target, hosts: tuple[str, ...], *, environ: Mapping[str, str]) -> Launcher:
-    """Return the launcher of one set of nodes; empty = whichever it is given.
+    """Return the launcher of one set of nodes; empty = those of the allocation, or this machine.
 
     Raises:
         UsageError: it cannot start such a job.
@@ -164,17 +164,17 @@ def _host_sets(cluster: Cluster, target: Target, environ: Mapping[str, str]) -> 
 def benchmark_of(
     cluster: Cluster, target: Target, launcher: Launcher, collectives: frozenset[Collective], *, ask: bool = True
 ) -> tuple[Benchmark, tuple[str, ...]]:
-    """Return what runs, and what is to be said of it.
+    """Return the benchmark, and notes on it.
 
     Args:
         cluster: sized to the job.
         target: resolved.
-        launcher: where the programs are asked what they can do.
+        launcher: runs the programs once to find out what they support.
         collectives: that will be measured.
-        ask: whether programs may be started there to ask what they can do.
+        ask: run programs on the nodes to find out what they support.
 
     Raises:
-        UsageError: its programs are not there, or cannot measure such a job.
+        UsageError: its programs cannot be found, or cannot measure such a job.
     """
     name = target.benchmark_name
     if name == "torch_collectives":
@@ -186,7 +186,7 @@ def benchmark_of(
         )
         return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if target.is_gloo else ()
     if name != "nccl_tests":
-        # One of a third party: it knows by itself what it needs.
+        # A third party's takes no options.
         other: Benchmark = benchmark_module(name).create()
         return other, ()
     from ncclt.measure.benchmarks.nccl_tests.features import LEAST, detect
@@ -239,10 +239,10 @@ def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
 
 
 def cluster_here(target: Target) -> Cluster:
-    """Return what is measured where nobody named a cluster: processes of gloo on the CPUs of this machine.
+    """Return what is measured without --cluster: processes of gloo on the CPUs of this machine.
 
     Raises:
-        UsageError: GPUs are to be measured: what they are linked by must be known to judge and to serve the result.
+        UsageError: GPUs are to be measured: a result is judged and served by their links, which only a cluster names.
     """
     if target.backend != "gloo":
         raise UsageError(
@@ -268,7 +268,7 @@ def cluster_here(target: Target) -> Cluster:
 
 
 def on_cpus(cluster: Cluster) -> Cluster:
-    """Return a cluster under a name and fingerprint of its own: what gloo measures must never stand for its GPUs."""
+    """Return a cluster under a name and fingerprint of its own: times of gloo must never be served for its GPUs."""
     if cluster.gpu == _NO_GPU:
         return cluster
     return replace(cluster, name=f"{cluster.name}-cpus", gpu=_NO_GPU)
@@ -277,4 +277,4 @@ def on_cpus(cluster: Cluster) -> Cluster:
 _NO_GPU = "none (CPU, gloo)"
 
 _ANY_NCCL = "2.28.9"
-"""Only says which variables are tried; gloo reads none of them."""
+"""Decides only which variables are tried; gloo reads none of them."""

@@ -20,7 +20,7 @@ from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
 
 DEFAULT_CLUSTER = "leonardo"
-"""The cluster of the paper that ncclt grew from; meant only where trials are simulated."""
+"""The cluster of the paper that ncclt grew from; the default only where trials are simulated."""
 
 NOT_LAUNCHED = {"simulate": "simulated", "replay": "replayed"}
 """Words of `--launcher` behind which nothing is launched; all others are launchers."""
@@ -35,7 +35,7 @@ SHARES_FILES = ("local", "torchrun")
 """Launchers that run on this machine alone, so that its temporary files are there too."""
 
 THROUGH = ("plugin", "variables")
-"""Ways to force a setting upon NCCL: its tuner plugin can say more, and only what NCCL itself offers."""
+"""Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
 
 
 def gpus_visible() -> bool:
@@ -45,7 +45,7 @@ def gpus_visible() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where and how trials run; `resolved` makes of what was asked for what everything below the command line takes.
+    """Where and how trials run; `resolved` turns the user's request into what the layers below take.
 
     The `Option` of a field says what it means. `reason` is why trials run there, set by `resolved`.
 
@@ -171,17 +171,17 @@ class Target:
         gpus_visible: Callable[[], bool] = gpus_visible,
         drill: bool = False,
     ) -> Target:
-        """Return the target with its launcher and nodes by name: as asked, else by what this process sees.
+        """Return the target with its launcher and the names of its nodes: as asked, else as detected.
 
-        Without a word it is the Slurm allocation, else the visible GPUs, else the simulation.
+        The default is the Slurm allocation, else the visible GPUs, else the simulation.
 
         Args:
             environ: the process environment.
             gpus_visible: asked only when needed.
-            drill: let options of launches pass where nothing is launched: a preflight simulates nodes by their names.
+            drill: accept options of launches where nothing is launched: a preflight simulates nodes by their names.
 
         Raises:
-            UsageError: the options contradict each other, or mean nothing there.
+            UsageError: the options contradict each other, or have no effect there.
             InputError: the host file cannot be read.
         """
         chosen = self._with_launcher(environ, gpus_visible)
@@ -200,7 +200,7 @@ class Target:
                 "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
                 hint="choose its rows with --where COLUMN=VALUE",
             )
-        # Those of others are looked for last: that reads what every installed package says of itself.
+        # Third-party benchmarks last: finding them reads the metadata of every installed package.
         if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():
             raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_modules())}")
         if self.hostfile is None:
@@ -224,7 +224,7 @@ class Target:
         return replace(self, launcher="simulate", reason="no Slurm allocation and no GPU here")
 
     def _refuse_what_is_idle(self) -> None:
-        """Refuse options that would silently mean nothing where nothing is launched."""
+        """Refuse options that would silently have no effect where nothing is launched."""
         if self.is_launched:
             return
         untouched, offered = Target(), options_of(Target)
@@ -267,11 +267,11 @@ class Target:
     def plugin(self, environ: Mapping[str, str]) -> Path | None:
         """Return the tuner plugin through which settings are forced; None = variables force them.
 
-        NCCL loads one tuner plugin. Another one that the shell names and that every trial shall keep stays: without it
-        the default would not be what a training starts with.
+        NCCL loads one tuner plugin. One that the shell names and --keep-env keeps has precedence: a training starts
+        with it, so the default must have it too.
 
         Raises:
-            UsageError: it is asked for and not there, or another one is in its place.
+            UsageError: it is asked for and cannot be found, or another plugin takes its place.
         """
         if self.is_gloo or self.through == "variables" or not (self.through or self.persistent):
             return None
@@ -289,7 +289,7 @@ class Target:
         return found
 
     def require(self, cluster: Cluster) -> None:
-        """Refuse what cannot run, before anything is asked of the nodes.
+        """Refuse what cannot run, before any command runs on the nodes.
 
         Raises:
             UsageError: launcher, benchmark, cluster and options do not fit together.
