@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.verification import Side
 from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.prove.comparison import Comparison
 from ncclt.prove.step_times import VerifyRequest, recommended_variables, verify
 from ncclt.testing.store_contract import RING, sample_recommendation
 
@@ -54,10 +55,11 @@ class PlayedTraining:
 
 
 def _verify(tmp_path, play, *, environ=None, **options):
+    how = {one.name: options.pop(one.name) for one in fields(Comparison) if one.name in options}
     request = VerifyRequest(
-        **{"argv": ("train",), "base_env": (), "tuned_env": (("X", "1"),), "steps": 2, "warmup": 1,
-           "directory": tmp_path} | options
-    )  # fmt: skip
+        **{"argv": ("train",), "base_env": (), "tuned_env": (("X", "1"),)} | options,
+        how=Comparison(**{"steps": 2, "warmup": 1, "directory": tmp_path} | how),
+    )
     launcher = PlayedTraining(play)
     seen = []
     made = verify(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Option
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
+from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation
@@ -56,22 +56,7 @@ def verify(
         list[str] | None,
         typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Default: nothing is set."),
     ] = None,
-    blocks: Annotated[
-        int, typer.Option(help="A B B A blocks at most, four launches each; it ends when decided, after 4 at least.")
-    ] = 12,
-    steps: Annotated[int, typer.Option(help="Training steps to measure in each launch.")] = 30,
-    warmup: Annotated[int, typer.Option(help="Warm-up steps before them.")] = 10,
-    min_effect: Annotated[float, typer.Option(help="Smallest gain worth a change, as a share.")] = 0.02,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a launch has failed.")] = 1800.0,
-    run_to_end: Annotated[
-        bool,
-        typer.Option(
-            "--run-to-end", help="Let each launch run to its end instead of stopping it after the measured steps."
-        ),
-    ] = False,
-    directory: Annotated[
-        Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
-    ] = Path(),
+    how: Comparison,
     storage: Storage = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be launched; run and store nothing.")
@@ -104,15 +89,9 @@ def verify(
         model=workload,
         recommendation=published.id if published else "",
         # Variables that neither side inherits; it may still set them itself.
-        removed_env=launcher.plan(command, variables={}, timeout_s=timeout).unset_env,
+        removed_env=launcher.plan(command, variables={}, timeout_s=how.timeout_s).unset_env,
         notes=_notes(published),
-        blocks=blocks,
-        steps=steps,
-        warmup=warmup,
-        min_effect=min_effect,
-        timeout_s=timeout,
-        stop_after=not run_to_end,
-        directory=directory,
+        how=how,
         open_mpi=is_open_mpi(command[0], environ=os.environ),
     )
     if dry_run:
@@ -218,8 +197,8 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
         "tuned_env": dict(request.tuned_env),
         "removed_env": list(request.removed_env),
         "recommendation": request.recommendation,
-        "warmup": request.warmup,
-        "steps": request.steps,
+        "warmup": request.how.warmup,
+        "steps": request.how.steps,
         "notes": list(request.notes),
     }
     if as_json:
@@ -229,7 +208,7 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
 
     print(f"command: {shlex.join(request.argv)}")
     print(f"launches: {len(request.order)} at most: {' '.join(request.order)}")
-    print(f"steps: {request.steps} of each launch, after {request.warmup} of warm-up")
+    print(f"steps: {request.how.steps} of each launch, after {request.how.warmup} of warm-up")
     print(f"base: {_shown(request.base_env)}")
     print(f"tuned: {_shown(request.tuned_env)}")
     print(f"removed from both: {', '.join(request.removed_env) or 'nothing'}")

@@ -7,7 +7,7 @@ import json
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
@@ -20,13 +20,11 @@ from ncclt.profile.record.launchers import forwarded
 from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
-from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, Pairs, decide, judge
+from ncclt.prove.comparison import Comparison
+from ncclt.prove.verdict import MIN_BLOCKS, Pairs, decide, judge
 
 _BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)
 """A drift that is linear in time over a block affects both sides equally (prove.verdict)."""
-
-MAX_BLOCKS = 12
-"""Blocks at most; each one costs four launches of a training."""
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
@@ -43,42 +41,31 @@ class VerifyRequest:
     Attributes:
         argv: the training's command line.
         base_env, tuned_env: what the two sides set, sorted by name.
+        how: number, length and limits of the launches; the comparison ends as soon as it is decided.
         cluster, model, recommendation: of what is verified; empty where two environments of the user are compared.
         removed_env: names of inherited variables that the launcher removes from both sides.
         notes: what the reader must know beforehand.
-        blocks: A B B A blocks at most; the comparison ends when it is decided.
-        steps, warmup: measured steps of a launch, and those before them.
-        min_effect: smallest gain that justifies a change, as a share.
-        timeout_s: time after which a launch has failed.
-        stop_after: end each launch after its measured steps.
-        directory: a folder that all ranks share.
         open_mpi: the command is Open MPI's launcher.
     """
 
     argv: tuple[str, ...]
     base_env: Variables
     tuned_env: Variables
+    how: Comparison
     cluster: str = ""
     model: str = ""
     recommendation: str = ""
     removed_env: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    blocks: int = MAX_BLOCKS
-    steps: int = 30
-    warmup: int = 10
-    min_effect: float = MIN_EFFECT
-    timeout_s: float = 1800.0
-    stop_after: bool = True
-    directory: Path = field(default_factory=Path)
     open_mpi: bool = False
 
     def __post_init__(self) -> None:
-        if self.blocks < MIN_BLOCKS:
-            raise UsageError(f"--blocks must be at least {MIN_BLOCKS}, not {self.blocks}: fewer decide nothing")
-        if not 0 <= self.min_effect < 1:
-            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
-        if not self.timeout_s > 0:
-            raise UsageError(f"--timeout must be above 0 seconds, not {self.timeout_s:g}")
+        if self.how.blocks < MIN_BLOCKS:
+            raise UsageError(f"--blocks must be at least {MIN_BLOCKS}, not {self.how.blocks}: fewer decide nothing")
+        if not 0 <= self.how.min_effect < 1:
+            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.how.min_effect:g}")
+        if not self.how.timeout_s > 0:
+            raise UsageError(f"--timeout must be above 0 seconds, not {self.how.timeout_s:g}")
         if self.base_env == self.tuned_env:
             raise UsageError(
                 "both sides have the same environment: there is nothing to compare",
@@ -88,7 +75,7 @@ class VerifyRequest:
     @property
     def order(self) -> tuple[Side, ...]:
         """Return the side of every launch, if nothing is decided earlier."""
-        return _BLOCK * self.blocks
+        return _BLOCK * self.how.blocks
 
 
 def recommended_variables(recommendation: Recommendation) -> Variables:
@@ -147,7 +134,7 @@ def verify(
             break
         seen = times
         whole = len(launches) % len(_BLOCK) == 0
-        if whole and decide(_pairs(launches), min_effect=request.min_effect) is not Decision.UNDECIDED:
+        if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
             break
     verdict = _verdict(request, launches)
     notes = (*request.notes, *_notes(launches, seen))
@@ -161,8 +148,8 @@ def verify(
         base_env=request.base_env,
         tuned_env=request.tuned_env,
         removed_env=request.removed_env,
-        warmup=request.warmup,
-        steps=request.steps,
+        warmup=request.how.warmup,
+        steps=request.how.steps,
         ranks=seen.ranks,
         hosts=seen.hosts,
         launches=tuple(launches),
@@ -176,14 +163,14 @@ def _launch(
     request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]
 ) -> tuple[LaunchResult, StepTimes]:
     """Run the training once; no processes or files are left afterwards."""
-    folder = make_folder(request.directory, keep=None)
+    folder = make_folder(request.how.directory, keep=None)
     try:
         recording, plan = _plan(request, side, launcher, environ, folder)
         for path, content in recording.files:
             (folder / path).write_text(content, encoding="utf-8")
         result = launcher.run(plan)
         result.require_nodes()
-        return result, read_step_times(folder, steps=request.steps)
+        return result, read_step_times(folder, steps=request.how.steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -197,9 +184,9 @@ def _plan(
         folder=folder,
         environ={**environ, **own},
         method=Method.TORCH,
-        steps=request.steps,
-        warmup=request.warmup,
-        stop_after=request.stop_after,
+        steps=request.how.steps,
+        warmup=request.how.warmup,
+        stop_after=not request.how.run_to_end,
         times_only=True,
         open_mpi=request.open_mpi,
     )
@@ -207,7 +194,7 @@ def _plan(
     argv, more = forwarded(
         recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=request.open_mpi
     )
-    return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.timeout_s)
+    return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
 
 
 def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> str:
@@ -217,7 +204,7 @@ def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> 
     if result.survivors:
         reason = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
     elif result.timed_out:
-        reason = f"ended after {request.timeout_s:g} s (--timeout)"
+        reason = f"ended after {request.how.timeout_s:g} s (--timeout)"
     elif result.exit_code != 0:
         reason = f"exit code {result.exit_code}"
     elif times.failure:
@@ -240,7 +227,7 @@ def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
 
 def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     failure = next((launch.failure for launch in launches if launch.failure), "")
-    verdict = judge(_pairs(launches), min_effect=request.min_effect, failure=failure.partition("\n")[0])
+    verdict = judge(_pairs(launches), min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
     if verdict.decision is not Decision.TUNED:
         return verdict
     # The verdict's own sentence is about communication; here whole steps were timed.

@@ -1,0 +1,29 @@
+"""How a training is launched to compare two environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ncclt.core.option import Option
+from ncclt.core.recommendation import MIN_EFFECT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Number, length and limits of the launches; the `Option` of a field says what it means."""
+
+    blocks: Annotated[
+        int, Option("A B B A blocks at most, four launches each; it ends when decided, after 4 at least.")
+    ] = 12
+    steps: Annotated[int, Option("Training steps to measure in each launch.")] = 30
+    warmup: Annotated[int, Option("Warm-up steps before them.")] = 10
+    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.")] = MIN_EFFECT
+    timeout_s: Annotated[float, Option("Seconds after which a launch has failed.", flag="--timeout")] = 1800.0
+    run_to_end: Annotated[
+        bool, Option("Let each launch run to its end instead of stopping it after the measured steps.")
+    ] = False
+    directory: Annotated[
+        Path, Option("Folder that all ranks share; theirs is made in it and removed afterwards.", flag="--dir")
+    ] = Path()
