@@ -9,7 +9,7 @@ from ncclt.cli.stdio import prepare
 
 
 def main() -> None:
-    """Run the command line; whatever becomes of its streams, it ends with a sentence and an exit code."""
+    """Run the command line; even with broken streams it ends with an error message and an exit code."""
     stdout = prepare()
     try:
         code = _run(sys.argv[1:])
@@ -27,8 +27,8 @@ def main() -> None:
 def _run(words: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    `ncclt env` and `ncclt run` stand in the way of every launch of a training job, so they go without the framework
-    that the other commands are made with: that one alone takes a quarter of a second to parse an option
+    `ncclt env` and `ncclt run` delay every launch of a training job, so they do without the CLI framework
+    of the other commands, which alone takes a quarter of a second to parse an option
     (docs/adr/0004).
     """
     try:

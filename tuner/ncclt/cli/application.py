@@ -1,4 +1,4 @@
-"""The commands. Each one is a module, imported only when it is called."""
+"""The table of commands; each is a module that is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ COMMANDS: dict[str, str] = {
     "plugin": "ncclt.cli.plugin",
     "config": "ncclt.cli.config",
 }
-"""Command -> module; each module has a typer application named `app`, but for those of `_PLAIN`."""
+"""Command -> module; except for those in `_PLAIN`, each module has a typer application named `app`."""
 
 _PLAIN = {
     "env": "Print the environment that was proven for a workload on a cluster, and nothing else.",
     "run": "Start a job with what was proven for it, and say afterwards whether it took effect.",
 }
-"""Commands whose module has a `main` and no framework; here they are listed in the help, with options before them."""
+"""Commands that do without the framework: their module has a `main`. Their help texts, for `ncclt --help`."""
 
 _REFUSED: type[Exception] = typer.BadParameter.__mro__[1]
-"""The framework's error for words that it cannot make sense of; it has no public name of its own."""
+"""The framework's error for invalid arguments; it has no public name of its own."""
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are needed, and the one place where errors reach people."""
+    """A group whose commands are imported on demand, and the one place where errors are reported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -68,7 +68,7 @@ class LazyGroup(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words begin with; name the nearest one where there is none."""
+        """Find the command that the arguments begin with; suggest the nearest name for an unknown one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = get_close_matches(args[0], COMMANDS, n=1)
             meant = f"did you mean {close[0]}? " if close else ""
@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
             raise _refusal(error) from error
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; turn errors into one readable sentence and an exit code."""
+        """Run the command; turn errors into one-line messages and exit codes."""
         try:
             return super().invoke(ctx)
         except _REFUSED as error:
@@ -95,20 +95,20 @@ class LazyGroup(TyperGroup):
 
 
 def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
-    """Return a command that reads its words itself as one of the framework."""
+    """Wrap a command that parses its own arguments as one of the framework's."""
     made = typer.Typer(add_completion=False)
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
 
     @made.command(name, help=_PLAIN[name], add_help_option=False, context_settings=anything)
     def _command() -> None:
-        # Not as the framework hands them on: it swallows the `--` that parts our options from a job's command.
+        # From sys.argv: the framework drops the `--` between our options and the job's command.
         raise typer.Exit(main(sys.argv[sys.argv.index(name) + 1 :]))
 
     return made
 
 
 def _refusal(error: Any) -> Exception:
-    """Return how a refusal of the framework ends: said as we say ours, or as the help, where nothing was asked."""
+    """Return an error of the framework as one of ours; as it is, where it shows the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return cast("Exception", error)
     said = error.format_message().rstrip(".")
@@ -117,7 +117,7 @@ def _refusal(error: Any) -> Exception:
 
 
 def _unwrapped(text: str) -> str:
-    """Return a docstring with one line per paragraph, for the terminal to break where it ends."""
+    """Return a docstring with one line per paragraph, to be wrapped at the terminal's width."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 

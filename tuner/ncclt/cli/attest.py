@@ -1,4 +1,4 @@
-"""`ncclt attest`: whether a recommendation took effect in a job, by what the job left behind."""
+"""`ncclt attest`: whether a recommendation took effect in a job, according to the files that the job left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def attest(
         Form | None, typer.Option(help="How the job got it. Default: from the files.", show_default=False)
     ] = None,
     server: Annotated[str | None, typer.Option(help="ncclt server to query and to report to. [NCCLT_SERVER]")] = None,
-    # No default from the environment here: what was said more directly counts, then the server, as in `ncclt env`.
+    # No default from the environment here: the more direct of the two counts, then the server, as in `ncclt env`.
     storage: Annotated[str | None, typer.Option(help="Database URL of the store. [NCCLT_STORAGE]")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -79,11 +79,11 @@ def _only(ids: Sequence[str]) -> str:
 
 
 def delivered_from(id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float) -> Delivered:
-    """Return what a job got that was given a recommendation.
+    """Return what a recommendation delivers to a job in one form.
 
     Raises:
         NotFoundError: there is no such recommendation.
-        ServerError: the server is away.
+        ServerError: the server is unreachable.
         UsageError: it delivers nothing in this form.
     """
     from ncclt.deliver.witnesses import delivered_from_recommendation
@@ -109,7 +109,7 @@ def _recommendation(id: str, *, server: str | None, storage: str | None, timeout
 
 
 def keep(attestation: Attestation, *, server: str | None, storage: str | None, timeout_s: float) -> None:
-    """Keep an attestation where its recommendation is: on the server, else in the local store.
+    """Store an attestation beside its recommendation: on the server, else in the local store.
 
     Raises:
         NotFoundError: the recommendation is not known there.
@@ -135,11 +135,11 @@ def keep(attestation: Attestation, *, server: str | None, storage: str | None, t
 
 
 def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
-    """Write the finding and its messages, for people.
+    """Print the finding and its messages.
 
     Args:
         attestation: to write.
-        to_stderr: where stdout belongs to the job.
+        to_stderr: stdout belongs to the job.
     """
     out = sys.stderr if to_stderr else sys.stdout
     out.write(

@@ -1,4 +1,4 @@
-"""`ncclt check`: is what was published still true here?"""
+"""`ncclt check`: does a published recommendation still hold on this cluster?"""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check(
     with open_store(storage) as store:
         from ncclt.store.store import utc_now
 
-        # One seed for noise that is invented: a check must not repeat the study's own launches.
+        # A seed of its own for simulated noise: a check must not repeat the study's own launches.
         testbed = open_testbed(target, store, store.workload(model), environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
@@ -108,9 +108,9 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
         gpus_per_node=cluster.gpus_per_node,
         nccl_version=str(NcclVersion.parse(nccl_version)) if nccl_version else None,
     )
-    # A stale one may be checked again: that is how it is served again.
+    # A stale one may be checked too: that is how it comes to be served again.
     published = [replace(r, stale="") for r in store.recommendations(cluster=cluster.name, model=model)]
-    # NCCL as it is there now goes first; what was measured with another one is found to be stale by that.
+    # The installed NCCL comes first; a recommendation measured with another version is then found stale.
     here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
     fitting = [r for r in published if not here.refusal(r.fingerprint)]
     found = select(fitting or published, wanted, partly=True)
@@ -118,7 +118,7 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
 
 
 def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testbed) -> None:
-    """Refuse to call a policy stale that cannot be forced in the way of these launches.
+    """Refuse a policy that these launches cannot force, which would otherwise be found stale.
 
     Raises:
         UsageError: naming the first such setting.
@@ -139,7 +139,7 @@ def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testb
 def _with_drivers(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
-    """Add the driver of the nodes and that of before; nothing is asked where nothing is launched."""
+    """Add the driver of the nodes now and before; skip the query where nothing is launched."""
     from ncclt.measure.driver import Drivers, drivers_of_nodes
     from ncclt.prove.recheck import driver_before
 
@@ -156,7 +156,7 @@ def _with_drivers(
 
 
 class _RecheckWatch:
-    """Tells of every launch on stderr."""
+    """Reports every launch on stderr."""
 
     def __init__(self, *, hidden: bool) -> None:
         self._hidden = hidden
@@ -171,7 +171,7 @@ class _RecheckWatch:
         say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
 
     def __call__(self, arm: Arm, result: TrialResult) -> None:
-        """Tell of one launch."""
+        """Report one launch."""
         self._launches += 1
         if not self._hidden:
             say(f"ncclt: launch {self._launches}, {arm}: {result.outcome}, {result.wall_s:.1f} s")

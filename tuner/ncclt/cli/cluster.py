@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, DryRun, Storage
+from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import InputError
 
@@ -70,7 +70,7 @@ def show(
 @app.command("add")
 def add(
     file: Annotated[Path, typer.Argument(help="TOML file with the fields that `cluster show NAME --json` prints.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")] = False,
+    replace: ReplaceCluster = False,
     dry_run: DryRun = False,
     storage: Storage = None,
 ) -> None:

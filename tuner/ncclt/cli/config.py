@@ -1,12 +1,11 @@
-"""`ncclt config`: what holds, and where it comes from."""
+"""`ncclt config`: the values in effect, and where each comes from."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
 from ncclt.cli.configuration import KEYS, PROJECT_FILE, origins, user_file
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table
 from ncclt.errors import hide_passwords
 
@@ -19,7 +18,7 @@ def config() -> None:
 
 
 @app.command("show")
-def show(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+def show(as_json: AsJson = False) -> None:
     """Show every value that holds when no flag says otherwise, with its origin; passwords are not shown."""
     found = origins()
     if as_json:

@@ -1,4 +1,4 @@
-"""Values that hold for every command: flag > NCCLT_* > project file > user file > default."""
+"""Values that apply to every command: flag > NCCLT_* > project file > user file > default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS: dict[str, str] = {
 PROJECT_FILE = "ncclt.toml"
 
 _MAX_BYTES = 1024 * 1024
-"""Of a file; more is no configuration."""
+"""Longest file that is read as configuration."""
 
 _IRREGULAR = "it is not a regular file"
 
@@ -43,7 +43,7 @@ def user_file() -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, str], str]:
-    """Return what a configuration file sets, and why it may be somebody else's; empty = it is ours, or not there.
+    """Return what a configuration file sets, and why it is not trusted; empty = it is trusted, or absent.
 
     Raises:
         UsageError: it is broken.
@@ -54,12 +54,12 @@ def _read(path: Path) -> tuple[dict[str, str], str]:
         if not path.is_file():
             return {}, _IRREGULAR
     except PermissionError:
-        # HOME of somebody else, as under `sudo -u`: no file of this user's can be in there.
+        # HOME is another user's, as under `sudo -u`: it cannot hold a file of this user's.
         return {}, ""
     import tomllib
 
     try:
-        # Somebody may put a pipe in its place meanwhile, which would be waited for.
+        # The file may have been replaced by a pipe since, and opening that would block.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             facts = os.fstat(file.fileno())
             content = file.read(_MAX_BYTES)
@@ -77,10 +77,10 @@ def _read(path: Path) -> tuple[dict[str, str], str]:
 
 
 def _read_project() -> tuple[dict[str, str], dict[str, str]]:
-    """Return what the file in the working folder sets, and what is not taken from it, with the reason.
+    """Return what the file in the working folder sets, and which keys are refused, with the reason.
 
-    A server, or a store, says what a job runs with: such a name is taken from nobody but this user and root, or whoever
-    can write to a folder decides what those run who start a job there.
+    The server and the store decide what a job runs with, so they are only taken from a file that belongs to this user
+    or root: otherwise anyone who can write to a folder could decide what the jobs started there run with.
 
     Raises:
         UsageError: it is broken.
@@ -102,7 +102,7 @@ def _refused(key: str, why: str) -> UsageError:
 
 
 def origins() -> tuple[Origin, ...]:
-    """Return every value as it holds without flags, and where it comes from."""
+    """Return every value that applies without flags, and where it comes from."""
     refused = _read_project()[1]
     return tuple(
         Origin(key=key, value=None, origin=f"{Path(PROJECT_FILE).absolute()}: not taken, {refused[key]}")
@@ -117,10 +117,10 @@ def lookup(key: str, *, warn: Callable[[str], None] | None = None) -> Origin:
 
     Args:
         key: one of `KEYS`.
-        warn: is given one line where the project file may not set it, which is then left out.
+        warn: receives one line if the project file may not set the key, which is then ignored.
 
     Raises:
-        UsageError: a file is broken; or the project file may not set it, and nobody is warned.
+        UsageError: a file is broken; or the project file may not set the key, and there is no `warn`.
     """
     if value := os.environ.get(_variable(key)):
         return Origin(key=key, value=value, origin=_variable(key))
@@ -143,20 +143,20 @@ def _variable(key: str) -> str:
 
 
 def default_map() -> dict[str, Any]:
-    """Return the values of the files in the form in which the command line looks defaults up, per command.
+    """Return the values of the files as the framework's map of defaults per command.
 
-    `attest`, `env` and `run` look for themselves: there server and store stand against each other. What a command of
-    two words filters by (`studies list --cluster`) is said, not configured; only the store holds for all of them.
+    `attest`, `env` and `run` call `lookup` themselves: there server and store exclude each other. What a command of
+    two words filters by (`studies list --cluster`) is never configured; only the store applies to all of them.
     """
     project, refused = _read_project()
-    # Called by the framework where neither flag nor variable sets it: until then nothing is wrong.
+    # The framework calls it only where neither flag nor variable sets the value.
     refusing = {key: partial(_refuse, key, why) for key, why in refused.items()}
     values: dict[str, Any] = {**_read(user_file())[0], **project, **refusing}
     if not values:
         return {}
     store = {"storage": values["storage"]} if "storage" in values else {}
     plain = dict.fromkeys(("tune", "check", "verify", "preflight", "estimate", "serve"), values)
-    # `doctor` starts nothing unless it is told to.
+    # `doctor` launches nothing unless --launcher is given.
     plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
     return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
 
@@ -168,7 +168,7 @@ def _refuse(key: str, why: str) -> NoReturn:
 _GROUPS = {
     "profile": ("list", "show", "import", "record", "diff", "model"),
     "cluster": ("list", "show", "add"),
-    "studies": ("list", "show", "replay"),
+    "studies": ("list", "show"),
     "store": ("migrate",),
 }
 """Commands of two words that take --storage."""

@@ -1,4 +1,4 @@
-"""`ncclt doctor`: what is wrong with a set-up, before anything is measured on it."""
+"""`ncclt doctor`: find what is wrong with a set-up before measuring on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Option
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 EXIT_CODES = {"healthy": 0, "broken": 1, "degraded": 4, "incomplete": 4}
-"""Verdict -> exit code: 1 = nothing should be measured here, 4 = it runs, with less than it could or not fully seen."""
+"""Verdict -> exit code: 1 = do not measure here, 4 = works, but below its potential or not fully examined."""
 
 
 _OF_ONE_START = {
@@ -39,7 +39,7 @@ _OF_ONE_START = {
     "hosts": Option("Nodes of that all_reduce by name, comma-separated.", comma=True),
     "benchmark": Option("What runs it: nccl_tests or torch_collectives; default: what fits."),
 }
-"""Options of the one launch that is made, in place of trials."""
+"""Help of the options for the one all_reduce, where it differs from that for trials."""
 
 
 @app.command(
@@ -72,7 +72,7 @@ def doctor(
         list[str] | None,
         typer.Option("--set", help="FIELD=VALUE of that cluster, for what this machine does not show; repeatable."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")] = False,
+    replace: ReplaceCluster = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cluster, store nothing.")] = False,
     rules: Annotated[bool, typer.Option("--rules", help="List every rule and exit.")] = False,
     storage: Storage = None,
@@ -165,7 +165,7 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
 
 
 def _job_of_unknown_gpus(target: Target) -> Cluster:
-    """Return a cluster that says nothing but how many ranks to start, for machines that nobody has described yet."""
+    """Return a cluster that only says how many ranks to start, for machines not yet described."""
     if target.gpus_per_node is None:
         raise UsageError(
             "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",

@@ -1,4 +1,4 @@
-"""What `ncclt doctor` shows to people."""
+"""The text output of `ncclt doctor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclt.health.doctor.rules import SCHEMA
 
 _WIDTH = 110
 _MOST_NICS = 16
-"""Columns of NICs shown; virtual functions make dozens of them."""
+"""Most columns of NICs shown; virtual functions make dozens."""
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -26,8 +26,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for line in diagnosis.facts.missing:
         print(f"missing: {line}")
     counts = [(sum(f.severity == word for f in diagnosis.findings), word) for word in ("error", "warning", "info")]
-    told = ", ".join(f"{count} {word}{'s' if count != 1 and word != 'info' else ''}" for count, word in counts if count)
-    print(f"verdict: {diagnosis.verdict}" + (f" ({told})" if told else ": nothing found"))
+    summary = ", ".join(f"{n} {word}{'s' if n != 1 and word != 'info' else ''}" for n, word in counts if n)
+    print(f"verdict: {diagnosis.verdict}" + (f" ({summary})" if summary else ": nothing found"))
 
 
 def print_rules() -> None:

@@ -1,4 +1,4 @@
-"""`ncclt env`: the proven environment of one workload on one cluster, for a launcher to take over."""
+"""`ncclt env`: print the proven environment of one workload on one cluster, for a launcher."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ unreachable.
 
 
 class Options(argparse.ArgumentParser):
-    """The options of a command; what it cannot make sense of is refused as everywhere, without a page of usage."""
+    """The parser of a command; invalid options end in our usual error, without argparse's usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end with the code for wrong usage."""
+        """Raise the error for wrong usage."""
         hint = f"`{self.prog} --help` shows what it takes"
         self.exit(report(UsageError(message.removeprefix("argument "), hint=hint)))
 
@@ -131,9 +131,9 @@ def _answer(arguments: argparse.Namespace, cluster: str, server: str | None, sto
 def source(
     arguments: argparse.Namespace, *, warn: Callable[[str], None] | None = None
 ) -> tuple[str | None, str | None]:
-    """Return server and storage, one of them None: what was said more directly counts, then the server.
+    """Return server and storage, one of them None: the more direct setting counts, then the server.
 
-    A server that a file names is said on stderr: what lies in the working folder decides about the job.
+    A server that comes from a file is named on stderr, since a file in the working folder then decides about the job.
 
     Args:
         arguments: with server and storage.
@@ -198,7 +198,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Put the text in place in one step, readable by all; a script can be executed.
+    """Write the text atomically, readable by all; a script is made executable.
 
     Raises:
         UsageError: the file cannot be written.

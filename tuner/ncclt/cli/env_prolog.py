@@ -1,6 +1,6 @@
 """`ncclt env --format slurm-taskprolog`: the TaskProlog that hands jobs the variables, or the plugin and its table.
 
-Server and store are asked for `json` alone, and the script is written here from what was checked of it.
+Only `json` is requested from server or store; the script is made here from the checked document.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ncclt.nccl.tuner_plugin import find
 
 
 def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
-    """Return the script; with --policy-dir also write the table where every node reads it.
+    """Return the script; with --policy-dir also write the table to that folder.
 
     Raises:
-        UsageError: an option does not fit, the plugin is not here, a folder is not one that a table can be written to,
-            or not one that all users can read where the script is for all.
+        UsageError: an option does not fit, the plugin is missing, the table cannot be written to the folder, or
+            --all-users was given and not all users can read it.
         NoRecommendationError: nothing fitting was published, it is undecided, or it has no table.
     """
     check_form(arguments.format, shell=arguments.shell, unset=arguments.unset, channels=arguments.channels)
@@ -71,12 +71,12 @@ def _plugin(arguments: argparse.Namespace) -> Path:
 
 
 def _check_reachable(path: Path, what: str, *, hint: str = "") -> None:
-    """Refuse a file that others than its owner and group cannot read, or a folder that they cannot get into.
+    """Refuse a path that users other than its owner and group cannot read.
 
     Raises:
-        UsageError: one of both.
+        UsageError: the file is not readable, or a folder above it cannot be entered.
     """
-    # By either name of it: that of a link, and that of where it leads.
+    # Both the link and its target are checked.
     for place in dict.fromkeys(way for end in (path, path.resolve()) for way in (*reversed(end.parents), end)):
         word, bit = ("x", stat.S_IXOTH) if place.is_dir() else ("r", stat.S_IROTH)
         if not place.stat().st_mode & bit:

@@ -1,4 +1,4 @@
-"""`ncclt estimate`: whether a training step will wait for the network, before anything is run."""
+"""`ncclt estimate`: predict whether a training step will wait for the network."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _compute(
     tokens_per_step: float | None,
     compute_ms: float | None,
 ) -> tuple[float | None, str]:
-    """Return the computation of one step, s, and where it comes from."""
+    """Return the compute time of one step, s, and where it comes from."""
     from ncclt.profile.views.estimate import compute_seconds
 
     flops_given = [v for v in (tflops, params, tokens_per_step) if v is not None]

@@ -1,4 +1,4 @@
-"""What the store has measured of NCCL's own choice on a cluster."""
+"""Stored measurements of NCCL's own choice on a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ncclt.store import Store
 
 _MOST_STUDIES = 20
-"""Studies that are looked into, newest first: older ones add little, and each one has hundreds of rows."""
+"""Most studies read, newest first: older ones add little, and each has hundreds of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class MeasuredCurves:
 
     Attributes:
         curves: median time by size, for each kind of message.
-        studies: names of the studies that they come from, newest first.
-        simulated: whether a model invented them.
+        studies: names of their studies, newest first.
+        simulated: whether they come from a model.
     """
 
     curves: Mapping[CurveKey, Curve]

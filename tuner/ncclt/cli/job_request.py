@@ -1,4 +1,4 @@
-"""The job that a recommendation is wanted for: what the options say of it, completed by what its launcher says."""
+"""The job that a recommendation is requested for: from its options, completed from its launcher."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ncclt.errors import NoRecommendationError
 
 @contextmanager
 def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> Iterator[argparse.Namespace]:
-    """Give the arguments with the job's whole shape as far as it is known, for a block that asks with them.
+    """Yield the arguments with the job's shape completed as far as it is known.
 
     Args:
-        arguments: with nodes, gpus_per_node and nccl_version, each None where its option was left out.
-        command: what will be started; empty where that is not known.
+        arguments: with nodes, gpus_per_node and nccl_version, each None if its option was not given.
+        command: what will be started; empty if not known.
 
     Raises:
-        NoRecommendationError: an option contradicts the command or its launcher; or the block raised it, and who said
-            what of the job is told with it.
+        NoRecommendationError: an option contradicts the command or its launcher; or the block raised it, to
+            which the parts taken from the launcher are added.
     """
     said = shape_of(command, os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
     asked = {part: getattr(arguments, part) for part in SHAPE_PARTS}
@@ -51,7 +51,7 @@ def _words(part: str, said: ShapePart) -> str:
 
 
 def request_of(arguments: argparse.Namespace, cluster: str) -> Request:
-    """Return the job that `job_request` has completed, on a cluster by name."""
+    """Return the request for a job that `job_request` has completed."""
     return Request(
         cluster=cluster,
         model=arguments.model,

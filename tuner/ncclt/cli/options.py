@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they are spelled and explained alike."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be stored; store nothing.")]
 
+ReplaceCluster = Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")]
+
+ReplaceWorkload = Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")]
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 
 
 def storage_option(storage: str | None, shown: str) -> str:
-    """Return the option with which another command finds the store, empty when it finds it by itself.
+    """Return the option that another command needs to find this store; empty where it needs none.
 
     Args:
-        storage: the URL that this command was given, None = the user's own store.
-        shown: the store for people, without password.
+        storage: the URL given to this command, None = the user's own store.
+        shown: the store as shown to users, without password.
     """
     if storage is None or storage == os.environ.get("NCCLT_STORAGE"):
         return ""

@@ -1,4 +1,4 @@
-"""Where errors become exit codes, signals become a wish to stop, and documents and rows become lines."""
+"""Exit codes, requests to stop by signals, and printed documents and tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 """What a shell expects after Ctrl-C: 128 + SIGINT."""
 
 EXIT_NODES_LOST = 75
-"""EX_TEMPFAIL of sysexits.h: the nodes are gone, and the same command goes on with others."""
+"""EX_TEMPFAIL of sysexits.h: nodes were lost; the same command resumes on others."""
 
 _EXIT_CODES: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 2),
@@ -34,7 +34,7 @@ _EXIT_CODES: tuple[tuple[type[NccltError], int], ...] = (
     (NodesLostError, EXIT_NODES_LOST),
     (NccltError, 1),
 )
-"""First match counts; 69 is EX_UNAVAILABLE of sysexits.h."""
+"""The first match counts; 69 is EX_UNAVAILABLE of sysexits.h."""
 
 
 def exit_code(error: NccltError) -> int:
@@ -69,8 +69,8 @@ def print_table(
         header: column titles.
         rows: texts, one per column; never read as markup.
         caption: a line below the table.
-        numbers: titles of the columns that are set flush right.
-        to_stderr: write it to stderr, where stdout is somebody else's.
+        numbers: titles of the right-aligned columns.
+        to_stderr: write it to stderr instead.
     """
     from rich.console import Console
     from rich.table import Table
@@ -91,13 +91,13 @@ def print_table(
 
 
 def say(text: str) -> None:
-    """Write a line for people to stderr."""
+    """Write a line to stderr."""
     sys.stderr.write(text + "\n")
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, which schedulers send, do what Ctrl-C does: end the running launch, then us."""
+    """Treat SIGTERM and SIGHUP, which schedulers send, as Ctrl-C: end the running launch, then this process."""
     # Under nohup SIGHUP is ignored and stays so.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
@@ -110,9 +110,9 @@ def interruptible() -> Iterator[None]:
 
 
 class StopWish:
-    """Turn the first Ctrl-C or SIGTERM into a wish to stop after the running trial; the second one interrupts.
+    """Turn the first Ctrl-C or SIGTERM into a request to stop after the running trial; the second interrupts.
 
-    Slurm announces preemption and the end of a job's time by SIGTERM, which therefore means the same.
+    Slurm announces preemption and a time limit by SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class StopWish:
         self.exit_code = EXIT_INTERRUPTED
 
     def __call__(self) -> str:
-        """Say why to stop; empty = nobody wants to."""
+        """Return why to stop; empty = no request."""
         if self._number and not self._why:
             from ncclt.launch.slurm.job import job_notice
 
@@ -132,17 +132,17 @@ class StopWish:
         return self._why
 
     def __enter__(self) -> StopWish:
-        """Listen to the signals."""
+        """Install the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._hear)
+            self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._number:
             raise KeyboardInterrupt
         self._number = number

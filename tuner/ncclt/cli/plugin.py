@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 _LARGEST = 1 << 33
-"""Rows often have no end; no message is larger than 8 GiB."""
+"""End of a row without one; no message is larger than 8 GiB."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -101,7 +101,7 @@ def _found() -> Path:
 
 
 def _row_sizes(policy: Path, collective: str) -> tuple[int, ...]:
-    """Return a size in the middle of each row for a collective; none if the table cannot be read."""
+    """Return a size in the middle of each row for a collective; empty if the table cannot be read."""
     try:
         rows = [line.split(",") for line in policy.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""`ncclt preflight --plot FILE.svg`: the heat maps as one picture that needs nothing else."""
+"""`ncclt preflight --plot FILE.svg`: the heat maps as one self-contained picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = 'font-family="sans-serif" font-size="12"'
 
 
 def check_plot(path: Path) -> None:
-    """Raise unless a picture can be written under this name.
+    """Raise unless a picture can be written to this path.
 
     Raises:
         UsageError: the name does not end in .svg, or there is no such folder.
@@ -46,7 +46,7 @@ def write_svg(picture: str, path: Path) -> None:
 
 
 def svg(preflight: Preflight) -> str:
-    """Return the picture: the verdict, then one map below the other."""
+    """Return the picture: the verdict, then the maps below each other."""
     maps = heat_maps(preflight)
     width = max([700, *(_LEFT + _CELL * len(one.names) + 20 for one in maps)])
     parts, y = [], 50
@@ -96,7 +96,7 @@ def _cell(one: HeatMap, first: str, second: str, *, x: int, y: int) -> str:
 
 
 def _colour(share: float | None) -> str:
-    """Return a colour from dark orange (nothing) to pale blue (as usual), told apart by the colour-blind as well."""
+    """Return a colour from dark orange (0 %) to pale blue (as expected), a scale safe for colour-blind readers."""
     if share is None:
         return "#f2f2f2"
     good = min(1.0, max(0.0, (share - 0.4) / 0.6))

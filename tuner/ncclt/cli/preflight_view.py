@@ -1,4 +1,4 @@
-"""What `ncclt preflight` shows to people."""
+"""The text output of `ncclt preflight`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROUNDS = 4
 
 
 def watcher(*, hidden: bool) -> Callable[[ProbeReading], None]:
-    """Return what says on stderr how each launch went."""
+    """Return a callback that reports each launch on stderr."""
     count = 0
 
     def watch(reading: ProbeReading) -> None:
@@ -91,7 +91,7 @@ def print_plan(
 
 
 def print_preflight(result: Preflight, *, quiet: bool) -> None:
-    """Write the table of sizes, the heat maps, every finding and the verdict."""
+    """Print the table of sizes, the heat maps, every finding and the verdict."""
     if result.rows:
         header = ("size", "time", "busbw", "expected", "share")
         rows = [
@@ -134,7 +134,7 @@ def _print_map(one: HeatMap) -> None:
 
 
 def _cell(share: float | None) -> Text:
-    """Return a percentage; its colour only underlines what the figure says."""
+    """Return a percentage; the colour adds no information."""
     if share is None:
         return Text("·", style="dim")
     text = "fail" if share == 0 else f"{share * 100:.0f}"
@@ -164,4 +164,4 @@ def print_history(found: Sequence[Preflight], *, as_json: bool) -> None:
 
 
 EXIT_CODES = {State.HEALTHY: 0, State.DEGRADED: 4, State.UNMEASURED: 1}
-"""4 as `ncclt doctor` has it: it runs, with less than it could."""
+"""4 as in `ncclt doctor`: works, but below its potential."""

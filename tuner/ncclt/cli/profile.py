@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, DryRun, Storage
+from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.profile_diff import diff
 from ncclt.cli.profile_model import model
@@ -109,7 +109,7 @@ def import_files(
         int | None,
         typer.Option(help="Training steps in the files, if they mark none: the calls are divided by it."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
+    replace: ReplaceWorkload = False,
     dry_run: DryRun = False,
     storage: Storage = None,
     as_json: AsJson = False,

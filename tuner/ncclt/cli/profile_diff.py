@@ -36,7 +36,7 @@ def diff(
 
 
 def print_difference(found: Difference, before: str, after: str, *, units: tuple[str, str] = ("step", "step")) -> None:
-    """Print a difference for people: `+` only in B, `-` only in A, `~` in both with other calls."""
+    """Print a difference: `+` only in B, `-` only in A, `~` in both with other calls."""
     if found.is_empty:
         print(f"{before} and {after} send the same {found.unchanged} messages")
     else:

@@ -1,4 +1,4 @@
-"""`ncclt profile model MODEL`: what a model will send, from its name alone."""
+"""`ncclt profile model MODEL`: predict what a model sends, from its name alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, ReplaceWorkload, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.errors import UsageError
 
@@ -35,7 +35,7 @@ def model(
         Path | None, typer.Option(help="config.json of a transformers model; nothing is ever fetched.")
     ] = None,
     store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Keep the workload as NAME.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
+    replace: ReplaceWorkload = False,
     limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
     storage: Storage = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""`ncclt profile show --plot FILE.svg`: how many calls and bytes of a step fall into each power of two."""
+"""`ncclt profile show --plot FILE.svg`: calls and bytes of a step by power of two."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def svg(workload: Workload) -> str:
 
 
 def _bars(values: Sequence[float], names: Sequence[str], title: str, colour: str, top: int) -> list[str]:
-    """Draw a chart whose upper edge, the largest value, is at `top`; a bar tells its figures where it is pointed at."""
+    """Draw a chart whose upper edge, the largest value, is at `top`; the tooltip of a bar shows its figures."""
     step, largest = _WIDTH / len(values), max(values)
     rows = [f'<text x="{_LEFT}" y="{top - 6}" {TEXT}>{title}</text>']
     for share in (0, 0.5, 1):

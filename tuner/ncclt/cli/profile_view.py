@@ -1,4 +1,4 @@
-"""What a person, or a program, sees of a workload: `ncclt profile show` and the end of `ncclt profile import`."""
+"""A workload as text and as JSON: `ncclt profile show` and the end of `ncclt profile import`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOMINANT_SHARE = 0.95
 
 
 def profile_document(workload: Workload) -> dict[str, Any]:
-    """Return the workload's document with what can be told from it, for `--json`."""
+    """Return the workload's document with figures derived from it, for `--json`."""
     document = workload.to_document()
     total, communication_us = workload.bytes_per_step, workload.communication_us
     dominant = {calls.message for calls in workload.dominant(DOMINANT_SHARE)}
@@ -51,7 +51,7 @@ def profile_document(workload: Workload) -> dict[str, Any]:
 
 
 def print_profile(workload: Workload, *, limit: int) -> None:
-    """Print a workload for people, heaviest messages first.
+    """Print a workload, heaviest messages first.
 
     Args:
         limit: rows shown at most; 0 = all.
@@ -151,7 +151,7 @@ def _print_bytes(workload: Workload) -> None:
 
 
 def _print_classes(workload: Workload) -> None:
-    """Show which collectives and sizes carry what, and where calls and bytes part."""
+    """Print the shares of each collective and size class, and the median size by calls and by bytes."""
     communication_us = workload.communication_us
     limits = [format_bytes(below) for _, below in SIZE_CLASSES[:-1]]
     shown = dict(

@@ -1,4 +1,4 @@
-"""`ncclt profile record`: what a training job sends, seen while it runs."""
+"""`ncclt profile record`: record what a training job sends while it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import Storage
+from ncclt.cli.options import ReplaceWorkload, Storage
 from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, UsageError, reason
 from ncclt.profile.record.plan import Method, plan_recording
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ncclt.profile.record.session import Recording
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
-"""For the command: options behind the recorded command's name are its own, with or without --."""
+"""Options after the name of the recorded command belong to it, with or without --."""
 
 
 def record(
@@ -40,7 +40,7 @@ def record(
         Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
     ] = Path(),
     keep: Annotated[Path | None, typer.Option(help="Keep the raw traces and logs in this folder.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")] = False,
+    replace: ReplaceWorkload = False,
     storage: Storage = None,
 ) -> None:
     """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
@@ -91,7 +91,7 @@ def _clear(folder: Path, keep: Path | None) -> None:
 
 
 def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
-    """Refuse a name that is taken, and a store that cannot keep it, before the training runs and not hours later."""
+    """Refuse a name that is taken, and a store that cannot be written, before the training runs and not hours later."""
     from ncclt.store import open_store
 
     with open_store(storage) as store:
@@ -105,7 +105,7 @@ def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
 
 
 def _store(recording: Recording, *, method: Method, storage: str | None, replace: bool) -> None:
-    """Store what was recorded and tell about it, or tell why there is nothing."""
+    """Store what was recorded and print a summary, or print why there is nothing."""
     from ncclt.core.message import format_bytes
     from ncclt.store import open_store
 

@@ -1,15 +1,15 @@
-"""`ncclt run`: start a job with what was proven for it. This file decides what becomes of the job where we fail.
+"""`ncclt run`: start a job with what was proven for it. This file decides what happens to the job if ncclt fails.
 
-Whatever goes wrong while `run_prepare` finds out what the job is given ends in `main`, in one of three ways:
+Whatever fails in `run_prepare` ends in `main`, in one of three ways:
 
-- `SystemExit`: --help, or words that make no sense. That depends on the words alone, never on an environment, a file, a
-  server or a clock, so that a command line which started a job once always does.
-- `MustNotStart`: other processes of this job have, or may have, something that this one lacks. NCCL does not notice
+- `SystemExit`: --help, or invalid options. That depends on the command line alone, never on the environment, a file, a
+  server or a clock, so a command line that started a job once always does.
+- `MustNotStart`: other processes of this job have, or may have, settings that this one lacks. NCCL does not notice
   that ranks disagree: they hang, or compute wrong sums.
-- any other exception, foreseen or not: the job starts as if we were not there, and one line says why. Only with
-  `--fallback fail` it does not.
+- any other exception, expected or not: the job starts unchanged, and one line says why. With `--fallback fail` it
+  does not start.
 
-What is imported at the top of this file is all that has to work for that.
+Only the imports at the top of this file have to work for that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.errors import UsageError, described
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-"""As a shell gives them."""
+"""The exit codes of a shell."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     except MustNotStart as refusal:
         _show_traceback(options)
         return report(refusal.reason)
-    except Exception as error:  # noqa: BLE001 -- see above
+    except Exception as error:  # noqa: BLE001 -- see the module's docstring
         _show_traceback(options)
         if _must_succeed(options) or not command:
             return report(described(error))
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _say_why(error: Exception) -> None:
-    with contextlib.suppress(Exception):  # what cannot be said stops no job either
+    with contextlib.suppress(Exception):  # a line that cannot be written stops no job either
         why = described(error)
         hint = f" ({why.hint})" if why.hint else ""
         say(f"ncclt: {why.message}{hint}; nothing is set: NCCL's own choice stays")
@@ -73,13 +73,13 @@ def _show_traceback(options: Sequence[str]) -> None:
 
 
 def _is_decided_for_all(options: Sequence[str]) -> bool:
-    """Tell whether other processes may be given something by a file, where this one cannot even find out."""
+    """Return whether a shared file may give other processes settings that this one failed to read."""
     named = any(word.partition("=")[0] in ("--shared", "--policy") for word in options)
     return named or bool(os.environ.get("NCCLT_SHARED"))
 
 
 def _must_succeed(options: Sequence[str]) -> bool:
-    """Tell whether --fallback fail was given, by the words themselves: the parser may be what has failed."""
+    """Return whether --fallback fail was given, without the parser, which may be what failed."""
     said = ""
     for word, following in zip(options, [*options[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -89,18 +89,18 @@ def _must_succeed(options: Sequence[str]) -> bool:
 
 
 def _started(start: Start, unchanged: Start, *, may_differ: bool) -> int:
-    """Start the command, and return an exit code where it is over or cannot be started.
+    """Start the command; return an exit code if it has ended or cannot be started.
 
     Args:
         start: what was prepared.
-        unchanged: the same without us.
-        may_differ: the command may start without the changes.
+        unchanged: the same command without our changes.
+        may_differ: the command may start unchanged.
     """
     if start.beside is not None:
         try:
             return start.beside()
         except UsageError as error:
-            # Without us beside it the command needs no second process; what it lacks itself is said below.
+            # Becoming the command needs no second process; errors of the command itself are reported below.
             if isinstance(error.__cause__, BlockingIOError | MemoryError):
                 say(f"ncclt: {error.message}; without a report it is tried once more")
     failure = _become(start)
@@ -113,17 +113,17 @@ def _started(start: Start, unchanged: Start, *, may_differ: bool) -> int:
 
 
 def _become(start: Start) -> Exception:
-    """Replace this process by the command; return what stands against it."""
-    # Python itself ignores these two, and a program that is started inherits that.
+    """Replace this process by the command; return the error if that fails."""
+    # Python ignores these two, and the command would inherit that.
     ignored = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execvpe(start.argv[0], list(start.argv), dict(start.environ))  # noqa: S606 -- no shell is wanted
-    except Exception as error:  # noqa: BLE001 -- what an environment cannot hold is a ValueError
+    except Exception as error:  # noqa: BLE001 -- an invalid environment is a ValueError
         for number, handler in ignored.items():
             signal.signal(number, handler)
         return error
 
 
 def _is_of_the_environment(failure: Exception) -> bool:
-    """Tell whether a command was refused for what is in its environment: too much, or what none can hold."""
+    """Return whether a command was refused for its environment: too large, or with an impossible value."""
     return isinstance(failure, ValueError) or (isinstance(failure, OSError) and failure.errno == errno.E2BIG)

@@ -1,4 +1,4 @@
-"""The options of `ncclt run`, and which of them make no sense together."""
+"""The options of `ncclt run`, and which of them cannot be combined."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ fail, nothing can be fetched; 126 or 127 = the command cannot be started.
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of what stands before `--`."""
+    """Return the parser of the options before `--`."""
     made = Options(
         prog="ncclt run",
         usage="ncclt run --cluster NAME --model NAME [options] -- COMMAND ...",
@@ -92,10 +92,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace:
-    """Read the options; end with the code for wrong usage where they make no sense, by their words alone.
+    """Parse the options; exit with the code for wrong usage if they are invalid.
 
     Raises:
-        SystemExit: they make no sense, or --help is among them.
+        SystemExit: they are invalid, or --help is among them.
     """
     made = parser()
     arguments = made.parse_args(options)
@@ -118,7 +118,7 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
     if not (0 < arguments.timeout < math.inf):
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     if arguments.nccl_version:
-        NcclVersion.parse(arguments.nccl_version)  # a mistyped one is told now, and does not pass for an outage
+        NcclVersion.parse(arguments.nccl_version)  # a typo is wrong usage, not an outage
     if not 0 <= arguments.wait <= 600:
         raise UsageError(f"--wait must be 0 to 600 seconds, not {arguments.wait:g}")
     if arguments.server and arguments.storage:

@@ -1,4 +1,4 @@
-"""What `ncclt run` gives a job: fetched, decided, put where its nodes read it. `run` handles what fails here."""
+"""What `ncclt run` gives a job: fetched, decided, placed where its nodes read it. `run` handles failures here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _OTHERS = (
 )
 
 _warn = cache(say)
-"""Prints a line once: several values may be looked up in one file."""
+"""Prints each line once: several values may be looked up in one file."""
 
 Where = Callable[[], tuple[str | None, str | None]]
-"""Server and store, one of them None; looked up when it is needed, and once."""
+"""Return server and store, one of them None; looked up once, on demand."""
 
 
 def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
-    """Decide what the command is given, and put it in place.
+    """Decide what the command is given, and prepare it.
 
     Args:
         arguments: as `parsed` returns them.
@@ -77,7 +77,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
 
 
 def _from_table(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Offer, Handover]:
-    """Return what a named table gives; it is for all nodes, so some may read it even where this one cannot."""
+    """Return what the table of --policy gives; other nodes may be able to read it even if this one cannot."""
     path = arguments.policy.absolute()
     plugin = find()
     if plugin is None:
@@ -99,7 +99,7 @@ def _agreed(
             return Handover(notes=("nothing is set: NCCL's own choice stays",))
         return _handover(arguments, command, offer, None if form is Form.VARIABLES else plugin)
 
-    # A file that cannot be read names no cluster; that its nodes agree on that is seen below.
+    # An unreadable file names no cluster; that all nodes agree on that is checked below.
     question = f"{arguments.model} on {arguments.cluster or _configured_cluster() or ''}"
     for name in ("nodes", "gpus_per_node", "nccl_version"):
         value = getattr(arguments, name)
@@ -124,7 +124,7 @@ def _configured_cluster() -> str | None:
 
 
 def _alone(arguments: argparse.Namespace, command: Sequence[str], where: Where) -> tuple[Offer, Handover]:
-    """Return what this process finds for itself."""
+    """Return what this process decides for itself."""
     plugin = None if arguments.no_plugin else find()
     offer = _ask(arguments, command, where, plugin)
     return offer, _handover(arguments, command, offer, plugin)
@@ -148,7 +148,7 @@ def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, pl
 
 
 def _shared(arguments: argparse.Namespace) -> Path | None:
-    """Return the folder in which the job decides once; None with a named table, which is a decision already."""
+    """Return the folder of the job's one decision; None with --policy, which is a decision already."""
     named: Path | None = arguments.shared
     if named is None and arguments.policy is None and os.environ.get("NCCLT_SHARED"):
         named = Path(os.environ["NCCLT_SHARED"])
@@ -187,7 +187,7 @@ def _handover(arguments: argparse.Namespace, command: Sequence[str], offer: Offe
         if arguments.fallback == "fail":
             raise UsageError(said) from error
         say(f"ncclt: {said}")
-    # The other nodes may use theirs. With --shared this is compared with the decision; otherwise it would go unseen.
+    # The other nodes may use theirs. With --shared this is compared with the decision; without it nothing would notice.
     if several and place is None:
         return plan(plugin, _own_table(offer.table))
     if several and _shared(arguments) is None:
@@ -201,7 +201,7 @@ def _handover(arguments: argparse.Namespace, command: Sequence[str], offer: Offe
 
 
 def _own_table(text: str) -> Path:
-    """Put a table where only this node reads it, which is enough where each node has its own."""
+    """Write a table to a folder of this node, which is enough where each node has its own."""
     import tempfile
 
     try:
@@ -226,7 +226,7 @@ def _start(
     *,
     is_common: bool = False,
 ) -> Start:
-    """Return the command with what it is given."""
+    """Return the command with its final environment."""
     for note in handover.notes:
         say(f"ncclt: {note}")
     environ = {name: value for name, value in os.environ.items() if name not in handover.unset_env}
@@ -259,7 +259,7 @@ def _start(
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:
-    """Make the folder of this start; None = it cannot be made, which is printed and does not stop the training."""
+    """Make the report folder of this start; None = failed, which is printed and does not stop the training."""
     import tempfile
 
     base: Path = arguments.report
@@ -275,7 +275,7 @@ def _report_folder(arguments: argparse.Namespace) -> Path | None:
 
 
 def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make the job report what it used: by the plugin, else in NCCL's log."""
+    """Return the variables that make the job record what it used: in the plugin's reports, else in NCCL's log."""
     if "NCCLT_POLICY" in dict(handover.set_env):
         return {"NCCLT_PLUGIN_REPORT": str(folder)}
     if "NCCL_DEBUG" in environ:
@@ -292,7 +292,7 @@ def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> di
 def _forwarded(
     command: Sequence[str], names: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[Sequence[str], dict[str, str]]:
-    """Return the command with options to forward the variables where its launcher does not do so itself: Open MPI."""
+    """Return the command with options to forward the variables where its launcher, Open MPI, needs them."""
     if not names or Path(command[0]).name not in ("mpirun", "mpiexec", "orterun", "prterun"):
         return command, {}
     from ncclt.profile.record.launchers import forwarded, is_open_mpi

@@ -1,4 +1,4 @@
-"""The second half of `ncclt run --report`: wait for the command, then say whether what it was given took effect."""
+"""`ncclt run --report` after the start: wait for the command, then report whether its settings took effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
 from ncclt.profile.record.command import run_foreground
 
 GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL where we were killed: what Slurm gives by default (KillWait), to save a checkpoint."""
+"""Between SIGTERM and SIGKILL after ncclt was killed: Slurm's default (KillWait), time to save a checkpoint."""
 
 
 def run_and_attest(
@@ -30,14 +30,14 @@ def run_and_attest(
     where: Callable[[], tuple[str | None, str | None]],
     timeout_s: float,
 ) -> int:
-    """Run the command and return its exit code, whatever comes of the attestation.
+    """Run the command and return its exit code, whether or not the attestation succeeds.
 
     Args:
         command, environ: what to run.
-        offer, form: what it is given.
+        offer, form: what it was given.
         folder: where it reports.
-        where: looks up server and store.
-        timeout_s: for each question to the server afterwards.
+        where: returns server and store.
+        timeout_s: for each request to the server afterwards.
 
     Raises:
         UsageError: the command cannot be started.
@@ -49,7 +49,7 @@ def run_and_attest(
     except NccltError as error:
         report(error)
         say(f"ncclt: no attestation was made; what the job left stays in {folder}: ncclt attest reads it")
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001 -- the end of the training must not pass for another one
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 -- the training's exit code must be kept
         traceback.print_exc()
         say(f"ncclt: no attestation was made, see above; what the job left stays in {folder}")
     return code
@@ -57,15 +57,15 @@ def run_and_attest(
 
 @contextmanager
 def _ending_with_us(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Return the environment with the mark by which the guardian finds the command, to end it if this is killed.
+    """Yield the environment with the mark by which the guardian finds the command, to end it if this process is killed.
 
-    A signal at our end (prctl's PR_SET_PDEATHSIG) would reach the command alone, and leave the ranks of a torchrun.
+    prctl's PR_SET_PDEATHSIG would signal the command alone, and leave the ranks of a torchrun.
     """
     mark = new_mark()
     outer = environ.get(MARK_VARIABLE)
     try:
         guard().begin(mark, grace_s=GRACE_S, environment={})
-    except Exception as error:  # noqa: BLE001 -- what keeps the guardian from starting keeps no training from it
+    except Exception as error:  # noqa: BLE001 -- without a guardian the training still starts
         say(f"ncclt: the command will stay if ncclt is killed: {error}")
     try:
         yield {**environ, MARK_VARIABLE: f"{outer}/{mark}" if outer else mark}
@@ -92,7 +92,7 @@ def _attest(
     )
     if not folder.is_dir():
         raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job clean up there?")
-    # The plugin renames a finished report; what a killed process left half written is none.
+    # The plugin renames a finished report; a file that a killed process left half written is not one.
     written = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".part")
     files = sorted(path for path in written if path.stat().st_size)
     attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))

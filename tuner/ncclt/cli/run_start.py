@@ -1,4 +1,4 @@
-"""What `ncclt run` starts, and the one thing that keeps it from starting."""
+"""What `ncclt run` starts, and the exception that prevents it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ncclt.errors import NccltError, described
 
 
-class MustNotStart(Exception):  # noqa: N818 -- it says what follows, as KeyboardInterrupt does
+class MustNotStart(Exception):  # noqa: N818 -- named for its consequence, like KeyboardInterrupt
     """The ranks of the job would disagree if this process started.
 
     Args:
@@ -23,7 +23,7 @@ class MustNotStart(Exception):  # noqa: N818 -- it says what follows, as Keyboar
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """Turn every failure inside into `MustNotStart`: what is prepared there holds for all processes of the job."""
+    """Turn every failure inside into `MustNotStart`: what is prepared there applies to all processes of the job."""
     try:
         yield
     except MustNotStart:
@@ -34,12 +34,12 @@ def all_or_none() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A command, ready to be started.
+    """A command that is ready to start.
 
     Attributes:
         argv, environ: the command and its whole environment.
-        is_common: the other processes of the job have the same environment: start with it or not at all.
-        beside: starts the command as a child and returns its exit code, where we are to stay beside it.
+        is_common: the other processes of the job have the same environment, so this one starts with it or not at all.
+        beside: starts the command as a child and returns its exit code; None = replace this process.
     """
 
     argv: Sequence[str]

@@ -38,7 +38,7 @@ def serve(
 
 
 def _can_listen(host: str, port: int) -> None:
-    """Raise unless the address is this machine's and free; the server itself would only log it.
+    """Raise unless the address can be bound; the server itself would only log it.
 
     Raises:
         UsageError: the address cannot be listened on.

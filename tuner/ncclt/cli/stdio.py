@@ -1,4 +1,4 @@
-"""Standard streams as shells hand them over: closed, full, cut off by `head`, or in an encoding that lacks letters."""
+"""Standard streams that are closed, full, cut off by `head`, or in an encoding that lacks characters."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 EXIT_CUT_OFF = 141
-"""What a shell expects of a program whose reader is gone: 128 + SIGPIPE."""
+"""What a shell expects of a program whose reader has exited: 128 + SIGPIPE."""
 
 
 class Output(io.TextIOWrapper):
-    """Stdout that remembers why it could not be written, so that this is told from any other broken file.
+    """Stdout that remembers why it could not be written, to distinguish that from any other broken file.
 
     Attributes:
-        failure: the first error of a write, None so far as all went well.
-        given: the stream that it stands for; it would close the file if it were forgotten.
+        failure: the first error of a write, None while there was none.
+        given: the stream it replaces; it would close the file if it were garbage-collected.
     """
 
     failure: OSError | None = None
     given: TextIO | None = None
 
     def write(self, text: str, /) -> int:
-        """Write a text; remember and pass on what stands against it."""
+        """Write a text; remember and raise the first error."""
         try:
             return super().write(text)
         except OSError as error:
@@ -36,7 +36,7 @@ class Output(io.TextIOWrapper):
             raise
 
     def flush(self) -> None:
-        """Write what is waiting; likewise."""
+        """Write what is buffered; likewise."""
         try:
             super().flush()
         except OSError as error:
@@ -44,14 +44,14 @@ class Output(io.TextIOWrapper):
             raise
 
     def settle(self, code: int) -> int:
-        """Return the exit code once all is written, or could not be; the reason goes to stderr.
+        """Write what is left and return the exit code; an error goes to stderr.
 
-        A reader that has seen enough (`| head -1`) is nothing to complain about.
+        A reader that has seen enough (`| head -1`) is not an error.
         """
         try:
             self.flush()
         except OSError:
-            # Else Python would try again at its end, and complain in its own words.
+            # Otherwise Python would try again at exit, and print a traceback.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -64,10 +64,10 @@ class Output(io.TextIOWrapper):
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what it cannot take.
+    """A file that drops what cannot be written.
 
     Attributes:
-        given: the stream whose file it is; it would close the file if it were forgotten.
+        given: the stream of this file; it would close the file if it were garbage-collected.
     """
 
     given: TextIO
@@ -82,26 +82,26 @@ class _Lossy(io.FileIO):
 
 
 def _lossy(given: TextIO) -> TextIO:
-    """Return stderr so that no line for people can fail: full, closed or cut off, it stops no command.
+    """Return a stderr whose writes cannot fail: full, closed or cut off, it stops no command.
 
-    Nothing waits in a buffer, as Python would try that once more at its end, and change the exit code.
+    Nothing is buffered, since Python would write that at exit, and change the exit code if it failed.
     """
     try:
         file = _Lossy(given.fileno(), "w", closefd=False)
-    except (OSError, AttributeError):  # an object of a caller, without a file behind it
+    except (OSError, AttributeError):  # an object of the caller, without a file
         return given
     file.given = given
     return io.TextIOWrapper(file, encoding=given.encoding, errors="backslashreplace", write_through=True)
 
 
 def prepare() -> Output | None:
-    """Let every stream take every text, and stderr drop what cannot be written; return stdout.
+    """Let every stream take any text, and stderr drop what cannot be written; return stdout.
 
-    None where a caller in the same process has put an object of his own in its place: that is left alone. What its
-    encoding lacks becomes a question mark. A closed stream becomes one that forgets: the next file to be opened would
-    else get its number, and be written to by whoever prints.
+    None where a caller in the same process has replaced stdout by an object of its own, which is left alone.
+    Characters that the encoding lacks become question marks. A closed stream is opened on /dev/null: otherwise the next
+    file to be opened would get its number, and prints would end up in it.
     """
-    # Open until the process ends, as the streams themselves; in the order of their numbers.
+    # Open until the process ends, like the streams themselves; in the order of their numbers.
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     given = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")

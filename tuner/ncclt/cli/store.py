@@ -13,7 +13,7 @@ app = typer.Typer(help="Create and migrate the database.", no_args_is_help=True)
 
 @app.callback()
 def store() -> None:
-    """Look after the database."""
+    """Manage the database."""
 
 
 @app.command("migrate")

@@ -1,4 +1,4 @@
-"""`ncclt studies`: what was tuned, and what came out."""
+"""`ncclt studies`: list studies and their results."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
 
     Args:
         trial: of the study.
-        cluster: of the study: what a launch holds.
+        cluster: of the study, for the GPUs that a launch holds.
     """
     return {
         "number": trial.number,
@@ -185,7 +185,7 @@ def _summary_row(summary: StudySummary) -> dict[str, Any]:
 
 
 def print_evidence(document: dict[str, Any]) -> None:
-    """Write a table per arm, its verdict, and whether it was found again."""
+    """Print a table per arm, its verdict, and whether recomputing gives the same."""
     for arm in document["arms"]:
         print(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
         if not arm["blocks"] and arm["same"] is None:

@@ -1,4 +1,4 @@
-"""From a login node: the whole study as one batch job of Slurm, which runs the same command line."""
+"""From a login node: submit the whole study as one Slurm batch job that runs the same command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
-    """How the job is submitted that runs a whole study."""
+    """How the job of a whole study is submitted."""
 
     sbatch_arg: Annotated[
         tuple[str, ...],
@@ -38,7 +38,7 @@ class BatchJob:
 
     @property
     def names_gpus(self) -> bool:
-        """Tell whether the options for sbatch ask for GPUs themselves."""
+        """Return whether the options for sbatch ask for GPUs themselves."""
         return any(argument.startswith(("--gpus", "--gres")) for argument in self.sbatch_arg)
 
 
@@ -47,13 +47,13 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
 
     Args:
         cluster: sized to one trial; the job gets its nodes once for each trial that runs at the same time.
-        store: the job must see it too.
+        store: the job must reach it too.
         target: resolved.
         batch: how the job is submitted.
         dry_run: print the script instead.
 
     Raises:
-        UsageError: sbatch is not here or refuses, or the nodes would not see the store.
+        UsageError: sbatch is missing or refuses, or the nodes would not see the store.
     """
     from ncclt.launch.launcher import JobShape
     from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow

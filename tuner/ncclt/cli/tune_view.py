@@ -1,4 +1,4 @@
-"""What a person sees of a study: progress while it runs, tables and the verdict afterwards."""
+"""The text output of a study: progress while it runs, tables and the verdict afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROWS = 20
 
 
 class TuneView:
-    """A live bar on a terminal, plain lines elsewhere, nothing where it is hidden. Everything goes to stderr."""
+    """A progress bar on a terminal, plain lines elsewhere, nothing if hidden. Everything goes to stderr."""
 
     def __init__(self, testbed: Testbed, *, hidden: bool) -> None:
         self._testbed = testbed
@@ -64,11 +64,11 @@ class TuneView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._progress.stop()
 
     def opened(self, study: Study, resumed: int) -> None:
-        """Say where trials run and why, and whether the study goes on."""
+        """Say where trials run and why, and whether a study is resumed."""
         if self._hidden:
             return
         cluster = study.cluster
@@ -102,7 +102,7 @@ class TuneView:
             return
         if trial.result.outcome is not Outcome.OK:
             reason = trial.result.detail.splitlines()[-1] if trial.result.detail else ""
-            # Through the console of the bar, which makes room for the line on a terminal.
+            # Through the console of the bar, which keeps the line above it on a terminal.
             self._progress.console.print(
                 f"ncclt: trial {trial.number} ({trial.setting.label}): {trial.result.outcome}: {reason}", markup=False
             )
@@ -114,13 +114,13 @@ class TuneView:
 
 
 def print_result(result: TuneResult, testbed: Testbed, store: Store, *, storage_option: str, quiet: bool) -> None:
-    """Write the table of messages, the verdict in words, and the line to use it.
+    """Print the table of messages, the verdict in words, and the command that uses it.
 
     Args:
         result: of the run.
         testbed: where it ran.
         store: where it is kept.
-        storage_option: what `ncclt env` must be given to find this store, empty when it finds it by itself.
+        storage_option: the option that `ncclt env` needs to find this store; empty where it needs none.
         quiet: no notes.
     """
     if not quiet:
@@ -218,7 +218,7 @@ def _print_messages(rows: tuple[MessageRow, ...], simulated: bool) -> None:
 
 
 def result_document(result: TuneResult) -> dict[str, Any]:
-    """Return the document of `tune --json`: no clock and no machine in it, so one seed gives one document."""
+    """Return the document of `tune --json`; without times of day or host names, so equal seeds give equal documents."""
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
@@ -310,7 +310,7 @@ def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
 
 
 def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
-    """Return what would be started for the default and for the first setting after it, where anything is started.
+    """Return the launches of the default and of the first setting after it; empty where nothing is launched.
 
     Persistent ranks are started once for both.
     """
