@@ -26,7 +26,7 @@ _PACKAGES = ("optuna", "optuna_dashboard", "a2wsgi")
 
 
 def is_installed() -> bool:
-    """Tell whether the packages of the dashboard are there, without importing them."""
+    """Return whether the packages of the dashboard are there, without importing them."""
     return all(importlib.util.find_spec(package) for package in _PACKAGES)
 
 

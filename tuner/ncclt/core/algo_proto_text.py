@@ -123,7 +123,7 @@ def remaining_algo_protos(
 
 
 def ring_stays(collective: Collective, version: NcclVersion) -> bool:
-    """Tell whether Ring competes whatever NCCL_ALGO says, so that nothing else can be forced."""
+    """Return whether Ring competes whatever NCCL_ALGO says, so that nothing else can be forced."""
     return version < PER_COLLECTIVE_SINCE and collective is not Collective.ALL_REDUCE
 
 

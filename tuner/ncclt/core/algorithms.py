@@ -79,7 +79,7 @@ LEGAL: dict[Collective, dict[Algorithm, frozenset[Protocol]]] = {
 def is_legal(
     collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, *, version: NcclVersion
 ) -> bool:
-    """Tell whether NCCL of this version implements the combination (None = left to NCCL)."""
+    """Return whether NCCL of this version implements the combination (None = left to NCCL)."""
     algorithms = LEGAL[collective]
     if algorithm is None:
         return protocol is None or any(protocol in legal for legal in algorithms.values())
@@ -89,7 +89,7 @@ def is_legal(
 
 
 def serves_every_call(collective: Collective, algorithm: Algorithm) -> bool:
-    """Tell whether an algorithm takes every call of a collective: any dtype, operation, size and communicator.
+    """Return whether an algorithm takes every call of a collective: any dtype, operation, size and communicator.
 
     Variables that leave a collective without such an algorithm fail those of its calls that nothing else takes, with
     `no algorithm/protocol available` (NCCL src/enqueue.cc, 2.18 to 2.32). Ring takes all, and so does Tree for
@@ -101,7 +101,7 @@ def serves_every_call(collective: Collective, algorithm: Algorithm) -> bool:
 
 
 def ll128_is_automatic(cluster: Cluster) -> bool:
-    """Tell whether NCCL itself enables LL128 there; only then may ncclt choose it.
+    """Return whether NCCL itself enables LL128 there; only then may ncclt choose it.
 
     LL128 relies on 128-byte stores staying whole. NCCL's rule (graph/tuning.cc:515-537) needs compute capability
     70, NVLink between the GPUs of a node, and a network path no further than PXB, which GPUDirect implies.

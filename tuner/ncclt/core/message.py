@@ -22,7 +22,7 @@ class Collective(StrEnum):
 
     @property
     def is_tunable(self) -> bool:
-        """Tell whether NCCL lets anybody choose its algorithm (send/recv and all_to_all never pass the tuner)."""
+        """Return whether NCCL lets anybody choose its algorithm (send/recv and all_to_all never pass the tuner)."""
         return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
 

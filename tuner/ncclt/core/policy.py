@@ -47,11 +47,11 @@ class Rule(Documented):
 
     @property
     def covers_all_sizes(self) -> bool:
-        """Tell whether the rule holds for every size and group of its collective."""
+        """Return whether the rule holds for every size and group of its collective."""
         return self.min_bytes == 0 and self.max_bytes is None and self.group_size == 0
 
     def matches(self, message: Message) -> bool:
-        """Tell whether a message falls under this rule."""
+        """Return whether a message falls under this rule."""
         return (
             message.collective is self.collective
             and self.min_bytes <= message.size_bytes
@@ -85,12 +85,12 @@ class Policy(Documented):
 
     @property
     def is_default(self) -> bool:
-        """Tell whether the policy changes nothing."""
+        """Return whether the policy changes nothing."""
         return not self.rules and not self.parameters
 
     @property
     def is_uniform(self) -> bool:
-        """Tell whether no rule depends on size or group, so that plain variables could say the same."""
+        """Return whether no rule depends on size or group, so that plain variables could say the same."""
         channels = {rule.channels for rule in self.rules}
         return all(rule.covers_all_sizes for rule in self.rules) and len(channels) <= 1
 

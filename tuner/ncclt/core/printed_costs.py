@@ -42,7 +42,7 @@ class PrintedTable(Documented):
     costs: tuple[PrintedCost, ...]
 
     def rules_out(self, collective: Collective, algorithm: Algorithm) -> bool:
-        """Tell whether NCCL uses an algorithm for a collective with no protocol at all."""
+        """Return whether NCCL uses an algorithm for a collective with no protocol at all."""
         return not any((cost.collective, cost.algorithm) == (collective, algorithm) for cost in self.costs)
 
 

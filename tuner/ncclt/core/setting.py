@@ -55,7 +55,7 @@ class Setting(Documented):
 
     @property
     def is_default(self) -> bool:
-        """Tell whether nothing is forced at all."""
+        """Return whether nothing is forced at all."""
         return self == DEFAULT
 
     @property

@@ -93,7 +93,7 @@ class Runner(Port):
 
     @property
     def simulated(self) -> bool:
-        """Tell whether the times are invented by a model instead of measured; replayed measurements are not."""
+        """Return whether the times are invented by a model instead of measured; replayed measurements are not."""
         ...
 
     @property

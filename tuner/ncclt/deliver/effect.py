@@ -90,7 +90,7 @@ def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation
 
 
 def has_our_plugin(tuner_lines: Iterable[str]) -> bool:
-    """Tell whether NCCL's log shows that it took ncclt's plugin; its path alone, as in `Could not find`, is no sign."""
+    """Return whether NCCL's log shows that it loaded ncclt's plugin; its path alone, as in `Could not find`, does not."""
     return any(line.startswith(OWN_LINE) or _USING.search(line) for line in tuner_lines)
 
 
@@ -173,7 +173,7 @@ def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
 
 
 def _fits(use: Use, rule: Rule) -> bool:
-    """Tell whether a call went as a rule wants it.
+    """Return whether a call went as a rule wants it.
 
     Fewer channels than asked for are what NCCL's scheduler gives to small and grouped calls (nccl.h knows no way to
     insist, src/enqueue.cc); more are a different choice. What the plugin asked for must be equal.
@@ -221,7 +221,7 @@ def _causes(delivered: Delivered, seen: Observed) -> list[str]:
 
 
 def _refuses(line: str, groups: Collection[int]) -> bool:
-    """Tell whether the plugin says that it did not use a table which has rows for such a communicator."""
+    """Return whether the plugin says that it did not use a table which has rows for such a communicator."""
     if not line.startswith(OWN_LINE) or _NOT_USED not in line:
         return False
     other = _OF_OTHER_RANKS.search(line)

@@ -127,7 +127,7 @@ def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str
 
 
 def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Tell whether this command is started on every node of a job, so that each node decides for itself."""
+    """Return whether this command is started on every node of a job, so that each node decides for itself."""
     return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
 
 
@@ -217,7 +217,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Tell whether a file has this content; where it is ours, make sure that others can read it."""
+    """Return whether a file has this content; where it is ours, make sure that others can read it."""
     if not path.is_file() or path.read_bytes() != content:
         return False
     facts = path.stat()

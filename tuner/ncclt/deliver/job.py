@@ -88,7 +88,7 @@ def job_of(
 
 
 def is_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
-    """Tell whether this is the only process that decides for its job, by the variables that launchers leave.
+    """Return whether this is the only process that decides for its job, by the variables that launchers leave.
 
     A batch script of Slurm has the variables of a task and runs once. A rank of PyTorch with its number in the
     environment, as Kubeflow's operators and scripts of one's own set it, is one of several.
@@ -118,7 +118,7 @@ def nodes_of(argv: Sequence[str], environ: Mapping[str, str], nodes: int | None 
 
 
 def is_node_launcher(argv: Sequence[str]) -> bool:
-    """Tell whether a command is surely one that is started on every node and starts its processes there alone.
+    """Return whether a command is surely one that is started on every node and starts its processes there alone.
 
     What stands before its name must be known to stay on the node: `time srun torchrun` does not, and a script may not.
     """
@@ -133,7 +133,7 @@ def is_node_launcher(argv: Sequence[str]) -> bool:
 
 
 def starts_others(argv: Sequence[str]) -> bool:
-    """Tell whether a command starts processes on other nodes, also where something stands before its launcher."""
+    """Return whether a command starts processes on other nodes, also where something stands before its launcher."""
     for word in argv:
         if PurePath(word).name in MANY_NODES_LAUNCHERS:
             return True
@@ -143,13 +143,13 @@ def starts_others(argv: Sequence[str]) -> bool:
 
 
 def _stays_here(word: str) -> bool:
-    """Tell whether a word is an option, a number, an assignment or the name of a command that stays on its node."""
+    """Return whether a word is an option, a number, an assignment or the name of a command that stays on its node."""
     name = PurePath(word).name
     return word[:1] == "-" or word[:1].isdecimal() or "=" in word or name in _WRAPPERS or name.startswith("python")
 
 
 def _meets_others(argv: Sequence[str]) -> bool:
-    """Tell whether there is a launcher in a command that meets those of other nodes, in a container or script too."""
+    """Return whether there is a launcher in a command that meets those of other nodes, in a container or script too."""
     return bool({PurePath(word).name for word in _words(argv)} & NODE_LAUNCHERS)
 
 

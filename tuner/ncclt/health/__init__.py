@@ -1,1 +1,1 @@
-"""Tell whether a cluster is fit to be measured; beside the pipeline."""
+"""Return whether a cluster is fit to be measured; beside the pipeline."""

@@ -146,7 +146,7 @@ def _own_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def _is_generated(word: str) -> bool:
-    """Tell whether upper case, lower case and digits change as often in a word as only a generator makes them.
+    """Return whether upper case, lower case and digits change as often in a word as only a generator makes them.
 
     In a random word of letters and digits 62 % of neighbours are of two kinds; in CamelCase names, kernels' names and
     paths less than 40 %. Hashes have one case and stay: commit ids, digests and ids of communicators are wanted.

@@ -106,7 +106,7 @@ class Testbed:
 
     @property
     def is_launched(self) -> bool:
-        """Tell whether anything real is started here."""
+        """Return whether anything real is started here."""
         return bool(self._real)
 
     @property

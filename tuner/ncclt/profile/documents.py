@@ -140,7 +140,7 @@ def heads(path: Path) -> tuple[bytes, ...]:
 
 
 def any_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
-    """Tell whether the beginning of any document of a file is of a kind; False where it cannot be read."""
+    """Return whether the beginning of any document of a file is of a kind; False where it cannot be read."""
     try:
         return any(is_ours(one) for one in heads(path))
     except TraceError:

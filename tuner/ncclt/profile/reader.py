@@ -28,7 +28,7 @@ class Reader(Protocol):
         ...
 
     def recognises(self, path: Path) -> bool:
-        """Tell whether the content of a file is of this kind."""
+        """Return whether the content of a file is of this kind."""
         ...
 
     def read(self, paths: Sequence[Path], *, name: str) -> Workload:

@@ -174,7 +174,7 @@ def _group_policy(
 
 
 def _reaches(setting: Setting, unforced: Setting, message: Message, version: NcclVersion) -> bool:
-    """Tell whether a setting takes effect on a message in full.
+    """Return whether a setting takes effect on a message in full.
 
     Where the collective lacks the pair, the channels alone take effect: a by-product, not what was chosen.
     """

@@ -195,7 +195,7 @@ def _launch(trial: FrozenTrial) -> Launch:
 
 
 def _default_first(seen: Outlook, observations: Observations, again: float, other: float) -> bool:
-    """Tell whether the default should be launched again before anything else.
+    """Return whether the default should be launched again before anything else.
 
     It should where that gains most, and where its only launch makes gains look too good to be true.
     """

@@ -144,7 +144,7 @@ class RankStart:
 
     @property
     def has_only_costs(self) -> bool:
-        """Tell whether nothing but a cost table was logged, as without the subsystem INIT."""
+        """Return whether nothing but a cost table was logged, as without the subsystem INIT."""
         return bool(self.costs) and self.rank is None and not (self.channels or self.by_ends or self.graphs)
 
     @property
@@ -213,7 +213,7 @@ class LogFacts:
 
     @property
     def tells_starts(self) -> bool:
-        """Tell whether the log holds lines of communicators that start."""
+        """Return whether the log holds lines of communicators that start."""
         return any(start.connections or start.rank is not None or start.channels for start in self.starts)
 
     def transports(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ name = "aicb"
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins with AICB's header, the line with the ranks before it or not."""
+    """Return whether a file begins with AICB's header, the line with the ranks before it or not."""
     return any_head(path, _is_aicb)
 
 

@@ -55,7 +55,7 @@ _MARK = re.compile(rb"Number of buckets for gradient all-reduce|Params for bucke
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file has bucket lines near its beginning, and no calls logged by NCCL."""
+    """Return whether a file has bucket lines near its beginning, and no calls logged by NCCL."""
     return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
 
 

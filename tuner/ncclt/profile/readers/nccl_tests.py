@@ -40,7 +40,7 @@ _PROGRAMS = {f"{c}_perf": c for c in Collective if c not in (Collective.ALL_TO_A
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file has a table of nccl-tests near its beginning, or is one of its result files.
+    """Return whether a file has a table of nccl-tests near its beginning, or is one of its result files.
 
     Where NCCL has logged its calls around the table, the log tells more.
     """

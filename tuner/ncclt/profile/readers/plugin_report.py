@@ -66,7 +66,7 @@ class CommunicatorReport:
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins like a report of the plugin."""
+    """Return whether a file begins like a report of the plugin."""
     return any_head(path, lambda beginning: beginning.startswith(_MARK))
 
 

@@ -34,7 +34,7 @@ name = "tracelens"
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins with the header of a collective table of TraceLens."""
+    """Return whether a file begins with the header of a collective table of TraceLens."""
     return any_head(path, lambda beginning: _is_report(first_row(beginning)))
 
 

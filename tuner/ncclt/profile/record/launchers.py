@@ -20,7 +20,7 @@ _LIST_VARIABLE = f"OMPI_MCA_{_LIST}"
 
 
 def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
-    """Tell whether a program is Open MPI's launcher, by asking it for its version; it shares its names with others."""
+    """Return whether a program is Open MPI's launcher, from its `--version`; other launchers share its names."""
     if PurePath(program).name not in _MPI_LAUNCHERS:
         return False
     try:

@@ -62,7 +62,7 @@ class Difference:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether both send the same."""
+        """Return whether both send the same."""
         return not (self.added or self.removed or self.changed)
 
     def to_document(self) -> dict[str, Any]:

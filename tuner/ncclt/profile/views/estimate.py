@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def is_network_bound(self) -> bool | None:
-        """Tell whether communication takes longer than compute, so that it cannot all be hidden; None = not known."""
+        """Return whether communication takes longer than compute, so that it cannot all be hidden; None = not known."""
         return None if self.compute_s is None else self.communication_s > self.compute_s
 
     @property

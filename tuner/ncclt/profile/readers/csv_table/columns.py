@@ -201,6 +201,6 @@ def _truth(row: TableRow, text: str) -> bool:
 
 
 def has_required_columns(header: Sequence[str]) -> bool:
-    """Tell whether a header names collective, size and calls, whatever else it names."""
+    """Return whether a header names collective, size and calls, whatever else it names."""
     words = {re.sub(r"[\s-]+", "_", cell.lower()) for cell in header}
     return all(words & set(_COLUMNS[column]) for column in _REQUIRED)

@@ -22,7 +22,7 @@ name = "csv"
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins with a header that names collective, size and calls."""
+    """Return whether a file begins with a header that names collective, size and calls."""
     return any_head(path, lambda beginning: has_required_columns(first_row(beginning)))
 
 

@@ -45,7 +45,7 @@ _SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATT
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file has output of the comms logger near its beginning, and no calls logged by NCCL."""
+    """Return whether a file has output of the comms logger near its beginning, and no calls logged by NCCL."""
     return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
 
 

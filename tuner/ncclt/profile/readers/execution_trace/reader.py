@@ -39,7 +39,7 @@ _ROOTED = frozenset({"broadcast", "broadcastoop", "reduce", "reduceoop", "send",
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
+    """Return whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
     return any_head(path, _is_trace)
 
 
@@ -111,7 +111,7 @@ def _record(call: RecordedCall, groups: Mapping[str, TraceGroup]) -> RecordedCal
 
 
 def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
-    """Tell whether a group of a job over NCCL runs over another backend."""
+    """Return whether a group of a job over NCCL runs over another backend."""
     known = groups.get(group)
     if known is None or not known.backend or "nccl" in known.backend:
         return False

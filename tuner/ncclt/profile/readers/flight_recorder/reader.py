@@ -30,7 +30,7 @@ _PICKLE = b"\x80"  # PROTO, the first opcode of every pickle since protocol 2
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file, or a member of an archive, begins like a dump."""
+    """Return whether a file, or a member of an archive, begins like a dump."""
     return any_head(path, _is_dump)
 
 

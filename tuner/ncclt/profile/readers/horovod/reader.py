@@ -26,7 +26,7 @@ _CLUSTER_RATIO = 1.25
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins like a Horovod timeline."""
+    """Return whether a file begins like a Horovod timeline."""
     return any_head(path, _is_timeline)
 
 

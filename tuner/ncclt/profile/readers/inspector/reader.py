@@ -27,7 +27,7 @@ _RECORD = "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENA
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins with records of Inspector."""
+    """Return whether a file begins with records of Inspector."""
     return any_head(path, _has_records)
 
 

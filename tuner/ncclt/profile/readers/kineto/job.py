@@ -46,12 +46,12 @@ class KinetoJob:
         return sizes.pop() if len(sizes) == 1 else self.world_size
 
     def bypasses_nccl(self, group: str) -> bool:
-        """Tell whether a group of a job over NCCL runs over another backend."""
+        """Return whether a group of a job over NCCL runs over another backend."""
         known = self.groups.get(group)
         return known is not None and "nccl" in self.backend and "nccl" not in known.backend
 
     def spans_nodes(self, *, start: int | None, stride: int | None, size: int) -> bool:
-        """Tell whether a group of part of the job reaches over nodes; False where that is not known.
+        """Return whether a group of part of the job reaches over nodes; False where that is not known.
 
         Ranks are taken to fill the nodes in order, as torchrun places them, and a node to have as many GPUs as the
         recording process saw. Groups of the whole job stay False: their place is known only when they are placed.

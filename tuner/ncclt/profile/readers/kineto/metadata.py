@@ -32,12 +32,12 @@ _SINCE = (
 
 
 def has_metadata(event: Event) -> bool:
-    """Tell whether an event names a collective and its element counts."""
+    """Return whether an event names a collective and its element counts."""
     return isinstance(event.args.get("Collective name"), str) and _elements(event.args, _IN_KEYS) is not None
 
 
 def is_sized_collective(event: Event) -> bool:
-    """Tell whether an event's metadata are those of a collective rather than of waiting or a barrier."""
+    """Return whether an event's metadata are those of a collective rather than of waiting or a barrier."""
     return has_metadata(event) and classify(event.args["Collective name"]) is not None
 
 

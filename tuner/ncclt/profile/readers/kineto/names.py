@@ -80,6 +80,6 @@ def classify(name: str) -> Operation | None:
 
 
 def is_barrier(name: str) -> bool:
-    """Tell whether a recorded name is a barrier, inside which older versions record an all-reduce."""
+    """Return whether a recorded name is a barrier, inside which older versions record an all-reduce."""
     word = name.rsplit(":", 1)[-1].replace("_", "").lower()
     return word in ("barrier", "monitoredbarrier")

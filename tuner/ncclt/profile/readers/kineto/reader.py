@@ -37,7 +37,7 @@ name = "kineto"
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file, or a member of an archive, begins like a Kineto trace."""
+    """Return whether a file, or a member of an archive, begins like a Kineto trace."""
     return any_head(path, _is_kineto)
 
 

@@ -85,7 +85,7 @@ class _Pool:
                 self._alone.append(event)
 
     def take(self, key: _Key) -> bool:
-        """Remove the first annotation of this kind; tell whether there was one."""
+        """Remove the first annotation of this kind; return False if there was none."""
         waiting = self._waiting.get(key)
         if not waiting:
             return False
@@ -171,7 +171,7 @@ def _is_shape(shape: object) -> bool:
 
 
 def _is_dtype(text: str) -> bool:
-    """Tell whether a recorded input type is a tensor's; "Scalar", "ScalarList", "TensorList" and "" are not."""
+    """Return whether a recorded input type is a tensor's; "Scalar", "ScalarList", "TensorList" and "" are not."""
     if text.startswith("c10::"):
         return True
     try:

@@ -81,7 +81,7 @@ def _complete(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool
 
 
 def _is_inside(event: Event, steps: Mapping[int, Event]) -> bool:
-    """Tell whether an event starts in a step; the gap up to the next number belongs to the step before it."""
+    """Return whether an event starts in a step; the gap up to the next number belongs to the step before it."""
     for number, step in steps.items():
         following = steps.get(number + 1)
         end_us = max(step.end_us, following.start_us) if following else step.end_us

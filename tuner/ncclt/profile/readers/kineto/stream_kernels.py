@@ -63,5 +63,5 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
 
 
 def _is_complete(data: bytes, category: int) -> bool:
-    """Tell whether the phase of an event stands directly before its category and says that it has a duration."""
+    """Return whether the phase of an event stands directly before its category and says that it has a duration."""
     return _COMPLETE.search(data, max(0, category - _WITHIN), category) is not None

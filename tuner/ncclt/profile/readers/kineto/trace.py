@@ -108,7 +108,7 @@ class RankTrace:
     recorded_on: str
 
     def in_barrier(self, event: Event) -> bool:
-        """Tell whether an event belongs to a barrier on the same thread."""
+        """Return whether an event belongs to a barrier on the same thread."""
         starts, ends = self.barriers.get(event.thread, ((), ()))
         begun = bisect_right(starts, event.start_us)
         return begun > 0 and event.start_us <= ends[begun - 1]

@@ -66,7 +66,7 @@ class Communicators:
         return Rank(origin.host, origin.pid, origin.device) if origin.host else Rank(label, "", "")
 
     def spans_nodes(self, line: CollLine) -> bool:
-        """Tell whether a call spans nodes; False where that is unknown, and for the whole job."""
+        """Return whether a call spans nodes; False where that is unknown, and for the whole job."""
         known = self.described.get(_handle(line))
         return known is not None and self.part_spans_nodes(known)
 
@@ -86,7 +86,7 @@ class Communicators:
         return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
 
     def part_spans_nodes(self, known: CommLine) -> bool:
-        """Tell whether a communicator of part of the job spans nodes."""
+        """Return whether a communicator of part of the job spans nodes."""
         if not 1 < int(known.ranks) < self.world_size:
             return False
         return known.nodes > 1 or len(self.hosts.get(known.comm_id, ())) > 1

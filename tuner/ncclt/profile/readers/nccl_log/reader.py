@@ -27,7 +27,7 @@ _SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file begins like the output of NCCL's logger, with or without other output around it."""
+    """Return whether a file begins like the output of NCCL's logger, with or without other output around it."""
     try:
         return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in heads(path))
     except TraceError:

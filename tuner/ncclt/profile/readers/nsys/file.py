@@ -68,7 +68,7 @@ class Export:
 
 
 def is_export(path: Path) -> bool:
-    """Tell whether a file is a SQLite export of Nsight Systems; never raises."""
+    """Return whether a file is a SQLite export of Nsight Systems; never raises."""
     try:
         with open_regular(path, error=TraceError) as raw:
             if raw.read(len(_MAGIC)) != _MAGIC:

@@ -26,7 +26,7 @@ _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file is a SQLite export of Nsight Systems."""
+    """Return whether a file is a SQLite export of Nsight Systems."""
     return is_export(path)
 
 
@@ -165,7 +165,7 @@ def _export_command(recording: NsysExport) -> str:
 
 
 def _may_have_lost_payloads(recordings: Sequence[NsysExport]) -> bool:
-    """Tell whether a switch was off; older exports do not say, and may have lost them."""
+    """Return whether a switch was off; older exports do not say, and may have lost them."""
     return any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
 
 

@@ -32,7 +32,7 @@ _PARAM_WORDS = {"isend": "send", "irecv": "recv", "alltoallsingle": "alltoall"}
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a file, or a member of an archive, begins like a comms trace."""
+    """Return whether a file, or a member of an archive, begins like a comms trace."""
     return any_head(path, _is_comms_trace)
 
 

@@ -86,7 +86,7 @@ class Recorder:
                     self._count_step()
 
     def _is_step(self, optimizer: Any) -> bool:
-        """Tell whether the training has moved on by one step.
+        """Return whether the training has moved on by one step.
 
         Of several optimizers the first one counts, for as long as it lives. It counts once per backward pass: ZeRO
         optimizers step once per parameter group. Where no backward pass was ever seen, each of its steps counts.

@@ -27,11 +27,11 @@ class Window:
         self.end = self.last + 1 + steps
 
     def is_inside(self, step: int) -> bool:
-        """Tell whether a step is recorded."""
+        """Return whether a step is recorded."""
         return self.first <= step <= self.last
 
     def is_outside(self, step: int) -> bool:
-        """Tell whether a step shows how long steps take without a recording."""
+        """Return whether a step shows how long steps take without a recording."""
         return SETTLING_STEPS < step <= self.begin or self.last + 1 < step <= self.end
 
     def action(self, position: int) -> str:
@@ -85,7 +85,7 @@ class Trace:
         self._profiler.stop()
 
     def is_by(self, profiler: object) -> bool:
-        """Tell whether a torch.autograd profiler is our own."""
+        """Return whether a torch.autograd profiler is our own."""
         return getattr(self._profiler, "profiler", None) is profiler
 
     def _save(self, profiler: Any) -> None:

@@ -35,7 +35,7 @@ class Watch:
 
     @property
     def other_profiler_runs(self) -> bool:
-        """Tell whether a profiler that was begun after us has not ended yet."""
+        """Return whether a profiler that was begun after us has not ended yet."""
         other = self._other()
         return other is not None and getattr(other, "kineto_results", None) is None
 
