@@ -1,4 +1,4 @@
-"""The language of NCCL_ALGO and NCCL_PROTO: how each NCCL version wants it written, and what a text leaves enabled.
+"""The syntax of NCCL_ALGO and NCCL_PROTO in each NCCL version, and what a value leaves enabled.
 
 Three dialects. Before 2.24 there is one plain list for all collectives. From 2.24 each collective may have its own
 list, and one that is not named keeps what it had (parseList in src/graph/tuning.cc of 2.24.3). From 2.31 a variable
@@ -21,13 +21,13 @@ PER_COLLECTIVE_SINCE = NcclVersion(2, 24)
 """First version with `allreduce:tree`."""
 
 BASE_NEEDED_SINCE = NcclVersion(2, 31)
-"""First version in which a set variable leaves nothing to a collective that it does not name."""
+"""First version in which a variable disables everything for the collectives that it does not name."""
 
 BASE_ALGORITHMS = (Algorithm.RING, Algorithm.TREE)
-"""What the base list gives back: Ring exists for every collective; the form that vLLM pull request 58179 settled on."""
+"""The base list: Ring exists for every collective; the form that vLLM pull request 58179 settled on."""
 
 BASE_PROTOCOLS = (Protocol.LL, Protocol.SIMPLE)
-"""What the base list gives back; LL128 must not be named."""
+"""The base list; LL128 must not be named."""
 
 COLLECTIVE_WORDS: dict[Collective, str] = {
     Collective.ALL_REDUCE: "allreduce",
@@ -102,9 +102,9 @@ def legal_algo_protos(collective: Collective, version: NcclVersion) -> frozenset
 def remaining_algo_protos(
     variables: Mapping[str, str], collective: Collective, version: NcclVersion
 ) -> frozenset[AlgoProto]:
-    """Return the legal pairs that NCCL_ALGO and NCCL_PROTO among `variables` leave to a collective.
+    """Return the legal pairs that the NCCL_ALGO and NCCL_PROTO in `variables` leave enabled for a collective.
 
-    Reads only what this module writes. Before 2.24 Ring stays for everything but all_reduce, whatever is listed
+    Only reads what this module writes. Before 2.24 Ring stays enabled for everything but all_reduce, whatever is listed
     (ncclTopoTuneModel in src/graph/tuning.cc).
 
     Raises:
@@ -123,14 +123,14 @@ def remaining_algo_protos(
 
 
 def ring_stays(collective: Collective, version: NcclVersion) -> bool:
-    """Return whether Ring competes whatever NCCL_ALGO says, so that nothing else can be forced."""
+    """Return whether Ring stays enabled whatever NCCL_ALGO says, so that nothing else can be forced."""
     return version < PER_COLLECTIVE_SINCE and collective is not Collective.ALL_REDUCE
 
 
 def _enabled(
     name: str, variables: Mapping[str, str], collective: Collective, words: Mapping[str, _Choice], version: NcclVersion
 ) -> frozenset[_Choice] | None:
-    """Return what one variable enables for a collective; None = it does not touch it."""
+    """Return what one variable enables for a collective; None = it does not affect it."""
     if name not in variables:
         return None
     enabled: frozenset[_Choice] | None = frozenset() if version >= BASE_NEEDED_SINCE else None

@@ -1,4 +1,4 @@
-"""Which algorithm and protocol NCCL has for which collective, and where they may be forced.
+"""Which algorithms and protocols NCCL has for each collective, and where they may be forced.
 
 Source: nccl device/generate.py (algos_of_coll) and graph/tuning.cc of 2.30.7.
 """
@@ -42,7 +42,7 @@ ALGORITHM_SINCE: dict[Algorithm, NcclVersion] = {
     Algorithm.NVLS_TREE: NcclVersion(2, 18),
     Algorithm.PAT: NcclVersion(2, 23),
 }
-"""First version that knows the name of each algorithm in NCCL_ALGO."""
+"""First version that accepts each algorithm in NCCL_ALGO."""
 
 _ALL_PROTOCOLS = frozenset(Protocol)
 _SIMPLE = frozenset({Protocol.SIMPLE})
@@ -73,7 +73,7 @@ LEGAL: dict[Collective, dict[Algorithm, frozenset[Protocol]]] = {
     Collective.ALL_TO_ALL: {},
     Collective.SEND_RECV: {},
 }
-"""What NCCL implements: collective -> algorithm -> protocols. all_to_all and send_recv have no choice at all."""
+"""What NCCL implements: collective -> algorithm -> protocols. For all_to_all and send_recv there is no choice."""
 
 
 def is_legal(
@@ -89,19 +89,19 @@ def is_legal(
 
 
 def serves_every_call(collective: Collective, algorithm: Algorithm) -> bool:
-    """Return whether an algorithm takes every call of a collective: any dtype, operation, size and communicator.
+    """Return whether an algorithm supports every call of a collective: any dtype, operation, size and communicator.
 
-    Variables that leave a collective without such an algorithm fail those of its calls that nothing else takes, with
-    `no algorithm/protocol available` (NCCL src/enqueue.cc, 2.18 to 2.32). Ring takes all, and so does Tree for
+    If variables leave a collective without such an algorithm, the calls that no enabled one supports fail with
+    `no algorithm/protocol available` (NCCL src/enqueue.cc, 2.18 to 2.32). Ring supports all, and so does Tree for
     all_reduce. NVLS and NVLSTree lack data types and operations (fp8, products; float32 has sums only) and
-    communicators without multicast, PAT averages and communicators with several ranks per node, CollNet whatever the
-    network's plugin does not offer.
+    communicators without multicast, PAT averages and communicators with several ranks per node, CollNet what the
+    network's plugin does not support.
     """
     return algorithm is Algorithm.RING or (algorithm is Algorithm.TREE and collective is Collective.ALL_REDUCE)
 
 
 def ll128_is_automatic(cluster: Cluster) -> bool:
-    """Return whether NCCL itself enables LL128 there; only then may ncclt choose it.
+    """Return whether NCCL itself enables LL128 on this cluster; only then may ncclt choose it.
 
     LL128 relies on 128-byte stores staying whole. NCCL's rule (graph/tuning.cc:515-537) needs compute capability
     70, NVLink between the GPUs of a node, and a network path no further than PXB, which GPUDirect implies.

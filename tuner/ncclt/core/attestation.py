@@ -1,4 +1,4 @@
-"""Did a recommendation take effect? What a job was given, what was seen of it, and the record of both."""
+"""Did a recommendation take effect? What a job was given, what was observed, and the record of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ncclt.core.policy import Policy
 from ncclt.errors import InputError
 
 MOST_ROWS = 200
-"""Kept of an attestation: what differs first, then what moves most."""
+"""Most rows of an attestation: differences first, then by calls."""
 
 
 class Form(StrEnum):
@@ -26,7 +26,7 @@ class Form(StrEnum):
 
 
 class Effect(StrEnum):
-    """The words of an attestation."""
+    """Outcome of an attestation."""
 
     TOOK_EFFECT = "took-effect"
     PARTLY = "partly"
@@ -35,7 +35,7 @@ class Effect(StrEnum):
 
 
 class RowState(StrEnum):
-    """What became of one kind of message."""
+    """Outcome for one kind of message."""
 
     AS_WANTED = "as-wanted"
     DIFFERS = "differs"
@@ -44,7 +44,7 @@ class RowState(StrEnum):
 
 
 class CallOutcome(StrEnum):
-    """What a source says about a call: the plugin's three words (docs/plugin.md), and `chosen` for a line of NCCL."""
+    """Outcome of a call: the plugin's three words (docs/plugin.md), and `chosen` for a line of NCCL's log."""
 
     APPLIED = "applied"
     UNAVAILABLE = "unavailable"
@@ -58,11 +58,11 @@ class Delivered:
 
     Attributes:
         recommendation, cluster, model: ids and names.
-        nccl_version: that was measured.
+        nccl_version: with which it was measured.
         nodes, ranks: of the whole job.
         form: how it was given.
-        policy: the rules; what they do not cover is left to NCCL.
-        variables: (name, value) that belong to it.
+        policy: the rules; everything else is left to NCCL.
+        variables: (name, value) delivered with it.
     """
 
     recommendation: str
@@ -78,16 +78,16 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Calls of one kind, as one source tells of them.
+    """Calls of one kind, according to one source.
 
     Attributes:
         collective: the operation.
-        size_bytes: the tuning size; 0 where the source tells one rank's part of an unknown group.
+        size_bytes: the tuning size; 0 where the source has only one rank's part, of an unknown group.
         group_size: ranks of the communicator; 0 = not known.
-        choice: `ring/simple/8`; empty where the source does not tell it. The number of channels may be missing.
-        outcome: who says so.
+        choice: `ring/simple/8`; empty = not recorded. The number of channels may be missing.
+        outcome: what the source says became of them.
         calls: how many.
-        remark: why, where the source says it.
+        remark: the reason, if the source has one.
     """
 
     collective: Collective
@@ -101,11 +101,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness(Documented):
-    """Sources that say the same about a job's processes.
+    """Sources with the same facts about a job's processes.
 
     Attributes:
         kind: `plugin-report` or `nccl-log`.
-        nccl_version: empty where it is not told.
+        nccl_version: empty = not recorded.
         table, checksum: of the table that the plugin used; empty in a log.
         not_in_use: why the plugin used none.
         ranks, nodes: of the communicators; 0 in a log.
@@ -124,17 +124,17 @@ class Witness(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that was seen of one job.
+    """Everything observed of one job.
 
     Attributes:
         witnesses: sources.
         uses: calls.
-        variables: name -> values that NCCL's log names; more than one where processes differ.
-        tells_variables: the log has INIT or ENV lines, so that a variable that it does not name was not set.
+        variables: name -> values in NCCL's log; more than one where processes differ.
+        tells_variables: the log has INIT or ENV lines, so a variable that is not in it was not set.
         tuner_lines: what the log says about a tuner plugin, ours or another.
-        hosts: how many were heard of.
-        notes: what the sources cannot tell.
-        evidence: hash of the files, by which one job is told from the next.
+        hosts: how many were seen.
+        notes: what the sources do not show.
+        evidence: hash of the files, which distinguishes jobs.
     """
 
     witnesses: tuple[Witness, ...]
@@ -149,13 +149,13 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageUse(Documented):
-    """One kind of message: what was wanted and what was used.
+    """One kind of message: the choice that was wanted, and the one used.
 
     Attributes:
         collective, size_bytes, group_size: the message; 0 = not known or, for a rule that met no message, any.
         wanted, used: `ring/simple/8`; `*` = left to NCCL. Empty `used`: not seen.
         calls: how many; 0 for a rule that met no message.
-        state: what became of it.
+        state: the outcome.
         reason: why it differs; empty where it does not.
     """
 
@@ -174,17 +174,17 @@ class Attestation(Documented):
     """Whether a recommendation took effect in one job.
 
     Attributes:
-        id: hash of everything but `created`: the same finding about the same files is stored once.
+        id: hash of everything but `created`, so that the same finding about the same files is stored once.
         created: ISO time.
         recommendation, cluster, model, form: what was delivered.
-        effect: the word.
-        reason: one sentence for people.
-        calls_as_wanted, calls_differing, calls_unruled: calls that the policy speaks of, and those it leaves to NCCL.
+        effect: the outcome.
+        reason: one sentence.
+        calls_as_wanted, calls_differing, calls_unruled: calls that the policy covers, and those it leaves to NCCL.
         rows: at most `MOST_ROWS`.
         witnesses: the sources.
-        hosts: how many were heard of.
+        hosts: how many were seen.
         notes: what the reader must know.
-        evidence: hash of the files, by which one job is told from the next.
+        evidence: hash of the files, which distinguishes jobs.
     """
 
     SHAPE: ClassVar = Shape(name="an attestation", hint="attest again with `ncclt attest`", schema=1)
@@ -213,18 +213,18 @@ class Attestation(Documented):
         Raises:
             InputError: the document is not one, of another schema, or its id is not that of its content.
         """
-        found = super(Attestation, cls).from_document(document)  # a slotted dataclass is made twice: no bare super
+        found = super(Attestation, cls).from_document(document)  # slots=True breaks a bare super()
         if found.id != content_id(content_of(found)):
             raise InputError(f"the attestation {found.id} does not have the id of its content", hint=cls.SHAPE.hint)
         return found
 
 
 def content_of(attestation: Attestation) -> dict[str, Any]:
-    """Return what an attestation says, without its id and its time."""
+    """Return an attestation without its id and its time."""
     document = attestation.to_document()
     return {name: value for name, value in document.items() if name not in ("schema", "id", "created")}
 
 
 def content_id(content: Mapping[str, Any]) -> str:
-    """Return the id of what `content_of` gives."""
+    """Return the id of a document of `content_of`."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

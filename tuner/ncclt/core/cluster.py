@@ -1,4 +1,4 @@
-"""Where a workload runs, and what a recommendation for it stays valid for."""
+"""Where a workload runs, and the fingerprint that a recommendation is valid for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cluster(Documented):
 
     Attributes:
         name: short name, as in `--cluster NAME`.
-        nodes: nodes used when `--nodes` is left out.
+        nodes: nodes used without `--nodes`.
         gpus_per_node: GPUs of one node.
         gpu: model name, for example `A100-SXM4-80GB`.
         compute_capability: 80 for A100, 90 for H100, 89 for L40S, ...
@@ -36,15 +36,15 @@ class Cluster(Documented):
         gpudirect: whether NICs read GPU memory directly.
         cpu: `intel`, `amd` or `arm`; NCCL's cost model distinguishes AMD.
         nccl_version: version installed there, `2.28.9`.
-        topology_hash: hash of the measured topology, empty where none was taken.
+        topology_hash: hash of the topology, empty where it was not examined.
         driver: NVIDIA's, `570.86.15`; empty where it is not known.
-        description: one sentence for people.
+        description: one sentence.
         sources: where the figures come from.
     """
 
     SHAPE: ClassVar = Shape(
         name="a cluster file", hint="see `ncclt cluster show leonardo --json`", schema=1, bare=True, closed=True,
-        omitted=("driver",),  # earlier versions of ncclt read such a document too
+        omitted=("driver",),  # so that earlier versions of ncclt can read the document
     )  # fmt: skip
 
     name: str
@@ -132,7 +132,7 @@ class Fingerprint(Documented):
     """What a recommendation is valid for: change any of it and it is no longer served.
 
     Attributes:
-        driver: what it was measured under. A launcher need not know it, so that it is no part of what is asked for; a
+        driver: NVIDIA's, under which it was measured. A launcher may not know it, so it is not part of a request; a
             check that finds another one makes the recommendation stale.
     """
 
@@ -169,6 +169,6 @@ class Fingerprint(Documented):
         return tuple(found)
 
     def digest(self) -> str:
-        """Return a short hash of all fields but the driver: revisions are counted across its updates."""
-        told = {name: value for name, value in asdict(self).items() if name != "driver"}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+        """Return a short hash of all fields but the driver: revisions count on across its updates."""
+        hashed = {name: value for name, value in asdict(self).items() if name != "driver"}
+        return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]

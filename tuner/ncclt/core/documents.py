@@ -1,4 +1,4 @@
-"""JSON from the records and back: the fields of a dataclass are its document, and its `SHAPE` says what differs."""
+"""Records to JSON and back: the fields of a dataclass are its document, and its `SHAPE` says what differs."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _LEAVES = {str: "a string", bool: "true or false", int: "an integer", float: "a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Where the document of a class differs from its fields, and what is said of one that does not fit.
+    """Where the document of a class differs from its fields, and the error for one that does not fit.
 
     Attributes:
-        name: of the document, for people; empty = that of the class.
+        name: of the document, for messages; empty = that of the class.
         hint: what to do about one that does not fit.
-        error: raised for it.
-        schema: version of the document, its first entry; 0 = it is part of another one.
-        bare: the version is not written, and need not be there.
-        closed: an entry that is no field is an error; else it is ignored, as newer versions write more.
-        complete: what has a default may not be missing either.
-        omitted: fields that are left out where they have their default.
+        error: class raised for it.
+        schema: version of the document, its first entry; 0 = it is part of another document.
+        bare: the version is not written, and optional when read.
+        closed: an unknown entry is an error; otherwise it is ignored, since newer versions may write more.
+        complete: fields with a default are required too.
+        omitted: fields that are not written while they have their default.
         hidden: fields that are never written.
-        inlined: fields whose own entries stand among those of this document.
+        inlined: fields whose entries become entries of this document.
         pairs: fields of (name, value) pairs, written as an object and kept sorted.
-        unbounded: intervals whose infinite ends are null, for JSON has no infinity.
-        computed: (entry, property, field that it stands before): written for readers, ignored on the way back.
+        unbounded: intervals whose infinite ends are null, since JSON has no infinity.
+        computed: (entry, property, field that it precedes): written for readers, ignored when read.
     """
 
     name: str = ""
@@ -79,8 +79,7 @@ class Documented:
         """Read back what `to_document` of this or an earlier version wrote.
 
         Raises:
-            NccltError: the class that `SHAPE` names, where an entry is missing or of the wrong type; and what the
-                record itself says of an impossible value.
+            NccltError: of the class in `SHAPE`, if an entry is missing, of the wrong type, or an impossible value.
         """
         shape, name = cls.SHAPE, _name(cls)
         try:
@@ -90,7 +89,7 @@ class Documented:
         except SettingError as error:
             if shape.error is SettingError:
                 raise
-            # Of a policy inside: what was read is at fault, and not what was asked for.
+            # From a policy inside: the document is at fault, not the user's request.
             raise shape.error(f"this is not {name}: {error.message}", hint=error.hint) from error
         return found
 
@@ -112,7 +111,7 @@ class _UnfitError(Exception):
 
 @cache
 def _writers(cls: Any) -> list[tuple[str, str, Convert, Any]]:
-    """Return (entry, attribute, what writes it, default under which it is left out); an inlined one has no name."""
+    """Return (entry, attribute, writer, default that is not written); an inlined one has no name."""
     shape: Shape = cls.SHAPE
     found: list[tuple[str, str, Convert, Any]] = []
     for one in fields(cls):
@@ -126,7 +125,7 @@ def _writers(cls: Any) -> list[tuple[str, str, Convert, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as JSON represents it."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, (str, int, float)):
@@ -180,7 +179,7 @@ def _check_version(cls: Any, document: Mapping[str, Any]) -> None:
 
 @cache
 def _readers(cls: Any) -> list[tuple[str, Convert, bool, bool]]:
-    """Return (field, what reads it, whether it is inlined, whether it may not be missing)."""
+    """Return (field, reader, whether it is inlined, whether it is required)."""
     shape: Shape = cls.SHAPE
     hints = get_type_hints(cls)
     found = []
@@ -200,7 +199,7 @@ def _readers(cls: Any) -> list[tuple[str, Convert, bool, bool]]:
 
 
 def _reader(hint: Any) -> Convert:
-    """Return what reads a value of a type that fields have."""
+    """Return the reader of a field's type."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
         read = _reader(next(part for part in parts if part is not NoneType))
@@ -281,7 +280,7 @@ def _unfit(value: Any, wanted: str) -> _UnfitError:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message: short, and readable whatever it holds."""
+    """Return a value for a message: short, and printable whatever it is."""
     if isinstance(value, list | tuple):
         return "a list"
     return "an object" if isinstance(value, Mapping) else ascii(value)[:60]

@@ -22,7 +22,7 @@ class Collective(StrEnum):
 
     @property
     def is_tunable(self) -> bool:
-        """Return whether NCCL lets anybody choose its algorithm (send/recv and all_to_all never pass the tuner)."""
+        """Return whether its algorithm can be chosen (send/recv and all_to_all never pass NCCL's tuner)."""
         return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
 
@@ -141,7 +141,7 @@ class Message(Documented):
 
     @property
     def label(self) -> str:
-        """Name the message for people, for example `all_reduce 27.04 MiB float32`."""
+        """Return the message as text, for example `all_reduce 27.04 MiB float32`."""
         return f"{self.collective} {format_bytes(self.size_bytes)} {self.dtype}"
 
     def algbw_gbps(self, time_us: float) -> float:

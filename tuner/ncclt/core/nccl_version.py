@@ -24,7 +24,7 @@ class NcclVersion(NamedTuple):
         """Read `2.28.9`, `2.28`, `v2.28.9-1` or NCCL's own number `22809`.
 
         Raises:
-            UsageError: the text is no NCCL version.
+            UsageError: the text is not an NCCL version.
         """
         number = re.fullmatch(r"\s*(\d{4,6})\s*", text)
         if number:

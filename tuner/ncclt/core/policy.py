@@ -1,4 +1,4 @@
-"""The product: rules by collective and message range, with the process-wide parameters that go with them."""
+"""The product: rules by collective and message range, and process-wide parameters."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Policy(Documented):
 
     @property
     def is_uniform(self) -> bool:
-        """Return whether no rule depends on size or group, so that plain variables could say the same."""
+        """Return whether no rule depends on size or group, so that plain variables can express it."""
         channels = {rule.channels for rule in self.rules}
         return all(rule.covers_all_sizes for rule in self.rules) and len(channels) <= 1
 
     def setting_for(self, message: Message) -> Setting:
-        """Return the setting under which the policy sends a message; the exact group's rule goes first."""
+        """Return the setting under which the policy sends a message; a rule for its group comes first."""
         found = [rule for rule in self.rules if rule.matches(message)]
         if not found:
             return Setting(parameters=self.parameters)
@@ -105,7 +105,7 @@ class Policy(Documented):
         )
 
     def setting_by_variables(self, message: Message, *, version: NcclVersion) -> Setting:
-        """Return the setting under which plain variables that say the whole policy send a message.
+        """Return the setting under which a message is sent if plain variables express the whole policy.
 
         It differs from `setting_for` from NCCL 2.31, where forcing one collective confines the others.
         """
@@ -116,7 +116,7 @@ class Policy(Documented):
         return chosen if chosen.algorithm or chosen.protocol else replace(chosen, confined=True)
 
     def by_setting(self, messages: Iterable[Message]) -> dict[Setting, list[Message]]:
-        """Return which messages run under which setting: what has to be launched to measure the policy."""
+        """Return the messages by setting: the launches that measure the policy."""
         groups: dict[Setting, list[Message]] = {}
         for message in messages:
             groups.setdefault(self.setting_for(message), []).append(message)

@@ -1,4 +1,4 @@
-"""The health of a fabric: what was launched where, what it says about nodes, links and GPUs, and the record of it."""
+"""The health of a fabric: what was launched where, the findings about nodes, links and GPUs, and the record of it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FAILED_WORDS = {
     Outcome.INVALID: "does not start",
 }
 SEVERITY = (Outcome.WRONG_RESULT, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INVALID, Outcome.OK)
-"""The worst first: wrong data spoils a training in silence."""
+"""The worst first: wrong data ruins a training silently."""
 
 
 class State(StrEnum):
-    """What a preflight says about the fabric."""
+    """Verdict of a preflight."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
@@ -54,7 +54,7 @@ class Section(Documented):
 
     @property
     def label(self) -> str:
-        """Name the section for people: `n00-n07 (8 nodes)`, `n03+n07`, `n03 GPU 0+5`."""
+        """Return the section as text: `n00-n07 (8 nodes)`, `n03+n07`, `n03 GPU 0+5`."""
         return hosts_label(self.hosts) + (f" GPU {'+'.join(map(str, self.gpus))}" if self.gpus else "")
 
     def ranks(self, gpus_per_node: int) -> int:
@@ -63,13 +63,13 @@ class Section(Documented):
 
 
 def hosts_label(hosts: tuple[str, ...]) -> str:
-    """Name some nodes briefly: all of a few, the ends of many."""
+    """Name some nodes briefly: all of a few, first and last of many."""
     return "+".join(hosts) if len(hosts) <= 3 else f"{hosts[0]}..{hosts[-1]} ({len(hosts)} nodes)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReading(Documented):
-    """What one launch of all_reduce gave at one section.
+    """One launch of all_reduce on one section.
 
     Attributes:
         section: where.
@@ -79,7 +79,7 @@ class ProbeReading(Documented):
         times_us: (size in bytes, time of one call in µs), by size; empty where it failed.
         expected_gbps: bus bandwidth expected there at the largest size, 1e9 bytes/s.
         detail: last lines of output of a launch that failed.
-        wall_s: how long the launch took.
+        wall_s: duration of the launch.
     """
 
     SHAPE: ClassVar = Shape(complete=True, inlined=("section",), computed=(("busbw_gbps", "gbps", "expected_gbps"),))
@@ -116,13 +116,13 @@ class FabricFinding(Documented):
 
     Attributes:
         part: what it is.
-        hosts: its node, or the two ends of a link, or all nodes that it is somewhere among.
+        hosts: its node, or the two ends of a link, or all nodes it may be among.
         gpus: of the node, for a GPU or a pair of them.
         outcome: `ok` = slow; else how launches with it fail.
         busbw_gbps: what it reaches, median of its launches; 0 where they fail.
         reference_gbps: what its peers reach, or what is expected where there are no peers.
-        launches: that it rests on.
-        remark: what else is known about it.
+        launches: number of launches behind it.
+        remark: further facts.
     """
 
     SHAPE: ClassVar = Shape(complete=True, computed=(("share", "share", "launches"), ("sentence", "sentence", "")))
@@ -143,7 +143,7 @@ class FabricFinding(Documented):
 
     @property
     def sentence(self) -> str:
-        """Say it in words."""
+        """Return the finding as a sentence."""
         hosts = hosts_label(self.hosts)
         who = {
             Part.NODE: f"node {hosts}",
@@ -190,9 +190,9 @@ class Preflight(Documented):
         simulated: the times come from a model.
         cluster: name of the cluster.
         fingerprint: digest of the cluster's fingerprint, with the size of the job.
-        launcher, benchmark: words of where and what ran.
+        launcher, benchmark: names of what launched, and what ran.
         hosts, gpus_per_node: what was examined.
-        source: where the expectation comes from, for people.
+        source: where the expectation comes from.
         expected: of all nodes together, by size.
         tolerance: share by which all nodes may fall short of it.
         findings: the worst first.
@@ -240,7 +240,7 @@ class Preflight(Documented):
 
     @property
     def verdict(self) -> str:
-        """Say the outcome in one line."""
+        """Return the outcome as one line."""
         mark = "SIMULATED: " if self.simulated else ""
         if self.state is State.UNMEASURED:
             return f"{mark}could not measure: {self.notes[-1] if self.notes else 'no launch gave a result'}"

@@ -1,4 +1,4 @@
-"""NCCL's own table of latencies and bandwidths, as a job of the cluster printed it when it started: the record.
+"""NCCL's own table of latencies and bandwidths, as a job on the cluster printed it at its start: the record.
 
 What NCCL would choose by it is in `nccl.cost_model.printed`.
 """
@@ -31,7 +31,7 @@ class PrintedTable(Documented):
 
     Attributes:
         ranks, nodes: of the communicator.
-        channels, nvls_channels: that its kernels run with at most; 0 = not said.
+        channels, nvls_channels: most that its kernels use; 0 = not logged.
         costs: the cells that NCCL uses; what it has ruled out (bandwidth 0) is left out.
     """
 
@@ -42,7 +42,7 @@ class PrintedTable(Documented):
     costs: tuple[PrintedCost, ...]
 
     def rules_out(self, collective: Collective, algorithm: Algorithm) -> bool:
-        """Return whether NCCL uses an algorithm for a collective with no protocol at all."""
+        """Return whether NCCL never uses an algorithm for a collective, with any protocol."""
         return not any((cost.collective, cost.algorithm) == (collective, algorithm) for cost in self.costs)
 
 
@@ -51,7 +51,7 @@ class PrintedCosts(Documented):
     """The tables of one job.
 
     Attributes:
-        version: of NCCL; empty = the log does not say.
+        version: of NCCL; empty = not logged.
         tables: one for each kind of communicator (ranks, nodes) that printed one.
     """
 
@@ -61,21 +61,21 @@ class PrintedCosts(Documented):
     tables: tuple[PrintedTable, ...]
 
     def require(self, cluster: Cluster) -> None:
-        """Refuse tables of jobs of another shape.
+        """Raise unless there is a table for a job of this shape.
 
         Raises:
-            UsageError: none of them is that of the whole job.
+            UsageError: there is none.
         """
         shapes = sorted({(table.nodes, table.ranks) for table in self.tables})
         if (cluster.nodes, cluster.world_size) not in shapes:
-            told = ", ".join(_shape(*shape) for shape in shapes)
+            known = ", ".join(_shape(*shape) for shape in shapes)
             raise UsageError(
-                f"the log has the costs of {told}, and {_shape(cluster.nodes, cluster.world_size)} are tuned",
+                f"the log has the costs of {known}, and {_shape(cluster.nodes, cluster.world_size)} are tuned",
                 hint="take the log of a job on as many nodes and GPUs",
             )
 
     def note(self, cluster: Cluster) -> str:
-        """Return what the reader of a result must know of them."""
+        """Return the note about these tables in a result."""
         other = "" if self.version == str(cluster.version) else f", and NCCL {cluster.version} is tuned"
         return f"the search began from the cost tables that NCCL {self.version or '?'} printed in a job{other}"
 

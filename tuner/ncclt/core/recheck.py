@@ -1,4 +1,4 @@
-"""The record of one check of a recommendation: is it still worth being served?"""
+"""The record of one check: does a recommendation still hold?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclt.core.documents import Documented, Shape
 
 
 class Freshness(StrEnum):
-    """What a check finds."""
+    """Verdict of a check."""
 
     FRESH = "fresh"
     STALE = "stale"
@@ -21,10 +21,10 @@ class Change(Documented):
     """One quantity, before and now.
 
     Attributes:
-        what: for people.
+        what: its name in messages.
         before, now: medians, in the quantity's own unit.
-        noise: by how much the ratio may differ from 1 without meaning anything, as a share.
-        changed: the difference exceeds both the noise and what was to be tolerated.
+        noise: by how much the ratio may differ from 1 by chance, as a share.
+        changed: the difference exceeds both the noise and the tolerance.
     """
 
     what: str
@@ -46,15 +46,15 @@ class Check(Documented):
     Attributes:
         id: identifies it.
         recommendation: id of what was checked.
-        cluster, model: its names.
+        cluster, model: names of its cluster and workload.
         freshness: the newest check of a recommendation decides whether it is served.
-        reasons: why it is stale, for people; empty when it is fresh.
+        reasons: why it is stale; empty when it is fresh.
         changes: everything that was compared.
-        launches: made for it.
+        launches: how many were made.
         launcher: where they ran; empty when nothing had to be launched.
         created: ISO time.
-        driver: NVIDIA's on the nodes, with commas where they differ; empty where it is not known; the first
-            checks lack it.
+        driver: NVIDIA's on the nodes, with commas where they differ; empty where it is not known or the
+            check is older than this field.
     """
 
     SHAPE: ClassVar = Shape(hint="check again with `ncclt check`", schema=1)

@@ -15,18 +15,18 @@ from ncclt.core.policy import Policy
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 
 MIN_EFFECT = 0.02
-"""Gain of communication time per step below which changing anything is not worth it, unless said otherwise."""
+"""Default for the smallest gain of communication time per step that is worth a change."""
 
 
 SHAPE_PARTS = {"nodes": "nodes", "gpus_per_node": "GPUs per node", "nccl_version": "NCCL version"}
-"""What must be known of a job before anything is served for it: fields of `Request` and `Fingerprint`, and words."""
+"""What must be known of a job before anything is served for it: fields of `Request` and `Fingerprint` -> as text."""
 
 MOST_LISTED = 20
-"""Most shapes that a refusal lists."""
+"""Most shapes listed in an error."""
 
 
 class Decision(StrEnum):
-    """The words of a verdict; only `tuned` changes anything."""
+    """Outcome of a verdict; only `tuned` changes anything."""
 
     TUNED = "tuned"
     KEEP_DEFAULT = "keep-default"
@@ -39,7 +39,7 @@ class Verdict(Documented):
 
     Attributes:
         decision: `tuned` only if the gain is proven, `keep-default` only if it is refuted or harm is shown.
-        reason: one sentence for people, with numbers.
+        reason: one sentence, with numbers.
         speedup: communication time per step of the default over that of the policy; above 1 = faster.
         interval: 95 % interval of the speed-up, (low, high), whenever the measuring ended.
         blocks: A/B/B/A blocks measured.
@@ -61,7 +61,7 @@ class Verdict(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVerdict(Documented):
-    """One form in which the result reaches a job, with the verdict of exactly that form.
+    """One form in which the result is delivered, with the verdict on exactly that form.
 
     Attributes:
         policy: what is delivered.
@@ -86,19 +86,19 @@ class Recommendation(Documented):
         revision: counts up per (cluster, workload, fingerprint).
         study: id of the study that gave it.
         cluster, model: names of cluster and workload.
-        workload_digest: hash of the messages that were tuned.
+        workload_digest: hash of the tuned messages.
         collectives: collectives of the workload: every one must keep a legal algorithm.
         fingerprint: what it is valid for.
         table: the per-size policy, delivered as a tuner table.
-        variables: the best policy that plain variables can express, proven by itself; None = there is none.
+        variables: the best policy that plain variables can express, with its own verdict; None = there is none.
         simulated: the times came from the simulated cluster and not from a machine.
         launcher: where the trials ran.
         created: ISO time.
-        source_digest: hash of the messages of the workload as it is kept, before it was placed and cut; empty where it
-            was not written down.
+        source_digest: hash of the messages of the stored workload, before it was placed and cut; empty where it was
+            not recorded.
         stale: why it is no longer served; empty while it is.
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
-            written down.
+            recorded.
     """
 
     SHAPE: ClassVar = Shape(schema=1)
@@ -124,20 +124,20 @@ class Recommendation(Documented):
 def recommendation_id(
     study: str, table: PolicyVerdict, variables: PolicyVerdict | None, *, source_digest: str, trials: int
 ) -> str:
-    """Return the id of what a study gave after so many trials: twelve hexadecimal digits of a hash of the content."""
-    # Published ids were made from the text of these records: it keeps the name that their class had then.
+    """Return the id of a study's result after a number of trials: twelve hexadecimal digits of a content hash."""
+    # Published ids are hashes of the repr of these records, so the name that their class had then is kept.
     said = [form and f"Delivery(policy={form.policy!r}, verdict={form.verdict!r})" for form in (table, variables)]
     return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The job that a recommendation is wanted for.
+    """The job that a recommendation is requested for.
 
     Attributes:
         cluster, model: names.
         nodes, gpus_per_node: the job's shape; None = not known.
-        nccl_version: what the job will load; None = not known.
+        nccl_version: that the job will load; None = not known.
     """
 
     cluster: str
@@ -152,7 +152,7 @@ class Request:
         return tuple(part for part in SHAPE_PARTS if getattr(self, part) is None)
 
     def refusal(self, fingerprint: Fingerprint) -> str:
-        """Say why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
+        """Return why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
         wrong = [
             f"{SHAPE_PARTS[part]}: measured with {getattr(fingerprint, part)}, asked for {wanted}"
             for part in SHAPE_PARTS
@@ -162,11 +162,11 @@ class Request:
 
 
 def replaced_workload(recommendation: Recommendation, digest: str) -> str:
-    """Say that a recommendation is stale because its workload was replaced; empty = it was not.
+    """Return that a recommendation is stale because its workload was replaced; empty = it was not.
 
     Args:
         recommendation: as it was published.
-        digest: of the workload that has its name now, as it is kept; empty = there is none.
+        digest: of the workload now stored under this name; empty = there is none.
     """
     if not digest or not recommendation.source_digest or digest == recommendation.source_digest:
         return ""
@@ -176,14 +176,14 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
 def select(candidates: Iterable[Recommendation], request: Request, *, partly: bool = False) -> Recommendation:
     """Return the newest published revision that fits the request exactly; never the nearest one.
 
-    A measured recommendation goes before a simulated one whatever its age. Where the newest one of a fingerprint is
-    stale none of that fingerprint is served: an older one was measured even earlier. Another fingerprint that fits is
-    served still.
+    A measured recommendation is preferred to a simulated one of any age. If the newest one of a fingerprint is stale,
+    none of that fingerprint is served: the others were measured even earlier. Another fingerprint that fits is still
+    served.
 
     Args:
-        candidates: newest first, in the order in which the store received them: clocks of several machines disagree.
+        candidates: newest first, in the order in which the store received them, since clocks of machines differ.
         request: the job.
-        partly: what is not known of the job may be anything: for people who look at what there is, never for a job.
+        partly: let what is not known of the job be anything: for listings, never for a job.
 
     Raises:
         NoRecommendationError: nothing was published for it, nothing of that fits, or the job is not known well enough.
@@ -225,7 +225,7 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
 
 
 def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...]:
-    """Return the shapes that something was published for, newest first, each with its newest revision."""
+    """Return the published shapes, newest first, each with its newest revision."""
     shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
     for found in published:
         shape = {part: getattr(found.fingerprint, part) for part in SHAPE_PARTS}
@@ -235,7 +235,7 @@ def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...
 
 
 def _listed(published: Iterable[Recommendation], parts: Collection[str]) -> str:
-    """Return one line with the options for each shape that something was published for, newest first."""
+    """Return one line with the options for each published shape, newest first."""
     lines: dict[str, None] = {}
     for row in _available(published):
         options = " ".join(f"--{part.replace('_', '-')} {row[part]}" for part in SHAPE_PARTS if part in parts)

@@ -20,7 +20,7 @@ def score_us(result: TrialResult, workload: Workload) -> float:
 
 
 LOSS_SLOPE = 0.1
-"""How much a message that a setting slows down counts against it, compared with one that it speeds up."""
+"""Weight of a message that a setting slows down, compared with one that it speeds up."""
 
 
 def log_ratios(result: TrialResult, default: TrialResult) -> dict[Message, float]:
@@ -30,11 +30,11 @@ def log_ratios(result: TrialResult, default: TrialResult) -> dict[Message, float
 
 
 def worth(result: TrialResult, default: TrialResult, workload: Workload) -> float:
-    """Return what a setting is worth to a per-size policy: below 0 = it gains, -0.05 = about 5 % of the time per step.
+    """Return what a per-size policy gains from a setting: below 0 = faster, -0.05 = about 5 % of the time per step.
 
-    The log ratios of all messages, weighted by their share of the default's time per step. Losses count a tenth, for
-    the policy takes the default there: judged as a whole, a setting that is excellent for half of the messages and
-    poor for the others would look worthless.
+    The log ratios of all messages, weighted by their share of the default's time per step. Losses count a tenth, since
+    the policy uses the default there: with full weight, a setting that is excellent for half of the messages and poor
+    for the others would look worthless.
     """
     defaults = {m.message: m.time_us for m in default.measurements}
     costs = {c.message: c.calls_per_step * defaults[c.message] for c in workload.messages}

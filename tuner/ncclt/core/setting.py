@@ -1,4 +1,4 @@
-"""One candidate: what a trial forces upon NCCL."""
+"""One candidate: what a trial forces on NCCL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CHANNELS = 64
 
 
 def max_channels(version: NcclVersion) -> int:
-    """Return MAXCHANNELS of an NCCL version (nccl.md 4.5: 64 since 2.25, 32 before)."""
+    """Return MAXCHANNELS of an NCCL version (src/include/device.h: 64 since 2.25, 32 before)."""
     return MAX_CHANNELS if version >= NcclVersion(2, 25) else 32
 
 
@@ -31,10 +31,10 @@ class Setting(Documented):
     Attributes:
         algorithm: forced where it is legal for a collective, None = NCCL chooses.
         protocol: likewise.
-        channels: the most channels, of those that NCCL opens by itself; None = NCCL chooses.
+        channels: most channels to use of those that NCCL opens; None = NCCL chooses.
         parameters: process-wide parameters by catalogue name without `NCCL_`, sorted, for example
             (("BUFFSIZE", 8388608),).
-        confined: NCCL chooses, but no longer among all it has: only of what `applied_to` returns, so never stored.
+        confined: NCCL chooses, but among fewer than all its choices; only set by `applied_to`, so never stored.
     """
 
     SHAPE: ClassVar = Shape(
@@ -60,7 +60,7 @@ class Setting(Documented):
 
     @property
     def label(self) -> str:
-        """Name the setting for people: `ring/simple c=8 BUFFSIZE=8388608`, or `default`."""
+        """Return the setting as text: `ring/simple c=8 BUFFSIZE=8388608`, or `default`."""
         parts = []
         if self.algorithm or self.protocol:
             parts.append(f"{self.algorithm or 'auto'}/{self.protocol or 'auto'}")
@@ -72,10 +72,10 @@ class Setting(Documented):
         return " ".join(parts) or "default"
 
     def applied_to(self, collective: Collective, *, version: NcclVersion) -> Setting:
-        """Return what of the setting reaches one collective: an illegal pair leaves algorithm and protocol to NCCL.
+        """Return what a setting forces on one collective: an illegal pair leaves algorithm and protocol to NCCL.
 
-        From NCCL 2.31 not all of them: variables that force one collective confine every other one to the base lists
-        (selection.py), and a time measured so is not the default's. LL128 is never forced by variables.
+        From NCCL 2.31 not to all its choices: variables that force one collective confine every other one to the base
+        lists (algo_proto_text.py), and a time measured so is not the default's. LL128 is never forced by variables.
         `send_recv` and `all_to_all` never pass NCCL's tuner: nothing is forced on them but process-wide parameters.
         """
         if not collective.is_tunable:
@@ -96,7 +96,7 @@ DEFAULT = Setting()
 
 
 def check_setting(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> None:
-    """Refuse a setting that would do nothing legal for any of the collectives.
+    """Raise if a setting is not legal for any of the collectives.
 
     Raises:
         SettingError: the pair exists for none of them, or too many channels for this NCCL.

@@ -1,4 +1,4 @@
-"""The search for one workload on one cluster, as it is kept: the study and its numbered trials."""
+"""The search for one workload on one cluster, as it is stored: the study and its numbered trials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 
 class Arm(StrEnum):
-    """What a trial of the verification stands for."""
+    """What a trial of the verification measures."""
 
     DEFAULT = "default"
     TABLE = "table"
@@ -32,7 +32,7 @@ class Arm(StrEnum):
 
 
 class StudyState(StrEnum):
-    """How far a study is."""
+    """Progress of a study."""
 
     RUNNING = "running"
     INTERRUPTED = "interrupted"
@@ -50,7 +50,7 @@ class Trial:
         repeat: how many earlier trials of the study had the same setting.
         result: outcome and measurements.
         score_us: communication time per step, µs; None unless the outcome is `ok` and all messages were measured.
-        arm: in the verification, what it stands for; a policy with several settings takes one trial for each.
+        arm: in the verification, what it measures; a policy with several settings takes one trial for each.
         block: in the verification, the position in A B B A ..., counted per launch of an arm from 0; else 0.
         started: ISO time.
     """
@@ -68,11 +68,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Documented):
-    """A launch that a worker is about to make: nobody else gets its number or launches its setting meanwhile.
+    """A launch that a worker is about to make: no other worker gets its number or launches its setting meanwhile.
 
     Attributes:
-        number: of the trial to come.
-        setting: what will be forced.
+        number: of the coming trial.
+        setting: to force.
         repeat: how many earlier trials of the study had the same setting.
         phase: why it is run.
     """
@@ -84,13 +84,13 @@ class Claim(Documented):
 
 
 def gpu_seconds(trials: Iterable[Trial], cluster: Cluster) -> float:
-    """Return what trials cost: wall time of each launch times the GPUs that it held, s."""
+    """Return the cost of trials: wall time of each launch times the GPUs that it held, s."""
     return sum(trial.result.wall_s for trial in trials) * cluster.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study(Documented):
-    """A study's identity and state; its trials are asked for separately.
+    """Identity and state of a study; its trials are stored separately.
 
     Attributes:
         id: short unique id.
@@ -98,13 +98,13 @@ class Study(Documented):
         cluster: sized to the job.
         workload: placed on the cluster, so every group size is known.
         launcher: where its trials run.
-        simulated: whether its times are invented by a model.
+        simulated: whether its times come from a model.
         process_wide: names of the process-wide parameters that are searched, sorted.
         seed: of search, simulated noise and bootstrap.
-        state: how far it is.
-        reason: why the search stopped, for people.
+        state: its progress.
+        reason: why the search stopped.
         created, updated: ISO times.
-        printed_costs: NCCL's own tables that the search began from; None = from our estimate of them.
+        printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
         sampler: MODULE:CLASS that chose the settings; empty = ncclt's own.
     """
 

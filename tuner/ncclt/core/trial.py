@@ -1,4 +1,4 @@
-"""One launch of a setting: its outcome, its measurements, and the port behind which it happens."""
+"""One launch of a setting: its outcome, its measurements, and the port that runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclt.core.setting import Setting
 
 
 class Outcome(StrEnum):
-    """How a trial ended; a failure is a value and never an exception."""
+    """Outcome of a trial; a failure is a value and never an exception."""
 
     OK = "ok"
     CRASHED = "crashed"
@@ -52,18 +52,18 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What one launch gave.
+    """Result of one launch.
 
     Attributes:
         outcome: `ok` only if every message was measured and no element came out wrong.
         measurements: one per message; empty or partial where the outcome is not `ok`.
-        detail: the last lines of output or the reason, for people; empty when all went well.
-        wall_s: how long the launch took.
-        place: the nodes it ran on, for people; empty where the launcher chose them or there is but one place.
-        persistent: ranks measured it that had been running before; a search may go by that, finalists and proof may
-            not.
-        by_plugin: the tuner plugin was there to force the setting, call by call where it can; None = not known, of
-            trials that were kept before this was noted.
+        detail: the last lines of output or the reason; empty without a failure.
+        wall_s: duration of the launch.
+        place: the nodes it ran on, as text; empty where the launcher chose them or there is only one choice.
+        persistent: measured by ranks that were already running; good enough for the search, but not for finalists
+            and the proof.
+        by_plugin: the tuner plugin was loaded to force the setting, call by call where it can; None = not known, as in
+            trials from before this was recorded.
     """
 
     outcome: Outcome
@@ -78,12 +78,12 @@ class TrialResult:
 class Runner(Port):
     """Measures settings on one cluster.
 
-    Contract: `measure` returns for every setting and never raises for what a setting does to NCCL, whatever it does
-    (crash, hang, wrong data): that is the result's outcome. What says nothing about any setting, nodes that are gone or
-    unfit, raises StudyStoppedError. With outcome `ok` there is one measurement for each of
-    the messages asked for, in their order. The same runner may be asked for the same setting again and measures
-    anew. When `measure` returns or raises, nothing that it started still runs, but for ranks that wait for the next
-    setting; a runner that keeps such ranks says so in its results (`persistent`) and has `close`.
+    Contract: `measure` returns for every setting and never raises for the effect of a setting on NCCL (crash, hang,
+    wrong data): that is the result's outcome. Failures that do not depend on the setting, such as lost or unfit nodes,
+    raise StudyStoppedError. With outcome `ok` there is one measurement for each requested message, in their order. A
+    repeated setting is measured again. When `measure` returns or raises, nothing that it started still runs, except
+    ranks that wait for the next setting; a runner that keeps such ranks reports them in its results (`persistent`) and
+    has `close`.
     """
 
     @property
@@ -93,7 +93,7 @@ class Runner(Port):
 
     @property
     def simulated(self) -> bool:
-        """Return whether the times are invented by a model instead of measured; replayed measurements are not."""
+        """Return whether the times come from a model; replayed measurements do not."""
         ...
 
     @property

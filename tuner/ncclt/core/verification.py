@@ -1,4 +1,4 @@
-"""The end-to-end proof: real step times of a training under two environments, and what they say."""
+"""The end-to-end proof: real step times of a training under two environments, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ncclt.core.documents import Documented, Shape
 from ncclt.core.recommendation import Verdict
 
 PERCENTILES = (50, 75, 90, 95)
-"""Those that papers on training speed print."""
+"""Percentiles as papers on training speed print them."""
 
 Variables = tuple[tuple[str, str], ...]
 """Environment variables, (name, value), sorted by name."""
 
 
 class Side(StrEnum):
-    """The two environments: A is compared with, B is judged."""
+    """The two environments: A is the reference, B is judged."""
 
     BASE = "base"
     TUNED = "tuned"
@@ -32,9 +32,9 @@ class StepLaunch(Documented):
 
     Attributes:
         side: its environment.
-        order: counts all launches from 0, so that the interleaving can be seen.
+        order: counts all launches from 0, which shows the interleaving.
         step_us: time of each measured step on its slowest rank, µs; empty where the launch failed.
-        failure: what went wrong, with the last lines of output; empty when nothing did.
+        failure: what went wrong, with the last lines of output; empty without a failure.
     """
 
     SHAPE: ClassVar = Shape(complete=True)
@@ -52,7 +52,7 @@ class StepLaunch(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification(Documented):
-    """The verdict of real step times, with everything it rests on.
+    """The verdict on real step times, with its evidence.
 
     Attributes:
         id: identifies it.
@@ -60,10 +60,10 @@ class Verification(Documented):
         recommendation: id of the one that was verified; empty likewise.
         argv: the training's command line.
         base_env, tuned_env: what each side sets.
-        removed_env: names of inherited variables that no side got.
+        removed_env: names of inherited variables that both sides run without.
         warmup, steps: steps of each launch before the measured ones, and measured ones.
-        ranks, hosts: how many gave times; 0 where no launch did.
-        verdict: about the step time; its times are µs per step.
+        ranks, hosts: how many reported times; 0 where no launch did.
+        verdict: on the step time; its times are µs per step.
         launches: in order.
         notes: what the reader must know.
         created: ISO time.
@@ -107,7 +107,7 @@ class Verification(Documented):
 
 
 def sorted_variables(variables: Mapping[str, str]) -> Variables:
-    """Return variables in the order in which they are kept."""
+    """Return variables in the order in which they are stored."""
     return tuple(sorted((str(name), str(value)) for name, value in variables.items()))
 
 

@@ -22,7 +22,7 @@ class MessageCalls(Documented):
 
     Attributes:
         message: what is sent.
-        calls_per_step: mean calls per training step, above 0; calls in all where the provenance says `whole_file`.
+        calls_per_step: mean calls per training step, above 0; all calls where the provenance says `whole_file`.
         recorded_us: mean duration of a call in the recording, µs, where the source has it.
     """
 
@@ -40,7 +40,7 @@ class MessageCalls(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Documented):
-    """Where a workload came from, so that anyone can judge or repeat it.
+    """Where a workload came from, so that it can be judged and repeated.
 
     Attributes:
         source: the kind of source: `model`, `kineto`, ...
@@ -49,8 +49,8 @@ class Provenance(Documented):
         world_size: ranks of the recorded job, 0 where it does not apply or is not known.
         ranks_read: ranks whose files were read, in order.
         steps: complete training steps seen, 0 where not known.
-        notes: what the source lacks or what was assumed, one sentence each.
-        whole_file: the calls are all that the source holds, and not those of one training step.
+        notes: what the source lacks and what was assumed, one sentence each.
+        whole_file: the calls are all of the source, not those of one training step.
     """
 
     SHAPE: ClassVar = Shape(omitted=("whole_file",))
@@ -115,7 +115,7 @@ class Workload(Documented):
     def communication_us(self) -> float | None:
         """Return the recorded communication time of a step, µs; None where a message has no recorded time.
 
-        Calls that overlap each other count each for itself, so that it can exceed the step.
+        Overlapping calls count in full, so the sum can exceed the step.
         """
         times = [m.recorded_us * m.calls_per_step for m in self.messages if m.recorded_us is not None]
         return sum(times) if len(times) == len(self.messages) else None
@@ -141,23 +141,23 @@ class Workload(Documented):
 
     @property
     def unit(self) -> str:
-        """Return what the calls are those of: `step`, or `file` where nothing tells how many steps that holds."""
+        """Return the unit of the calls: `step`, or `file` if the number of steps is not known."""
         return "file" if self.provenance.whole_file else "step"
 
     @property
     def per(self) -> str:
-        """Return what a sum over the calls is per, for a sentence."""
+        """Return the unit of a sum over the calls, for a sentence."""
         return "for the whole file" if self.provenance.whole_file else "per step"
 
     def over_steps(self, steps: int, note: str) -> Workload:
-        """Return a workload of a whole file with calls per training step.
+        """Return the workload of a whole file with its calls per training step.
 
         Args:
-            steps: that the file holds, at least 1.
-            note: says so, in place of `WHOLE_FILE`.
+            steps: in the file, at least 1.
+            note: replaces `WHOLE_FILE`.
 
         Raises:
-            UsageError: the calls are those of a step already, or the source has no steps at all.
+            UsageError: the calls are those of a step already, or the source has no steps.
         """
         origin = self.provenance
         if WHOLE_FILE not in origin.notes:
@@ -217,12 +217,12 @@ class Workload(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMessages:
-    """The messages that the file of one rank shows, before the ranks are merged.
+    """The messages in the file of one rank, before the ranks are merged.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
-        calls: (process group, message) -> calls in the whole file. The group's name tells sub-groups apart.
-        steps: training steps that these calls fill.
+        rank: global rank, None where the file does not say.
+        calls: (process group, message) -> calls in the whole file. The group's name distinguishes sub-groups.
+        steps: training steps of these calls.
     """
 
     rank: int | None
@@ -231,14 +231,14 @@ class RankMessages:
 
 
 def merge_ranks(ranks: Iterable[RankMessages]) -> dict[Message, float]:
-    """Merge the views of several ranks without counting a collective twice.
+    """Merge the files of several ranks without counting a collective twice.
 
-    Every rank of a group shows the same call, so counts are never added over files. Within one rank the calls of
-    its distinct groups do add up: that rank waits for all of them. Over the ranks the largest count is taken: a
-    step lasts as long as its busiest rank.
+    Every rank of a group records the same call, so counts are never added over files. Within one rank the calls of its
+    distinct groups do add up: that rank waits for all of them. Of all ranks the largest count is taken: a step lasts as
+    long as its busiest rank.
 
-    An all_to_all may have another size on every rank. There the rank that sends most stands for all of them with
-    its whole list: taking the largest count size by size would count one call once per rank.
+    An all_to_all may have a different size on every rank, so there the list of the rank that sends most stands for
+    all: taking the largest count of each size would count one call once per rank.
 
     Returns:
         message -> calls per step.

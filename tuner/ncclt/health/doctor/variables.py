@@ -30,7 +30,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "NCCL_NTHREADS": (64, 512), "NCCL_LL128_NTHREADS": (160, 640), "NCCL_CGA_CLUSTER_SIZE": (0, 8),
     "NCCL_IB_QPS_PER_CONNECTION": (1, 128), "NCCL_SOCKET_NTHREADS": (0, 16), "NCCL_NSOCKS_PERTHREAD": (0, 64),
 }  # fmt: skip
-"""Variable -> smallest and largest value; NCCL clamps or ignores others (nccl.md 4.5 and 5)."""
+"""Variable -> smallest and largest value; NCCL clamps or ignores others."""
 
 PARAMETERS: dict[str, Parameter] = {row.variable: row for row in CATALOGUE}
 """The rows of `ncclt.nccl.parameters`, by the variable's full name."""
@@ -138,7 +138,7 @@ PER_RANK = frozenset(
         "MNNVL_CLIQUE_ID", "CONF_FILE",
     )
 )  # fmt: skip
-"""What may differ between the ranks of a job (nccl.md, section 5, "Global rule")."""
+"""What may differ between the ranks of a job."""
 
 READ_BY_EVERY_RANK = frozenset(
     f"NCCL_{name}"

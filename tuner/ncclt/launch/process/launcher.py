@@ -21,7 +21,7 @@ KILL_GRACE_S = 1.0
 """After `kill`, for programs that have ranks elsewhere to end: mpirun, torchrun, srun and ssh need time for that."""
 
 _DEBUG = "NCCL_DEBUG"
-"""Log lines of NCCL go to standard output and break the rows of nccl-tests (nccl.md 7.3); they also cost time."""
+"""Log lines of NCCL go to standard output and break the rows of nccl-tests; they also cost time."""
 
 FORWARDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """They decide which NCCL and which Python a rank loads, so they are the same on every node."""

@@ -19,7 +19,7 @@ _Choice = tuple[object, ...]
 class Attested:
     """Remembers the choices that were applied; they are the same in every launch on a cluster.
 
-    They depend on the variables: a single channel, for example, disables NVLS (nccl.md 4.2).
+    They depend on the variables: a single channel, for example, disables NVLS.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ SPLIT_MASK = "NCCL_TESTS_SPLIT_MASK"
 _HINT = "use nccl-tests 2.14 or newer, built with MPI=1, or --benchmark torch_collectives"
 
 WRONG_DATA_EXIT_CODE = 7
-"""testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW (nccl.md 7.4)."""
+"""testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW."""
 
 CYCLES = 2
 """How often a run repeats its sizes, if it can: the first, cold row then has a warm one to replace it."""
