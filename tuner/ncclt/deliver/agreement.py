@@ -1,9 +1,9 @@
-"""One decision per job, for many nodes: who comes first publishes what the job is given, and all others follow it.
+"""One decision per job, for many nodes: the first process publishes what the job is given, and all others follow it.
 
 Ranks that choose differently hang or corrupt data, so a node that cannot learn the decision must not start. The
-protocol has no lock and no owner, and therefore nothing that a killed process could leave behind: everybody makes a
-proposal of his own, and a hard link, which exactly one of them can create, also on NFS (link(2), open(2)), makes one of
-them the decision. It is never changed again. Standard library alone: `ncclt run` must start fast.
+protocol has no lock and no owner, so a killed process leaves nothing behind: every process writes its own proposal, and
+a hard link, which exactly one of them can create, even on NFS (link(2), open(2)), makes one of them the decision. It is
+never changed afterwards. Imports the standard library alone: `ncclt run` must start fast.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ DECISION_SCHEMA = 1
 """Version of the document of a decision."""
 
 MAX_DECISION_BYTES = 4 * 1024 * 1024
-"""Longest that is read: twice the longest answers of a server, with their quotes."""
+"""Longest decision that is read: twice the longest answers of a server, with their quotes."""
 
 REUSE_S = 3600.0
-"""Age up to which the decision of a job whose name may recur is of the same job: its processes start together."""
+"""Age up to which a decision counts as the same job's where a job's name may recur: its processes start together."""
 
 READ_BACK_S = 60.0
-"""How long a decision that is known to exist may stay unseen: NFS keeps what it knows of a folder for 60 s at most
+"""How long a decision that is known to exist may stay invisible: NFS caches the content of a folder for 60 s at most
 (acdirmax, nfs(5))."""
 
 
 _OF_ONE_NODE = frozenset({"tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
-"""File systems that other nodes see only where this one exports them."""
+"""File systems that other nodes only see if this one exports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAgreement:
-    """What one job is given.
+    """The decision for one job.
 
     Attributes:
         job: its identity.
-        question: what was asked for; a process that asks for something else is of another job.
-        content: what is given; the form is the caller's.
+        question: what was requested; a process that requests something else belongs to another job.
+        content: what the job is given; its form is the caller's.
         host, pid: who decided.
         created_s: when, seconds since 1970.
-        token: tells decisions under one name apart.
+        token: distinguishes decisions under one name.
     """
 
     job: str
@@ -63,23 +63,23 @@ class JobAgreement:
 
     @property
     def when(self) -> str:
-        """Return its time for people."""
+        """Return its time as text."""
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.created_s))
 
 
 def usable_folder(folder: Path) -> Path:
-    """Return where decisions lie in a folder that all nodes share.
+    """Return the folder of decisions in a folder that all nodes share.
 
-    The folder is never made: on a node without the file system it would be another one, and the node would decide
-    alone.
+    The folder is never created: on a node without the file system that would be a different one, and the node would
+    decide alone.
 
     Raises:
-        StoreError: it is not here.
-        UsageError: it is a mount point, whose empty directory is there also where nothing is mounted.
+        StoreError: it does not exist on this node.
+        UsageError: it is a mount point, whose empty directory exists even where nothing is mounted.
     """
     try:
         reason = "" if folder.is_dir() else f"is not on {os.uname().nodename}"
-    except OSError as error:  # a ticket that has run out, a server that is gone
+    except OSError as error:  # an expired ticket, an unreachable server
         reason = f"cannot be reached on {os.uname().nodename}: {error.strerror}"
     if reason:
         raise StoreError(
@@ -87,7 +87,7 @@ def usable_folder(folder: Path) -> Path:
             hint="this node cannot learn what the job was given, so it does not start; make the folder once, on a file "
             "system that all nodes mount",
         )
-    folder = folder.resolve()  # of a link the place that it leads to counts
+    folder = folder.resolve()  # the target of a link counts
     if os.path.ismount(folder):
         raise UsageError(
             f"{folder} is a mount point: a node without the mount would not notice",
@@ -97,17 +97,17 @@ def usable_folder(folder: Path) -> Path:
 
 
 def file_system_of_one_node(folder: Path, *, table: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of a folder's file system where no other node mounts such a one; empty where others may.
+    """Return the type of a folder's file system if no other node can mount it; empty if others may.
 
     Args:
         folder: absolute, without links.
-        table: what is mounted here (proc(5)).
+        table: the mounts of this node (proc(5)).
     """
     try:
         rows = [line.split(" - ") for line in table.read_text(errors="replace").splitlines()]
     except OSError:
         return ""
-    # Spaces in names are written as octal numbers. What is mounted last covers what was there before.
+    # Spaces in names are written as octal numbers. A later mount hides an earlier one.
     places = [(row[0].split()[4].encode().decode("unicode_escape"), row[1].split()[0]) for row in rows if len(row) == 2]
     holding = [(len(place), kind) for place, kind in places if folder.is_relative_to(place)]
     kind = max(reversed(holding), key=lambda one: one[0], default=(0, ""))[1]
@@ -115,11 +115,11 @@ def file_system_of_one_node(folder: Path, *, table: Path = Path("/proc/self/moun
 
 
 def find_decision(folder: Path, job: Job, *, question: str) -> JobAgreement | None:
-    """Return the decision for a job; None = nobody has decided yet.
+    """Return the decision for a job; None = there is none yet.
 
     Raises:
-        StoreError: it cannot be read, is damaged or another user's, or it is not certain whose job it is.
-        UsageError: the job was asked for something else.
+        StoreError: it cannot be read, is damaged or another user's, or may be of an earlier job.
+        UsageError: the job requested something else.
     """
     return _newest(folder, job, question)[1]
 
@@ -133,18 +133,18 @@ def decide(
     patience_s: float = READ_BACK_S,
     clock: Callable[[], float] = time.time,
 ) -> JobAgreement:
-    """Propose what a job is given, and return what was decided: this, or what somebody else proposed before.
+    """Propose what a job is given, and return the decision: this proposal, or an earlier one of another process.
 
     Args:
         folder: shared by all nodes.
         job: whose decision it is.
-        question: what was asked for.
+        question: what was requested.
         content: the proposal, a JSON object.
-        patience_s: how long to wait for a decision that is there and not yet seen here.
+        patience_s: how long to wait for a decision that exists but is not visible on this node yet.
         clock: seconds since 1970.
 
     Raises:
-        StoreError, UsageError: as for `find_decision`; or it cannot be published here, and nobody else has.
+        StoreError, UsageError: as for `find_decision`; or it cannot be published here, and no other node has done so.
     """
     path, found = _newest(folder, job, question)
     if found is not None:
@@ -167,7 +167,7 @@ def decide(
 
 
 def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> JobAgreement | None:
-    """Wait until somebody has decided; None = nobody did in this time.
+    """Wait for the decision of another process; None = none was made in this time.
 
     Raises:
         StoreError, UsageError: as for `find_decision`.
@@ -184,11 +184,11 @@ def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> J
 
 
 def _newest(folder: Path, job: Job, question: str) -> tuple[Path, JobAgreement | None]:
-    """Return the file that holds, or would hold, the decision of this job, and the decision.
+    """Return the file of this job's decision, which may not exist yet, and the decision.
 
-    Where a job's name may recur, one that is surely an earlier job's is passed over: its successor's name is made of
-    its token, so that all who pass it over look for the same file. Nothing is ever removed or replaced, which is what
-    would let two processes disagree.
+    Where a job's name may recur, a decision that is surely an earlier job's is skipped: its successor's name is derived
+    from its token, so that all processes that skip it look for the same file. Nothing is ever removed or replaced,
+    since then two processes could disagree.
     """
     name = job.name
     while True:
@@ -208,10 +208,10 @@ def _newest(folder: Path, job: Job, question: str) -> tuple[Path, JobAgreement |
 
 
 def _ages_s(path: Path, found: JobAgreement) -> list[float]:
-    """Return the age of a decision by the clocks of the two nodes, and by that of the file system where it has one.
+    """Return the age of a decision by the clocks of the two nodes, and by the file system's clock if it has one.
 
-    Nodes whose clocks differ by hours would else disagree about which decision holds. A file server has one clock for
-    all of them; where nothing can be written, it cannot be asked.
+    Nodes whose clocks differ by hours would otherwise disagree about which decision is in effect. A file server has one
+    clock for all of them, which can only be read by writing a file.
     """
     ages_s = [time.time() - found.created_s]
     try:
@@ -248,7 +248,7 @@ def _content_of(descriptor: int, path: Path) -> bytes:
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_DECISION_BYTES:
         raise StoreError(f"{path} is not a decision of ncclt", hint=_DAMAGED)
-    # A file system may show all files as those of one other user, the folder among them.
+    # A file system may show all files, and the folder too, as owned by one other user.
     if facts.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
         raise StoreError(f"the decision {path} was made by another user", hint="name a folder of your own")
     with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -307,7 +307,7 @@ def _parsed(raw: bytes, path: Path) -> JobAgreement:
 
 
 def _publish(path: Path, text: bytes) -> None:
-    """Make the text the decision, unless there is one.
+    """Make this text the decision, unless there is one already.
 
     Raises:
         StoreError: it cannot be written, or the file system has no hard links.
@@ -316,7 +316,7 @@ def _publish(path: Path, text: bytes) -> None:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ncclt-proposal-")
     except OSError as error:
         if path.exists():
-            return  # somebody else could
+            return  # another process was first
         raise _unwritable(path.parent, error) from error
     proposal = Path(name)
     try:
@@ -329,7 +329,7 @@ def _publish(path: Path, text: bytes) -> None:
         except FileExistsError:
             return
         except OSError as error:
-            # NFS repeats a request whose answer was lost, and then reports as failed what it did: count the links.
+            # NFS repeats a request whose answer was lost, and then reports a success as a failure: count the links.
             if proposal.stat().st_nlink < 2 and not path.exists():
                 raise _unwritable(path.parent, error) from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a job's own reports and logs say against what it was given: message by message, and in one word."""
+"""Compare a job's own reports and logs with what it was given: message by message, and as one verdict."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE, SET_BY_RULES
 
 CHOICE_VARIABLES = tuple(sorted(f"NCCL_{name}" for name in {*SET_BY_RULES, COMPETES_WITH_COMPUTE}))
-"""What decides algorithm, protocol and channels beside any table."""
+"""Variables that decide algorithm, protocol and channels besides any table."""
 
 _ORDER = (RowState.DIFFERS, RowState.UNCERTAIN, RowState.AS_WANTED, RowState.NOT_SEEN)
 _ALGORITHMS = frozenset(algorithm.value for algorithm in Algorithm)
 
 OWN_LINE = "TUNER/ncclt:"
-"""How our plugin begins what it tells NCCL's log (plugin/communicator.c)."""
+"""Prefix of our plugin's lines in NCCL's log (plugin/communicator.c)."""
 
 _NOT_USED = "is not used"
 
 _OF_OTHER_RANKS = re.compile(r"none of its \d+ rows is for (\d+) ranks")
 
 _USING = re.compile(r"Using (?:tuner plugin )?ncclt\b")
-"""What NCCL says of a tuner plugin that it took; older versions have the two words between."""
+"""NCCL's line about a tuner plugin that it loaded; older versions have the optional words."""
 
 
 def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation:
@@ -50,7 +50,7 @@ def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation
 
     Args:
         delivered: what the job was given.
-        seen: what its sources tell.
+        seen: what was observed of it.
         created: ISO time.
     """
     causes = _causes(delivered, seen)
@@ -90,12 +90,12 @@ def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation
 
 
 def has_our_plugin(tuner_lines: Iterable[str]) -> bool:
-    """Return whether NCCL's log shows that it loaded ncclt's plugin; its path alone, as in `Could not find`, does not."""
+    """Return whether NCCL's log shows ncclt's plugin loaded; its path alone, as in `Could not find`, does not count."""
     return any(line.startswith(OWN_LINE) or _USING.search(line) for line in tuner_lines)
 
 
 def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> Policy:
-    """Return what variables, as ncclt writes them, force on every size of each collective.
+    """Return the policy that variables, as ncclt writes them, force on every size of each collective.
 
     Raises:
         SettingError: a word that ncclt never writes.
@@ -109,7 +109,7 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
             {algo_proto.algorithm for algo_proto in left},
             {algo_proto.protocol for algo_proto in left},
         )
-        # What is the only one anyway is forced by nobody.
+        # A pair without an alternative is not forced.
         has_algorithm = len(algorithms) == 1 and algorithms != {algo_proto.algorithm for algo_proto in legal}
         has_protocol = len(protocols) == 1 and protocols != {algo_proto.protocol for algo_proto in legal}
         rule = Rule(
@@ -124,12 +124,12 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
 
 
 def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
-    """Return the rules that may speak of a call: one, or several where its group or size is not known."""
+    """Return the rules that may apply to a call: one, or several where its group or size is not known."""
     found = []
     for rule in delivered.policy.rules:
         group = rule.group_size
         if delivered.form is Form.TABLE and group == 0:
-            group = delivered.ranks  # a table's row for the whole job names its ranks
+            group = delivered.ranks  # the row of a table for the whole job has its rank count
         fits = use.size_bytes == 0 or (
             rule.min_bytes <= use.size_bytes and (rule.max_bytes is None or use.size_bytes <= rule.max_bytes)
         )
@@ -141,7 +141,7 @@ def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
 
 
 def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
-    """Return the row of a call without its number."""
+    """Return the row of a call, without the number of calls."""
     wanted = " or ".join(dict.fromkeys(_wish(rule) for rule in rules))
     row = MessageUse(
         collective=use.collective,
@@ -173,10 +173,10 @@ def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
 
 
 def _fits(use: Use, rule: Rule) -> bool:
-    """Return whether a call went as a rule wants it.
+    """Return whether a call used what a rule wants.
 
-    Fewer channels than asked for are what NCCL's scheduler gives to small and grouped calls (nccl.h knows no way to
-    insist, src/enqueue.cc); more are a different choice. What the plugin asked for must be equal.
+    Fewer channels than requested are right: NCCL's scheduler gives small and grouped calls fewer, and nothing can
+    prevent that (src/enqueue.cc). More are a different choice. What the plugin requested must be equal.
     """
     algorithm, _, rest = use.choice.partition("/")
     protocol, _, number = rest.partition("/")
@@ -188,11 +188,11 @@ def _fits(use: Use, rule: Rule) -> bool:
 
 
 def _causes(delivered: Delivered, seen: Observed) -> list[str]:
-    """Return what explains a difference, as far as the sources tell it; most telling first."""
+    """Return the causes of a difference that the sources show, most likely first."""
     causes = []
     groups = {rule.group_size or delivered.ranks for rule in delivered.policy.rules}
     for one in seen.witnesses:
-        # A communicator of another size than any rule's has no row of the table, and needs none.
+        # The table needs no row for a communicator of a size that no rule has.
         if one.not_in_use and one.ranks in groups:
             causes.append(f"the plugin used no table: {one.not_in_use}")
     strangers = {one.table for one in seen.witnesses if one.table} - {delivered.recommendation}
@@ -221,7 +221,7 @@ def _causes(delivered: Delivered, seen: Observed) -> list[str]:
 
 
 def _refuses(line: str, groups: Collection[int]) -> bool:
-    """Return whether the plugin says that it did not use a table which has rows for such a communicator."""
+    """Return whether the plugin says that it did not use a table that has rows for such a communicator."""
     if not line.startswith(OWN_LINE) or _NOT_USED not in line:
         return False
     other = _OF_OTHER_RANKS.search(line)
@@ -262,7 +262,7 @@ def _judge(
 
 
 def _judge_variables(delivered: Delivered, seen: Observed, why: str) -> tuple[Effect, str]:
-    """Judge a policy of process-wide parameters alone by what NCCL says that it read."""
+    """Judge a policy of process-wide parameters alone by the variables that NCCL's log says it read."""
     if not seen.tells_variables:
         return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines tells of them"
     right = sum(set(seen.variables.get(name, ())) == {value} for name, value in delivered.variables)

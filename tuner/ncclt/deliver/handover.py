@@ -1,6 +1,6 @@
-"""What a job is given, decided before it starts: variables, or a table for the plugin with the variables beside it.
+"""Decide what a job is given before it starts: variables, or a table for the plugin with the variables that it needs.
 
-Two rules hold. What was measured together is delivered together or not at all: a mixture with the user's own choice was
+Two rules. What was measured together is delivered together or not at all: a mixture with the user's own choice was
 never measured, and may leave a collective without an algorithm. And a table that some nodes have and others lack makes
 ranks disagree, which hangs a job or corrupts its data: it is used only where every node certainly reads it.
 """
@@ -27,7 +27,7 @@ _ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
 """As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
 
 _HYDRA_OPTIONS = ("-genv", "-env")
-"""MPICH and Intel MPI take name and value as two words."""
+"""MPICH and Intel MPI take name and value as two arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class Handover:
 
     Attributes:
         set_env, unset_env: changes to its environment.
-        form: how the policy is delivered; None = not at all.
-        notes: what the user should know, one sentence each.
+        form: how the policy is delivered; None = it is not.
+        notes: for the user, one sentence each.
     """
 
     set_env: tuple[tuple[str, str], ...] = ()
@@ -56,15 +56,15 @@ def plan_handover(
     shared: bool,
     override: bool,
 ) -> Handover:
-    """Decide what a job is given.
+    """Decide what a job is given; nothing is written yet.
 
     Args:
         offer: what is available for it.
-        environ: the environment that it would inherit.
+        environ: the environment that it inherits.
         argv: its command.
-        plugin: the compiled plugin; None = there is none, or it is not wanted.
-        table_file: absolute path of the table, which need not be written yet.
-        shared: the user says that every node can read `table_file`.
+        plugin: the compiled plugin; None = missing or not wanted.
+        table_file: absolute path of the table, which need not exist yet.
+        shared: every node can read `table_file`, according to the user.
         override: replace the user's own variables.
     """
     notes = []
@@ -84,14 +84,14 @@ def plan_handover(
     delivered = dict(offer.table_variables if form is Form.TABLE else offer.variables)
     if form is Form.TABLE:
         delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
-    told = _told(delivered, _set_by(argv), form)
-    if told:
+    fixed = _conflicts(delivered, _set_by(argv), form)
+    if fixed:
         notes.append(
-            f"the command itself sets {', '.join(f'{name}={value}' for name, value in told.items())}, so nothing else "
-            "is set: what was measured together is delivered together or not at all (take it out of the command)"
+            f"the command itself sets {', '.join(f'{name}={value}' for name, value in fixed.items())}, so nothing "
+            "else is set: what was measured together is delivered together or not at all (take it out of the command)"
         )
         return Handover(notes=tuple(notes))
-    own = tuple(_told(delivered, environ, form))
+    own = tuple(_conflicts(delivered, environ, form))
     if own and not override:
         listed = ", ".join(f"{name}={environ[name]}" for name in own)
         notes.append(
@@ -114,7 +114,7 @@ def plan_handover(
 
 
 def _where_it_lacks(offer: Offer, argv: Sequence[str], environ: Mapping[str, str], *, shared: bool) -> str:
-    """Say why some node of the job may lack the table; empty = all have it."""
+    """Return why some node of the job may lack the table; empty = all have it."""
     if shared:
         return ""
     begins = PurePath(argv[0]).name
@@ -131,7 +131,7 @@ def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
     return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
 
 
-def _told(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -> dict[str, str]:
+def _conflicts(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -> dict[str, str]:
     """Return the user's own variables that conflict with what is delivered."""
     rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
     return {
@@ -142,7 +142,7 @@ def _told(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -
 
 
 def _set_by(argv: Sequence[str]) -> dict[str, str]:
-    """Return the variables of NCCL and ncclt that a command sets for its processes, overriding inherited ones."""
+    """Return the variables of NCCL and ncclt that a command sets for its processes, which override inherited ones."""
     found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
     for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
         if option in _HYDRA_OPTIONS and name.startswith("NCCL"):
@@ -151,13 +151,13 @@ def _set_by(argv: Sequence[str]) -> dict[str, str]:
 
 
 def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return every variable that will decide NCCL's choices in a process, for comparison with other nodes.
+    """Return every variable that decides NCCL's choices in a process, for comparison with other nodes.
 
     Of plugin and table only the file names count: their folders may be mounted elsewhere, and a table is named by a
     hash of its content.
     """
     after = {name: value for name, value in environ.items() if name not in handover.unset_env} | dict(handover.set_env)
-    # A tuner of the user's own decides as well, and so does the table that it reads.
+    # The user's own tuner plugin decides too, and so does its table.
     tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
     names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", *tuner, *(name for name, _ in handover.set_env)}
     by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
@@ -167,15 +167,15 @@ def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def table_path(folder: Path, text: str) -> Path:
-    """Return the path of a table, named by its content, so that jobs share it and never overwrite another one."""
+    """Return the path of a table, named by its hash, so that jobs share it and never overwrite another one."""
     return folder.absolute() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.csv"
 
 
 def write_table(path: Path, text: str) -> None:
-    """Write a table, whole or not at all; it stays for communicators that open late.
+    """Write a table atomically; it is never removed, since communicators may open late.
 
-    Other users may read it, as a TaskProlog may be for them and a folder for a group. A good file is never replaced: a
-    node reading it at that moment over NFS would lose it and choose differently from the rest.
+    Other users can read it: a TaskProlog may serve them, and a folder a group. An intact file is never replaced: a node
+    that reads it over NFS at that moment would fail and choose differently from the rest.
 
     Raises:
         OSError: it cannot be written there.
@@ -184,13 +184,13 @@ def write_table(path: Path, text: str) -> None:
 
 
 def place_plugin(folder: Path, plugin: Path) -> Path:
-    """Put a copy of the plugin beside the tables, and return its path.
+    """Copy the plugin beside the tables, and return its path.
 
-    A process that decides for other nodes knows only that they read this folder: a node with the table but without the
-    plugin would choose differently from the rest. Where the folder is mounted noexec, the plugin stays where it is.
+    A process that decides for other nodes only knows that they can read this folder, and a node with the table but
+    without the plugin would choose differently from the rest. If the folder is mounted noexec, nothing is copied.
 
     Raises:
-        OSError: it cannot be read, or not be written there.
+        OSError: it cannot be read, or not written there.
     """
     content = plugin.read_bytes()
     path = folder.absolute() / hashlib.sha256(content).hexdigest()[:32] / LIBRARY_NAME
@@ -209,7 +209,7 @@ def _put(path: Path, content: bytes) -> None:
             os.fchmod(descriptor, _READABLE)
         try:
             path.hardlink_to(name)
-        except OSError:  # another process made one, a damaged one is there, or the file system has no hard links
+        except OSError:  # it exists, maybe damaged, or the file system has no hard links
             if not _holds(path, content):
                 Path(name).replace(path)
     finally:
@@ -217,7 +217,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Return whether a file has this content; where it is ours, make sure that others can read it."""
+    """Return whether a file has this content; if it is ours, make it readable for others."""
     if not path.is_file() or path.read_bytes() != content:
         return False
     facts = path.stat()

@@ -1,4 +1,4 @@
-"""Which job a process belongs to, from what its launcher tells it: the same on all of its nodes."""
+"""The identity of the job that a process belongs to, from its launcher's variables: the same on all of its nodes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MANY_NODES_LAUNCHERS = frozenset(
     {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "flux", "jsrun", "lrun", "aprun",
      "palsrun", "ssh", "pdsh", "clush", "kubectl", "deepspeed", "horovodrun"}
 )  # fmt: skip
-"""Commands that start processes on other nodes from one place."""
+"""Commands that start the processes of all nodes from one node."""
 
 NODE_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
-"""Commands that are started on every node and start its processes alone."""
+"""Commands that run on every node and only start its own processes."""
 
 _WRAPPERS = frozenset(
     {"env", "nice", "ionice", "numactl", "taskset", "chrt", "time", "timeout", "nohup", "stdbuf", "setsid", "exec",
      "uv", "poetry", "pixi", "conda", "mamba", "micromamba", "run"}
 )  # fmt: skip
-"""Commands that start another one in their place, on the same node."""
+"""Commands that run another command, on the same node."""
 
 RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
-"""Set by a launcher in each process that it starts: who sees one is on a node already."""
+"""Set by a launcher in each process that it starts on a node."""
 
 _MPI_JOBS = (("OMPI_MCA_ess_base_jobid", "Open MPI job"), ("PMIX_NAMESPACE", "PMIx namespace"))
 """Open MPI up to 4; Open MPI 5, PRRTE and Slurm with PMIx."""
@@ -38,7 +38,7 @@ class Job:
 
     Attributes:
         name: equal in all of its processes.
-        is_unique: no other job, and no other start of this one, has this name.
+        is_unique: no other job, and no restart of this one, has this name.
     """
 
     name: str
@@ -48,18 +48,17 @@ class Job:
 def job_of(
     environ: Mapping[str, str], argv: Sequence[str], *, named: str | None = None, nodes: int | None = None
 ) -> Job | None:
-    """Return the job that this process belongs to; None = nothing tells it.
+    """Return the job that this process belongs to; None = not known.
 
-    What starts the processes knows best, so MPI goes before the Slurm whose nodes it may use. A number of Slurm counts
-    only together with that of the step, and only where the step covers the job: a script may start one step per node.
-    How often Slurm started the job anew belongs to its name. Parts of a heterogeneous job have numbers of their own,
-    which is not looked into.
+    MPI comes before Slurm, in whose allocation it may run. A Slurm job id only counts together with the step id, and
+    only if the step spans the job: a script may start one step per node. Slurm's restart count is part of the name. The
+    separate ids of the parts of a heterogeneous job are not supported.
 
     Args:
         environ: of the process.
-        argv: the command that it will start.
-        named: what the user calls the job.
-        nodes: of the job, as far as the user says.
+        argv: the command that it starts.
+        named: the user's name for the job.
+        nodes: of the job, if the user gave them.
 
     Raises:
         UsageError: the user's name is empty or longer than 200 characters, or has unprintable ones.
@@ -76,24 +75,24 @@ def job_of(
         covers_nodes = nodes_of(argv, environ, nodes) <= _whole(environ.get("SLURM_STEP_NUM_NODES", ""))
         covers_ranks = _meets_others(argv) or _world(environ) <= _whole(environ.get("SLURM_STEP_NUM_TASKS", ""))
         if number and step and covers_nodes and covers_ranks:
-            # Clusters that share a file system number their jobs each from 1.
+            # Clusters that share a file system each number their jobs from 1.
             where = f" of {environ['SLURM_CLUSTER_NAME']}" if environ.get("SLURM_CLUSTER_NAME") else ""
             return Job(name=f"Slurm step {number}.{step}{where} start {environ.get('SLURM_RESTART_COUNT') or 0}")
     if _meets_others(argv):
         rendezvous = _option(argv, _RENDEZVOUS) or environ.get("PET_RDZV_ID", "")
-        # What a shell will put in there later is not a name yet.
+        # A shell variable is not a name yet.
         if rendezvous and rendezvous != "none" and not set(rendezvous) & {"$", "`"}:
             return Job(name=f"rendezvous {rendezvous}")
     return None
 
 
 def is_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
-    """Return whether this is the only process that decides for its job, by the variables that launchers leave.
+    """Return whether this is the only process that decides for its job, according to launchers' variables.
 
-    A batch script of Slurm has the variables of a task and runs once. A rank of PyTorch with its number in the
-    environment, as Kubeflow's operators and scripts of one's own set it, is one of several.
+    A Slurm batch script has the variables of a task and runs once. A process with PyTorch's RANK in its environment, as
+    Kubeflow's operators and users' scripts set it, is one of several.
     """
-    if starts_others(argv) and "--no_ssh" not in argv:  # with it DeepSpeed starts the processes of its own node alone
+    if starts_others(argv) and "--no_ssh" not in argv:  # with it DeepSpeed only starts the processes of its own node
         return True
     several = nodes_of(argv, environ, nodes) > 1
     if any(name in environ for name in RANK_VARIABLES if name != "SLURM_PROCID"):
@@ -108,19 +107,19 @@ def is_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | No
 
 
 def nodes_of(argv: Sequence[str], environ: Mapping[str, str], nodes: int | None = None) -> int:
-    """Return on how many nodes a job runs at most, as far as the user and torchrun say; 1 where neither does."""
+    """Return on how many nodes a job runs at most, according to the user and torchrun; 1 where neither says."""
     said = 1
     if _meets_others(argv) and "--standalone" not in _words(argv):
-        told = (_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
-        # What a shell will put in there later may be any number.
-        said = 2 if set(told) & {"$", "`"} else _whole(told)
+        given = (_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
+        # A shell variable may be any number.
+        said = 2 if set(given) & {"$", "`"} else _whole(given)
     return max(said, nodes or 1)
 
 
 def is_node_launcher(argv: Sequence[str]) -> bool:
-    """Return whether a command is surely one that is started on every node and starts its processes there alone.
+    """Return whether a command certainly runs on every node and only starts processes there.
 
-    What stands before its name must be known to stay on the node: `time srun torchrun` does not, and a script may not.
+    What precedes its name must be known to stay on the node: `time srun torchrun` does not, and a script may not.
     """
     for position, word in enumerate(argv):
         name = PurePath(word).name
@@ -133,7 +132,7 @@ def is_node_launcher(argv: Sequence[str]) -> bool:
 
 
 def starts_others(argv: Sequence[str]) -> bool:
-    """Return whether a command starts processes on other nodes, also where something stands before its launcher."""
+    """Return whether a command starts processes on other nodes, even with other words before its launcher."""
     for word in argv:
         if PurePath(word).name in MANY_NODES_LAUNCHERS:
             return True
@@ -143,18 +142,18 @@ def starts_others(argv: Sequence[str]) -> bool:
 
 
 def _stays_here(word: str) -> bool:
-    """Return whether a word is an option, a number, an assignment or the name of a command that stays on its node."""
+    """Return whether a word is an option, a number, an assignment or a command that stays on its node."""
     name = PurePath(word).name
     return word[:1] == "-" or word[:1].isdecimal() or "=" in word or name in _WRAPPERS or name.startswith("python")
 
 
 def _meets_others(argv: Sequence[str]) -> bool:
-    """Return whether there is a launcher in a command that meets those of other nodes, in a container or script too."""
+    """Return whether a command has a launcher that joins those of other nodes, also inside a container or script."""
     return bool({PurePath(word).name for word in _words(argv)} & NODE_LAUNCHERS)
 
 
 def _words(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command, those of a script for `sh -c` as well."""
+    """Return the words of a command, including those of a script for `sh -c`."""
     return [word for argument in argv for word in argument.split()]
 
 
@@ -163,7 +162,7 @@ def _slurm_step(environ: Mapping[str, str]) -> str:
 
 
 def _world(environ: Mapping[str, str]) -> int:
-    """Return how many ranks of PyTorch there are, as far as a rank's own number is said beside it."""
+    """Return PyTorch's WORLD_SIZE, if RANK is set too."""
     return _whole(environ.get("WORLD_SIZE", "")) if "RANK" in environ else 1
 
 
@@ -172,7 +171,7 @@ def _whole(text: str) -> int:
 
 
 def _option(argv: Sequence[str], names: Sequence[str]) -> str:
-    for words in (argv, _words(argv)):  # as it was given, else inside a script
+    for words in (argv, _words(argv)):  # as given, else inside a script
         for position, word in enumerate(words):
             name, equals, value = word.partition("=")
             if name in names:

@@ -1,8 +1,8 @@
-"""What shape a job has: nodes, GPUs per node and NCCL, as its command and the variables of its launcher say it.
+"""The shape of a job: nodes, GPUs per node and NCCL version, from its command and its launcher's variables.
 
-A guess would give a job what was measured for another one, so what is not surely said stays unknown. What stands nearer
-to the ranks is believed first: the command (torchrun, then mpirun, then srun), the variables of a rank (torchrun, Open
-MPI, Hydra), Slurm's step, and Slurm's allocation.
+A guess would give a job what was measured for another one, so what is not certain stays unknown. Sources closer to the
+ranks come first: the command (torchrun, then mpirun, then srun), the variables of a rank (torchrun, Open MPI, Hydra),
+Slurm's step, and Slurm's allocation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ELSEWHERE = re.compile(
     r"apptainer|singularity|docker|podman|enroot|kubectl|ssh|pdsh|clush|conda|mamba|micromamba|uv|poetry"
     r"|pixi|(?:ba|da|z)?sh|.*\.sh"
 )
-"""Words of a command that runs in another file system or Python environment than is seen here, or may."""
+"""Commands that run, or may run, in a file system or Python environment other than this one."""
 
 _TASKS = re.compile(r"([1-9][0-9]{0,5})(?:\(x[0-9]+\))?")
-"""Slurm's word for tasks per node where all nodes have as many: `8(x2)`."""
+"""Slurm's notation for equal tasks on all nodes: `8(x2)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class ShapePart:
 
     Attributes:
         value: nodes, GPUs per node, ranks, or an NCCL version.
-        by: who says so, for people.
-        binding: an option that says otherwise contradicts it; an allocation can also be used in part.
+        by: the source, for messages.
+        binding: a different option is an error; not so for an allocation, which can be used in part.
     """
 
     value: int | str
@@ -55,9 +55,9 @@ def shape_of(
     """Return what is known of a job's shape.
 
     Args:
-        argv: the command that will start it; empty where it is not known.
+        argv: the command that starts it; empty = not known.
         environ: of this process.
-        nodes, gpus_per_node: as the user says; with the number of ranks the one gives the other.
+        nodes, gpus_per_node: given by the user; with the number of ranks one gives the other.
     """
     found: Shape = {}
     for said in (
@@ -76,14 +76,14 @@ def shape_of(
 
 
 def _complete(shape: Shape, *, nodes: int | None, gpus_per_node: int | None) -> None:
-    """Find out one of nodes and GPUs per node from the other and the number of ranks, where a launcher says that."""
+    """Derive nodes or GPUs per node from the other one and the number of ranks, if a launcher gives that."""
     ranks = shape.pop("ranks", None)
     if ranks is None:
         return
     total = int(ranks.value)
     if math.prod(int(shape[part].value) if part in shape else 0 for part in ("nodes", "gpus_per_node")) == total:
         return
-    # An allocation that is not used as a whole does not tell how ranks are spread over it.
+    # How ranks are spread over an allocation that is used in part is not known.
     for part in ("nodes", "gpus_per_node"):
         if part in shape and not shape[part].binding:
             del shape[part]
@@ -94,7 +94,7 @@ def _complete(shape: Shape, *, nodes: int | None, gpus_per_node: int | None) -> 
 
 
 def _of_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Shape:
-    """Read `--nnodes` and `--nproc-per-node`, which are 1 where torchrun is not told otherwise."""
+    """Read `--nnodes` and `--nproc-per-node`, both 1 by default."""
     words = [word for argument in argv for word in argument.split()]
     name = next((PurePath(word).name for word in words if PurePath(word).name in _TORCHRUN), "")
     if not name:
@@ -111,12 +111,12 @@ def _of_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Shape:
             found[part] = ShapePart(value=number, by=f"{name} {options[0]}={number}")
         elif not text and not any(set(word) & {"$", "`"} for word in words):
             found[part] = ShapePart(value=1, by=f"{name} without {options[0]}", binding=False)
-        # An elastic range, `gpu`, or what a shell will put in there later is not known yet.
+        # An elastic range, `gpu` and a shell variable are not known yet.
     return found
 
 
 def _of_mpirun(argv: Sequence[str]) -> Shape:
-    words = [] if ":" in argv else _launcher_options(argv, _MPIRUN)  # several programs have counts of their own
+    words = [] if ":" in argv else _launcher_options(argv, _MPIRUN)  # several programs, each with its own count
     ranks = _whole(_value(words, ("-np", "--np", "-n", "--n", "-c")))
     each = _whole(_value(words, ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost")))
     by_map = re.fullmatch(r"ppr:([0-9]+):node(?:[:,].*)?", _value(words, ("--map-by", "-map-by")))
@@ -129,14 +129,14 @@ def _of_srun(argv: Sequence[str], environ: Mapping[str, str]) -> Shape:
         return {}
     text = _value(words, ("-N", "--nodes"))
     nodes = _whole(text)
-    if not text and not _is_heterogeneous(environ):  # srun takes all nodes of its allocation
+    if not text and not _is_heterogeneous(environ):  # srun uses all nodes of its allocation
         nodes = _whole(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
     ranks, each = _whole(_value(words, ("-n", "--ntasks"))), _whole(_value(words, ("--ntasks-per-node",)))
     return _of_counts("srun", nodes=nodes, each=each, ranks=ranks)
 
 
 def _of_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> Shape:
-    """Return the shape of a launcher's counts, 0 = not said. One process per node may start others: GPUs unknown."""
+    """Return the shape from a launcher's counts, 0 = not given. One process per node may start others: GPUs unknown."""
     if not nodes and each and ranks % each == 0:
         nodes = ranks // each
     if not each and nodes and ranks % nodes == 0:
@@ -152,7 +152,7 @@ def _of_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> Shape:
 
 
 def _of_ranks(environ: Mapping[str, str]) -> Shape:
-    """Read what torchrun, Open MPI and Hydra tell each rank."""
+    """Read the variables that torchrun, Open MPI and Hydra set for each rank."""
     for rank, world_size, local, name in (
         ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "torchrun's LOCAL_WORLD_SIZE"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -174,7 +174,7 @@ def _of_step(environ: Mapping[str, str]) -> Shape:
         return {}
     nodes = _whole(environ.get("SLURM_STEP_NUM_NODES", ""))
     found = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
-    # A script may start one step per node: a step on one node of several says nothing of the job's.
+    # A script may start one step per node: a step on one of several nodes says nothing about the job.
     if nodes > 1 or environ.get("SLURM_JOB_NUM_NODES") == "1":
         found["nodes"] = ShapePart(value=nodes or 1, by=f"SLURM_STEP_NUM_NODES={nodes}")
     return found
@@ -209,12 +209,12 @@ def _is_heterogeneous(environ: Mapping[str, str]) -> bool:
 
 
 def _launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the words between a launcher and its program: `train.py -n 4` is no option of the launcher's."""
+    """Return the words between a launcher and its program: the `-n 4` of `train.py -n 4` is not the launcher's."""
     start = next((at for at, word in enumerate(argv) if PurePath(word).name in names), None)
     if start is None:
         return []
     found = [argv[start]]
-    values = 0  # words that may still belong to the option before them
+    values = 0  # words that may still belong to the preceding option
     for word in argv[start + 1 :]:
         if word.startswith("-"):
             values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
@@ -238,7 +238,7 @@ def _value(words: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _whole(text: str) -> int:
-    """Return a count above 0; 0 where the text is none."""
+    """Return a count above 0; 0 if the text is not one."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
@@ -246,11 +246,11 @@ def _whole(text: str) -> int:
 
 
 def nccl_version_of(argv: Sequence[str], environ: Mapping[str, str]) -> ShapePart | None:
-    """Return the NCCL that a job's processes will load, None = not surely known.
+    """Return the NCCL version that a job's processes will load, None = not certain.
 
     First the package nvidia-nccl-cu12 or -cu13 in the Python environment of the command (without a command: of the
-    first torchrun or python on PATH), which PyTorch's wheels load; then NCCL_VERSION as NVIDIA's images set it. Nothing
-    is said where LD_PRELOAD or LD_LIBRARY_PATH bring another library, and of a command in a container or a script.
+    first torchrun or python on PATH), which PyTorch's wheels load; then NCCL_VERSION as NVIDIA's images set it. None if
+    LD_PRELOAD or LD_LIBRARY_PATH bring another library, and for a command in a container or a script.
     """
     if "nccl" in environ.get("LD_PRELOAD", "") or _brings_own(environ.get("LD_LIBRARY_PATH", "")):
         return None
@@ -284,18 +284,18 @@ def _found(name: str, path: str) -> Path | None:
 
 
 def _packaged(program: Path) -> set[str]:
-    """Return the versions of NCCL that are installed as packages beside a program of a Python environment."""
-    # As it is named: the python of a virtual environment is a link into another one.
+    """Return the NCCL versions installed as packages in the Python environment of a program."""
+    # Unresolved: the python of a virtual environment is a link out of it.
     prefix = program.parent.parent
     try:
         return {
             match[1]
-            for lib in ("lib", "local/lib")  # the second is that of Debian's own Python
+            for lib in ("lib", "local/lib")  # the second is of Debian's Python
             for folder in prefix.glob(f"{lib}/python3*/*-packages/nvidia_nccl_cu1[0-9]-*.dist-info")
             if (match := re.match(r"nvidia_nccl_cu1[0-9]-([0-9]+\.[0-9]+\.[0-9]+)", folder.name))
         }
     except OSError:
-        return set()  # a folder that cannot be read says nothing
+        return set()  # an unreadable folder
 
 
 def _exists(path: Path) -> bool:

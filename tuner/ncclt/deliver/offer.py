@@ -1,4 +1,4 @@
-"""What a server, a store or a file offers for a job, as `ncclt run` and the TaskProlog with a table take it."""
+"""What a server, a store or a file offers for a job: the input of `ncclt run` and of a TaskProlog with a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ncclt.errors import (
 from ncclt.user_dirs import user_folder
 
 _LEAST_S = 0.01
-"""Shortest timeout that is passed on: a socket takes 0 for no timeout at all."""
+"""Shortest timeout that is passed on: for a socket 0 means no timeout."""
 
 _TABLE_HEAD = re.compile(
     r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
@@ -39,18 +39,18 @@ _TABLE_HEAD = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a server, a store or a file offers for a job; `offer_from_*` have checked what may reach one.
+    """What a server, a store or a file offers for a job, checked by `offer_from_*`.
 
     Attributes:
         recommendation, cluster, model: id and names; the names are empty for a table from a file.
         nccl_version: with which it was measured; empty = not known.
-        nodes, ranks: of the job that was measured; 0 = not known.
-        simulated: the times came from a model.
+        nodes, ranks: of the measured job; 0 = not known.
+        simulated: the times come from a model.
         variables: (name, value) proven without the table.
-        table: text for the plugin; empty = there is none, or it was not asked for.
+        table: text for the plugin; empty = there is none, or it was not requested.
         rules: of the table.
-        table_variables: (name, value) that the table needs beside it.
-        document: the whole answer of a server or store, for what only passes it on; empty for a table from a file.
+        table_variables: (name, value) that the table needs.
+        document: the whole answer of a server or store, to be passed on; empty for a table from a file.
     """
 
     recommendation: str
@@ -71,7 +71,7 @@ def offer_from_json(text: str) -> Offer:
     """Read an offer from the text of the format `json`.
 
     Raises:
-        InputError: it is no such text, or it sets what ncclt never sets.
+        InputError: the text is not in this format, or sets what ncclt never sets.
     """
     try:
         document = json.loads(text)
@@ -81,10 +81,10 @@ def offer_from_json(text: str) -> Offer:
 
 
 def offer_from_document(document: Any) -> Offer:
-    """Return the offer that a document of the format `json` makes, wherever it comes from.
+    """Read an offer from a document of the format `json`.
 
     Raises:
-        InputError: it is no such document, or it sets what ncclt never sets.
+        InputError: the document is not in this format, or sets what ncclt never sets.
     """
     try:
         known = checked_document(document, document["nccl_version"])
@@ -114,7 +114,7 @@ def with_table_text(offer: Offer, text: str) -> Offer:
     """Return an offer with its table, the text of the format `tuner-csv`.
 
     Raises:
-        InputError: it is no table, or belongs to another revision, published in between.
+        InputError: the text is not a table, or is of another revision, published in between.
     """
     head = _TABLE_HEAD.match(text)
     if head is None or head["id"] != offer.recommendation:
@@ -129,7 +129,7 @@ def offer_from_table(path: Path) -> Offer:
 
     Raises:
         UsageError: it cannot be read, or is not a table of ncclt.
-        InputError: it asks for variables that ncclt never sets.
+        InputError: it needs variables that ncclt never sets.
     """
     try:
         text = path.read_text(encoding="ascii")
@@ -167,20 +167,20 @@ def ask_for_offer(
     from_cache: bool,
     warn: Callable[[str], None],
 ) -> Offer:
-    """Ask the server, or the store where there is none.
+    """Request an offer from the server, or from the store if there is no server.
 
     Args:
         request: the job that it is for.
-        server, storage: one of them, or none for the default store.
-        with_table: the table is wanted as well.
+        server, storage: one of them, or neither for the default store.
+        with_table: request the table too.
         timeout_s: for all requests to the server together.
-        from_cache: where the server is unreachable, the cache may answer instead.
-        warn: takes a line for people, as soon as it is known.
+        from_cache: use the cached answer if the server is unreachable.
+        warn: receives a line for the user, at once.
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
         ServerError: the server is unreachable or broken, and the cache has no answer.
-        InputError: what came is no offer.
+        InputError: the answer is invalid.
     """
     if not server:
         return _stored(request, storage, with_table=with_table)
@@ -192,7 +192,7 @@ def ask_for_offer(
     try:
         return with_table_text(offer, table)
     except InputError:
-        # A revision was published in between, so the environment is asked for once more.
+        # A revision was published in between, so the environment is requested once more.
         return with_table_text(offer_from_json(fetch("json")), table)
 
 
@@ -224,7 +224,7 @@ def _fetching(
                 gpus_per_node=request.gpus_per_node,
                 nccl_version=request.nccl_version,
                 format=format,
-                # Where nothing is left this is an outage like any other, for which there may be an answer in the cache.
+                # Without time left this is an outage like any other, and the cache may have an answer.
                 timeout_s=max(deadline_s - time.monotonic(), _LEAST_S),
                 **kept_answers(),
                 fallback="cached" if from_cache else "none",
@@ -241,10 +241,10 @@ def _fetching(
 
 
 def kept_answers() -> dict[str, Any]:
-    """Return where answers of servers are kept, and how old one may be: the options `cache_dir` and `max_age_s`.
+    """Return where answers of servers are cached, and how old one may be: the options `cache_dir` and `max_age_s`.
 
     Raises:
-        UsageError: NCCLT_CACHE_DAYS is no number of days.
+        UsageError: NCCLT_CACHE_DAYS is not a number of days.
     """
     from ncclt.client.fetch import MAX_AGE_S
 
@@ -255,12 +255,12 @@ def kept_answers() -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """Return where this user's copies of answers and tables lie."""
+    """Return the folder of this user's cached answers and tables."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "ncclt"
 
 
 def delivered_from_offer(offer: Offer, form: Form) -> Delivered:
-    """Return what a job got, for the attestation afterwards."""
+    """Return what a job was given, for the attestation afterwards."""
     version = NcclVersion.parse(offer.nccl_version)
     variables = offer.table_variables if form is Form.TABLE else offer.variables
     return Delivered(

@@ -24,19 +24,19 @@ from ncclt.deliver.offer import Offer, offer_from_json, with_table_text
 from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, described
 
 _LONG_AGO_S = 86400.0
-"""A decision of this age is probably of an earlier job with the same name, and a note says so."""
+"""A decision older than this is probably of an earlier job with the same name; a note says so."""
 
 Plan = Callable[[Offer | None, Form | None], Handover]
-"""What would be set here for an offer; the form is fixed where one is given, else the best one is taken."""
+"""Return what an offer sets on this node, in the given form, else in the best one."""
 
 
 def deciding_job(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> Job | None:
-    """Return the job whose processes must agree; None where this process is the only one.
+    """Return the job whose processes must agree; None if this process is the only one.
 
     Raises:
-        UsageError: there are several such processes, and nothing says which job they belong to.
+        UsageError: there are several such processes, and their job is not known.
     """
-    # An empty name differs from no name: in a pod it comes from a label that is missing.
+    # An empty name is not the same as no name: in a pod it comes from a missing label.
     named = environ.get("NCCLT_JOB") if arguments.job is None else arguments.job
     if named is None and is_alone(environ, command, nodes=arguments.nodes):
         return None
@@ -59,21 +59,21 @@ def agree(
     plan: Plan,
     tell: Callable[[str], None],
 ) -> tuple[Offer | None, Handover]:
-    """Return what the job was given, decided here if it is still open, and what that means for this process.
+    """Return what the job was given, deciding it if no process has, and what this process sets for it.
 
     Args:
         arguments: with nodes, dry_run, fallback and wait.
         folder: shared by the job's nodes.
         job: whose processes agree.
-        question: what is decided, equal on all nodes.
-        ask: fetches the offer, where nothing is decided yet.
-        plan: turns an offer into what is set here.
-        tell: takes a line for people, as soon as it is known.
+        question: what is requested, equal on all nodes.
+        ask: fetches the offer, if nothing is decided yet.
+        plan: turns an offer into what this process sets.
+        tell: receives a line for the user, at once.
 
     Raises:
         StoreError: the decision cannot be read: the job must not start here.
-        UsageError: what would be in effect here differs from the decision.
-        NccltError: with --fallback fail, why nothing was offered.
+        UsageError: the settings of this process would differ from the decision.
+        NccltError: with --fallback fail, why there is no offer.
     """
     folder = usable_folder(folder)
     kind = file_system_of_one_node(folder)
@@ -105,7 +105,7 @@ def _asked(
     ask: Callable[[], Offer],
     tell: Callable[[str], None],
 ) -> Offer | JobAgreement | str:
-    """Return an offer; where none can be had here, what others decided meanwhile; else why there is none."""
+    """Return an offer; if this node gets none, what others decided meanwhile; else why there is none."""
     try:
         return ask()
     except NotFoundError as error:
@@ -113,7 +113,7 @@ def _asked(
             raise
         return _said(error, tell)
     except Exception as error:
-        # Another node may reach what this one cannot: the first with an answer decides.
+        # Another node may reach the server: the first with an answer decides.
         why = _said(described(error), tell)
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
@@ -145,7 +145,7 @@ def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -
         tell(f"ncclt: this job was decided on {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
-    why = decision.content.get("why")  # missing in decisions of older versions
+    why = decision.content.get("why")  # absent in decisions of older versions
     unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
     handover = plan(offer, form) if form else Handover(notes=(unset,))
     here = effective(handover, os.environ)

@@ -1,4 +1,4 @@
-"""Reads the reports and logs of a job and says whether its recommendation took effect."""
+"""Read the reports and logs of a job, and attest whether its recommendation took effect."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ncclt.profile.readers.plugin_report import CommunicatorReport, read_reports
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 _MOST_OWN_LINES = 20
-"""Distinct lines kept: the plugin writes one per kind of communicator."""
+"""Most distinct lines kept: the plugin writes one per kind of communicator."""
 
 
 def attest_files(paths: Sequence[Path], delivered: Delivered, *, created: str) -> Attestation:
-    """Say whether what was delivered took effect in the job that wrote these files.
+    """Attest whether what was delivered took effect in the job that wrote these files.
 
     Args:
-        paths: reports of the plugin and logs of NCCL, of one job; may be none.
+        paths: reports of the plugin and logs of NCCL, of one job; may be empty.
         delivered: what the job was given.
         created: ISO time.
 
@@ -45,19 +45,19 @@ def attest_files(paths: Sequence[Path], delivered: Delivered, *, created: str) -
         TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
     """
     seen = observe(paths)
-    # Two jobs without any file are still two jobs.
+    # Two jobs without any file must stay distinct.
     return attest(delivered, seen if paths else replace(seen, evidence=created), created=created)
 
 
 def observe(paths: Sequence[Path]) -> Observed:
-    """Read reports and logs of one job; the content of a file tells which it is.
+    """Read reports and logs of one job; which is which is recognised by content.
 
     Raises:
         TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
     """
     check_distinct(paths)
-    reports, logs = _sorted_out(paths)
-    told = read_reports(reports) if reports else ()
+    report_paths, logs = _sorted_out(paths)
+    reports = read_reports(report_paths) if report_paths else ()
     starts = _Starts()
     books = [read_log(one, starts.watching) for path in logs for one in documents(path)]
     books.sort(key=lambda book: book.label)
@@ -67,21 +67,21 @@ def observe(paths: Sequence[Path]) -> Observed:
     for process in facts.processes:
         for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
             variables.setdefault(name, {})[said.value] = None
-    hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in told}
+    hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in reports}
     return Observed(
-        witnesses=(*_report_witnesses(told), *_log_witnesses(books)),
-        uses=(*_report_uses(told), *_log_uses(books)),
+        witnesses=(*_report_witnesses(reports), *_log_witnesses(books)),
+        uses=(*_report_uses(reports), *_log_uses(books)),
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
         tuner_lines=(*starts.own_lines, *_tuner_lines(facts)),
         hosts=len(hosts),
-        notes=tuple(_notes(told, books)),
+        notes=tuple(_notes(reports, books)),
         evidence=_digest(paths),
     )
 
 
 def delivered_from_recommendation(recommendation: Recommendation, form: Form) -> Delivered:
-    """Return what a job gets from a recommendation in one form.
+    """Return what a recommendation delivers in one form.
 
     Raises:
         UsageError: nothing is delivered in this form, so nothing can take effect.
@@ -115,18 +115,18 @@ def delivered_from_recommendation(recommendation: Recommendation, form: Form) ->
 
 
 def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the ids of the recommendations whose tables the plugin's reports among some files name.
+    """Return the ids of the recommendations named in the plugin's reports among some files.
 
     Raises:
         TraceError: as for `observe`.
     """
-    reports, _logs = _sorted_out(paths)
-    told = read_reports(reports) if reports else ()
-    return tuple(dict.fromkeys(table for report in told if (table := str(report.head["table"]))))
+    paths, _logs = _sorted_out(paths)
+    reports = read_reports(paths) if paths else ()
+    return tuple(dict.fromkeys(table for report in reports if (table := str(report.head["table"]))))
 
 
 def form_of(paths: Sequence[Path]) -> Form:
-    """Return how a job was given its policy, as its files show it.
+    """Return how a job was given its policy, according to its files.
 
     Raises:
         TraceError: as for `observe`.
@@ -137,7 +137,7 @@ def form_of(paths: Sequence[Path]) -> Form:
 
 
 def _digest(paths: Sequence[Path]) -> str:
-    """Return a hash of what the files hold, whatever their names and order."""
+    """Return a hash of the files' content, independent of their names and order."""
     digests = []
     for path in paths:
         with path.open("rb") as file:
@@ -167,7 +167,7 @@ def _tuner_lines(facts: LogFacts) -> Iterator[str]:
 
 
 class _Starts:
-    """Reads how the job's processes started, and what our plugin said, while the lines pass by."""
+    """Reads how the job's processes started, and our plugin's lines, while another reader takes the lines."""
 
     def __init__(self) -> None:
         self.reader = LogReader()
@@ -199,11 +199,11 @@ def _report_witnesses(reports: Sequence[CommunicatorReport]) -> list[Witness]:
 
 
 def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
-    """Return the logs by version, which NCCL prints in one process of a host or job and which holds for the others."""
+    """Return the logs by version, which one process of a host or job prints and which applies to the others."""
     if not books:
         return []
-    told = [_VERSION.match(version) for book in books for version in book.versions]
-    versions = sorted({match[0] for match in told if match}) or [""]
+    matches = [_VERSION.match(version) for book in books for version in book.versions]
+    versions = sorted({match[0] for match in matches if match}) or [""]
     processes = max(1, len({process for book in books for process in book.processes}))
     return [Witness(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
 
@@ -211,8 +211,8 @@ def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
 def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[Use]:
     for report in reports:
         group, left = int(report.head["ranks"]), Counter(report.calls)
-        for outcome, told in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
-            for (collective, size, choice), calls in told.items():
+        for outcome, uses in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
+            for (collective, size, choice), calls in uses.items():
                 left[collective, size] -= calls
                 yield Use(
                     collective=collective,

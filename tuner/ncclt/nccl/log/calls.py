@@ -1,9 +1,9 @@
 """Calls, decisions and communicators in single lines of a debug log of NCCL or RCCL, found anywhere in the line.
 
-A line may carry launcher prefixes, quote marks or the torn half of another line before the part that counts, so
-everything is searched for, and the origin is the last `host:pid:tid [device]` before it. The formats are those of
+A line may have launcher prefixes, quote marks or the torn half of another line before the statement, so statements are
+searched for anywhere, and the origin is the last `host:pid:tid [device]` before one. The formats are those of
 enqueue.cc and init.cc of NCCL 2.4 to 2.32; RCCL adds `acc` before the count and `task N globalrank N` at the end.
-Every repetition is bounded, so that a hostile line costs no more than its length.
+Every repetition is bounded, so that a hostile line takes linear time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GRAPH = re.compile(r"(?i)cuda ?graph|stream captur|# nThread .{0,200} graph: [1
 
 
 class LineOrigin(NamedTuple):
-    """Who wrote a line; all empty where its beginning is torn off."""
+    """The writer of a line; all fields empty where its beginning is torn off."""
 
     host: str
     pid: str
@@ -50,7 +50,7 @@ class LineOrigin(NamedTuple):
 
 
 class CollLine(NamedTuple):
-    """One call as COLL lines tell it: the elements are those of the API's `count`, of one rank."""
+    """One call of a COLL line; `elements` is the `count` of the API, of one rank."""
 
     origin: LineOrigin
     operation: str
@@ -61,7 +61,7 @@ class CollLine(NamedTuple):
 
 
 class TuningLine(NamedTuple):
-    """One decision as TUNING lines tell it; fields that the form lacks are empty."""
+    """One decision of a TUNING line; fields that its form lacks are empty."""
 
     origin: LineOrigin
     operation: str
@@ -71,9 +71,9 @@ class TuningLine(NamedTuple):
 
 
 class CommLine(NamedTuple):
-    """A communicator as INIT lines tell it; what a line does not say is empty or 0.
+    """A communicator of an INIT line; fields that a line lacks are empty or 0.
 
-    `comm_id` is the same on all of its ranks, and is there from NCCL 2.17; `state` is START or COMPLETE.
+    `comm_id` is equal on all of its ranks, and present from NCCL 2.17; `state` is START or COMPLETE.
     """
 
     origin: LineOrigin
@@ -93,7 +93,7 @@ NOWHERE = LineOrigin("", "", "")
 
 
 def coll_lines(line: str) -> Iterator[CollLine]:
-    """Yield the calls of one line; two glued lines give two."""
+    """Yield the calls of one line; two lines glued together give two."""
     start = 0
     for match in _COLL.finditer(line):
         yield _coll_line(line[max(start, match.start() - _ORIGIN_BYTES) : match.start()], match.groups())
@@ -102,7 +102,7 @@ def coll_lines(line: str) -> Iterator[CollLine]:
 
 @lru_cache(maxsize=1 << 14)
 def _coll_line(before: str, words: tuple[str, ...]) -> CollLine:
-    """Build a call; a log repeats the same ones step after step, and the cache makes that twice as fast."""
+    """Build a call; a log repeats the same ones every step, and the cache makes that twice as fast."""
     operation, count, datatype, comm, ranks = map(intern, words)
     return CollLine(_origin(before), operation, count, datatype, comm, ranks)
 
@@ -150,13 +150,13 @@ def comm_line(line: str) -> CommLine | None:
 
 
 def library_version(line: str) -> str:
-    """Return for example `2.29.7+cuda12.9`, or `RCCL 2.18.3`, empty where the line tells none."""
+    """Return for example `2.29.7+cuda12.9` or `RCCL 2.18.3`; empty where the line has no version."""
     match = _VERSION.search(line)
     return "" if match is None else ("RCCL " if match[1] == "R" else "") + match[2]
 
 
 def mentions_graphs(line: str) -> bool:
-    """Return whether a line speaks of CUDA graphs or of capturing a stream into one."""
+    """Return whether a line mentions CUDA graphs or capturing a stream into one."""
     return _GRAPH.search(line) is not None
 
 
@@ -170,7 +170,7 @@ def _named(word: str, names: tuple[str, ...]) -> str:
 
 
 def _origin(before: str) -> LineOrigin:
-    """Return the last origin in the text before a statement: an earlier one belongs to the line torn off there."""
+    """Return the last origin in the text before a statement: an earlier one belongs to a torn-off line."""
     origin = NOWHERE
     for host, pid, _, device in _ORIGIN.findall(before):
         origin = LineOrigin(intern(host), intern(pid), intern(device))

@@ -1,7 +1,7 @@
 """NCCL's table of latencies and bandwidths (NCCL_DEBUG_SUBSYS=TUNING): what it uses and what it has ruled out.
 
-From 2.23 blocks of three algorithms with a line each for algorithms and protocols, before that one line `Tree/LL`, ...
-(graph/tuning.cc).
+From 2.23 in blocks of three algorithms, with a header line each for algorithms and protocols; before that with one
+header line `Tree/LL`, ... (graph/tuning.cc).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Cells = tuple[tuple[str, str, float, float], ...]
 
 
 class CostTableReader:
-    """Reads the rows of the table as they come; one reader per rank."""
+    """Reads the rows of the table in order; one reader per rank."""
 
     def __init__(self) -> None:
         self._columns: tuple[tuple[str, str], ...] = ()
 
     def row(self, text: str) -> tuple[str, Cells] | None:
-        """Take one sentence of the log; return collective and cells if it is a row whose columns are known."""
+        """Take one message of the log; return collective and cells if it is a row with known columns."""
         head, *cells = [part.strip() for part in text.split("|")]
         if head == "Algorithm":
             self._columns = tuple((name, protocol) for name in cells if name for protocol in _PROTOCOLS)
@@ -59,7 +59,7 @@ class CostTableReader:
 
 
 def costs_of(collective: str, cells: Cells) -> Costs:
-    """Return the cells of a row whose algorithm and protocol are known here."""
+    """Return the cells of a row whose algorithm and protocol ncclt knows."""
     found: Costs = {}
     for algorithm, protocol, latency_us, gbps in cells:
         if algorithm.lower() in _ALGORITHM_OF and protocol.lower() in _PROTOCOL_OF:

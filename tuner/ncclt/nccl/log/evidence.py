@@ -1,4 +1,4 @@
-"""Where a fact was seen, so that every finding can show it."""
+"""The line that a fact comes from, so that findings can show it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Evidence(Documented):
     Attributes:
         source: file name, or the command that printed it.
         line: counted from 1; None = the source has no lines.
-        text: of the line, shortened where it is long.
+        text: of the line, shortened if it is long.
     """
 
     source: str
@@ -39,6 +39,6 @@ class Variable:
 
 
 def shortened(text: str) -> str:
-    """Return a line without its end and control characters, cut where it is too long to be shown."""
+    """Return a line without its end and control characters, cut if it is too long to be shown."""
     clean = "".join(c if c.isprintable() else " " for c in text.rstrip())
     return clean if len(clean) <= _MOST_CHARACTERS else f"{clean[: _MOST_CHARACTERS - 3]}..."

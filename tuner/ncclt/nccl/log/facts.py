@@ -1,4 +1,4 @@
-"""What NCCL's log tells about a start: processes, ranks, connections between them, and what NCCL switched off."""
+"""What NCCL's log says about a start: processes, ranks, connections between them, and what NCCL disabled."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Process:
         version: of NCCL.
         driver: of CUDA, as NCCL writes it, `13010` = 13.1.
         variables: name -> value of what NCCL took from environment and configuration files.
-        network: the word behind `Using network`.
-        adapters: name -> link layer of what the IB transport or a plugin of its kind found.
+        network: the word after `Using network`.
+        adapters: name -> link layer, as found by the IB transport or a plugin like it.
         provider: of libfabric, for example `efa`.
-        plugins: line -> what was loaded or looked for: tuner, net, profiler.
+        plugins: line -> what was loaded or searched for: tuner, net, profiler.
     """
 
     host: str
@@ -46,7 +46,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Return its name for people."""
+        """Return its name in messages."""
         return f"{self.host or '?'}:{self.pid}"
 
 
@@ -81,11 +81,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedGraph:
-    """What NCCL's search found for one pattern.
+    """Result of NCCL's search for one pattern.
 
     Attributes:
         pattern: 1 balanced tree, 2 split tree, 3 tree, 4 ring, 5 NVLS, 6 CollNet (graph.h).
-        channels: found; 0 = the pattern cannot be used here.
+        channels: number found; 0 = the pattern cannot be used here.
         bw_intra, bw_inter: GB/s of one channel, in the node and out of it.
         type_intra, type_inter: the longest path, `NVL`, `PIX`, `SYS`, ...
         evidence: the line.
@@ -102,7 +102,7 @@ class SearchedGraph:
 
 @dataclass(slots=True, kw_only=True)
 class RankStart:
-    """What one rank logged while one communicator started.
+    """Log of one rank while one communicator started.
 
     Attributes:
         host, pid, device: of the rank; the device as NCCL writes it in brackets, which is CUDA's number.
@@ -111,13 +111,13 @@ class RankStart:
         comm_id: equal on all ranks of a communicator; empty before NCCL 2.17.
         bus_id: of the GPU, hexadecimal without colons.
         nvml_device: as nvidia-smi counts; None = not logged.
-        complete: the start came to its end.
-        channels: words of the channel line -> number: `coll`, `collnet`, `nvls`, `p2p`.
+        complete: the start was completed.
+        channels: kinds in the channel line -> number: `coll`, `collnet`, `nvls`, `p2p`.
         channels_line: that line.
         by_ends: (source, target, transport) -> connection of this rank.
         graphs: of the search.
         multi_node_nvlink: used.
-        costs: the table of latencies and bandwidths, where this rank printed it.
+        costs: the table of latencies and bandwidths, if this rank printed it.
     """
 
     host: str
@@ -149,7 +149,7 @@ class RankStart:
 
     @property
     def name(self) -> str:
-        """Return its name for people."""
+        """Return its name in messages."""
         rank = f"rank {self.rank}" if self.rank is not None else f"device {self.device}"
         return f"{rank} on {self.host or '?'}"
 
@@ -171,23 +171,23 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """Everything that the logs of one job tell about its start.
+    """Everything that the logs of one job say about its start.
 
     Attributes:
         sources: the files.
-        lines: of NCCL that were read.
+        lines: number of NCCL's lines read.
         processes: in the order of their first lines.
-        starts: likewise, without those of which only a cost table is known.
+        starts: likewise, without those that only a cost table is known of.
         tables: the starts with a cost table, whatever else is known of them.
         gpu_models: that nccl-tests named, `NVIDIA H100 80GB HBM3`.
-        announced: the version that nccl-tests or old NCCL prints for the job as a whole.
+        announced: the version that nccl-tests or old NCCL prints for the whole job.
         cost_table: of the first communicator that printed it.
         fallbacks: lines that say that no path was found.
         unreadable: lines that say that a property of the machine could not be read.
         p2p_problems: lines that say that two GPUs cannot reach each other directly.
-        gpudirect: (enabled, line) of what NCCL said about GPUDirect RDMA.
+        gpudirect: (enabled, line) about GPUDirect RDMA.
         multicast: (available, line) of NVLink SHARP.
-        warnings: what NCCL warned of, each text once.
+        warnings: of NCCL, each text once.
         net_gbps: bandwidth of a network device as NCCL detected it, GB/s; 0 = not logged.
         cpu: `intel`, `amd` or `arm`; empty = not logged.
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
@@ -225,7 +225,7 @@ class LogFacts:
         return dict(sorted(found.items()))
 
     def disabled(self) -> dict[str, list[str]]:
-        """Return collective -> algorithms that NCCL has for it and rules out with every protocol."""
+        """Return collective -> algorithms that NCCL supports for it and rules out with every protocol."""
         found: dict[str, list[str]] = {}
         for row in self.cost_table:
             usable = {algorithm for algorithm, _, _, bandwidth in row.cells if bandwidth > 0}
@@ -248,8 +248,8 @@ _Key = tuple[str, int]
 def jobs_of(starts: Sequence[RankStart]) -> tuple[tuple[_Key, ...], ...]:
     """Return the groups of processes that shared a communicator, without single processes.
 
-    One file may hold several jobs, which may differ without harm.
-    Before 2.17 communicators have no name in the log: there all ranks are taken for one job if no rank occurs twice.
+    One file may hold several jobs, and these may differ harmlessly.
+    Before 2.17 communicators have no id in the log: then all ranks count as one job if no rank occurs twice.
     """
     groups: dict[_Key, set[_Key]] = {}
     for members in _communicators(starts):

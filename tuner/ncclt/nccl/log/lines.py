@@ -1,7 +1,7 @@
-"""How NCCL begins what it writes into its log, and the sentences that tell how it starts.
+"""The prefix of NCCL's log lines, and the messages about its start.
 
 Formats: NCCL 2.4 to 2.32 (src/init.cc, src/transport, src/graph) and logs quoted in NCCL's issues. mpirun, srun, Ray
-and others put words before a line, and the lines of several processes run into each other; both are found here.
+and others prefix lines, and the lines of several processes run into each other; both are handled here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PROCESS = r"(?P<host>[^\s:\[\]()<>]{1,255}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})
 _DEVICE = r"\[(?P<device>-?\d{1,4})\]"
 
 ORIGIN = f"{_PROCESS} {_DEVICE}"
-"""`host:pid:tid [device]`, with which NCCL begins a line; every repetition is bounded, as lines may be hostile."""
+"""`host:pid:tid [device]`, the prefix of a line; every repetition is bounded, since lines may be hostile."""
 
 _PREFIX = re.compile(
     rf"(?:{_PROCESS} )?{_DEVICE} "
@@ -22,7 +22,7 @@ _PREFIX = re.compile(
     re.ASCII,
 )
 _LONGEST_LINE = 16 * 1024
-"""Trees of 64 channels take some 3000 characters; NCCL writes no longer line."""
+"""Longest line that is read; trees of 64 channels take some 3000 characters, and nothing is longer."""
 
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 DRIVER = re.compile(r"cudaDriverVersion (\d+)")
@@ -60,7 +60,7 @@ CPU_VENDORS = {1: "intel", 2: "amd"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One sentence of NCCL and the thread that wrote it."""
+    """One message of NCCL and the thread that wrote it."""
 
     host: str
     pid: int
@@ -71,7 +71,7 @@ class LogLine:
 
 
 def log_lines(line: str) -> Iterator[LogLine]:
-    """Yield every sentence of NCCL in one line of a file; most lines hold none, some hold several."""
+    """Yield every message of NCCL in one line of a file; most lines have none, some several."""
     if "NCCL " not in line or len(line) > _LONGEST_LINE:
         return
     matches = list(_PREFIX.finditer(line))

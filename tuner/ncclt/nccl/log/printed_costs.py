@@ -1,4 +1,4 @@
-"""Reads NCCL's table of latencies and bandwidths out of the log of a job, with the ranks and nodes that it holds for.
+"""Read NCCL's tables of latencies and bandwidths from the log of a job, with their ranks and nodes.
 
 Rank 0 of each communicator prints it (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS with TUNING, and INIT for ranks and nodes).
 """
@@ -22,15 +22,15 @@ _FORCED = ("NCCL_ALGO", "NCCL_PROTO")
 
 
 def read_printed_costs(lines: Iterable[str], source: str) -> PrintedCosts:
-    """Read the tables of a log, that of one process or of all of them together.
+    """Read the tables of a log, of one process or of all of them.
 
     Args:
         lines: of the log.
         source: its name, for messages.
 
     Raises:
-        InputError: there is no table, none that says of how many ranks and nodes it is, or the job forced algorithms
-            or protocols, so that the table is not what NCCL chooses by.
+        InputError: there is no table, its ranks and nodes are not known, or the job forced algorithms or protocols, so
+            that the table is not the one NCCL normally chooses by.
     """
     reader = LogReader()
     reader.read(lines, source)
@@ -64,7 +64,7 @@ def read_printed_costs(lines: Iterable[str], source: str) -> PrintedCosts:
 
 
 def _hosts(start: RankStart, starts: Iterable[RankStart]) -> int:
-    """Return on how many hosts all ranks of a communicator spoke; 0 where some did not."""
+    """Return the number of hosts of a communicator; 0 if some ranks logged nothing."""
     hosts = {
         other.rank: other.host
         for other in starts

@@ -1,4 +1,4 @@
-"""Reads how NCCL started from its log, of any length and with the lines of all ranks mixed."""
+"""Read NCCL's start from its log, of any length and with the lines of all ranks interleaved."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from ncclt.nccl.log.lines import (
 )
 
 _MOST_STARTS = 200_000
-"""As many as a job of 16384 ranks with a dozen communicators each; beyond that the file is damaged."""
+"""Most starts of ranks: those of a job of 16384 ranks with a dozen communicators each."""
 
 _MOST_TABLES = 5_000
-"""Cost tables kept, in whole: a job has a few kinds of communicators, and those of one kind print the same table."""
+"""Most cost tables kept: a job has few kinds of communicators, and those of one kind print the same table."""
 
 _MOST_OF_A_KIND = 200
-"""Lines kept of one kind of trouble: thousands of ranks say the same."""
+"""Most lines kept of one kind of problem: thousands of ranks log the same."""
 
 _CALLS = (": opCount ", " Bytes -> ")
-"""Marks of the lines that NCCL writes for each call: nearly all of a long log, and never about a start."""
+"""Marks of the lines about calls: nearly all of a long log, and never about a start."""
 
 
 class LogReader:
     """Collects the logs of one job; `read` each file, then take `facts`.
 
     Args:
-        ignored: variables that were set only to get the log.
+        ignored: variables that were only set to get the log.
     """
 
     def __init__(self, *, ignored: frozenset[str] = frozenset()) -> None:
@@ -83,13 +83,13 @@ class LogReader:
         """Take the lines of one file.
 
         Raises:
-            InputError: more communicators start in it than in any job.
+            InputError: it has more starts than any job.
         """
         for _ in self.watching(lines, source):
             pass
 
     def watching(self, lines: Iterable[str], source: str) -> Iterator[str]:
-        """Take the lines of one file as `read` does, and pass them on to another reader."""
+        """Read the lines of one file as `read` does, and yield them to another reader."""
         self._sources.append(source)
         for number, line in enumerate(lines, start=1):
             if line[:1] in "#N":
@@ -103,7 +103,7 @@ class LogReader:
             yield line
 
     def facts(self) -> LogFacts:
-        """Return what was read."""
+        """Return the facts read so far."""
         starts = tuple(start for start in self._starts if not start.has_only_costs)
         return LogFacts(
             sources=tuple(self._sources),
@@ -126,7 +126,7 @@ class LogReader:
         )
 
     def _take_header(self, line: str, evidence: Evidence) -> None:
-        """Take what nccl-tests prints before its table, and the version as old NCCL writes it, without a prefix."""
+        """Read what nccl-tests prints before its table, and the version that old NCCL prints without a prefix."""
         if model := TEST_DEVICE.match(line):
             self._models.setdefault(shortened(model[1]).strip())
         elif self._announced is None and (match := ANNOUNCED.match(line)):
@@ -151,7 +151,7 @@ class LogReader:
         self._take_start(said, evidence)
 
     def _unglued(self, said: LogLine) -> LogLine:
-        """Return a line with its true host, where the end of another process's line was glued to it: `-1node7`."""
+        """Return a line with its true host, if the end of another process's line was glued to it: `-1node7`."""
         if (said.host, said.pid) in self._processes:
             return said
         true = next((host for host in self._hosts.get(said.pid, ()) if host and said.host.endswith(host)), None)
@@ -165,7 +165,7 @@ class LogReader:
             self._warnings.setdefault(said.text, evidence)
 
     def _take_machine(self, said: LogLine, evidence: Evidence) -> None:
-        """Take what concerns the node as a whole."""
+        """Read what concerns the whole node."""
         for name, pattern in (("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM)):
             if pattern.search(said.text) and len(self._kept[name]) < _MOST_OF_A_KIND:
                 self._kept[name].append(evidence)
@@ -192,12 +192,12 @@ class LogReader:
                 self._table[name] = CostRow(collective=name, cells=known.cells + cells, evidence=known.evidence)
 
     def _keep_costs(self, said: LogLine, costs: Costs) -> None:
-        """Keep a row of the table with the start that it belongs to."""
+        """Store a row of the table with the start that it belongs to."""
         if not costs or len(self._printed) > _MOST_TABLES:
             return
         start = self._start(said)
         if start.complete or start.costs.keys() & costs.keys():
-            # A table of another communicator, whose start is not logged.
+            # The table of another communicator, whose start is not logged.
             start = self._open[said.host, said.pid, said.tid] = self._new(said)
         if not start.costs:
             self._printed.append(start)
@@ -230,7 +230,7 @@ class LogReader:
     def _init(self, said: LogLine, line: CommLine) -> None:
         thread = (said.host, said.pid, said.tid)
         start = self._open.get(thread)
-        # A thread that starts its next communicator; before 2.17 only the end of a start is told, with its rank.
+        # A thread that starts its next communicator; before 2.17 only the end of a start is logged, with its rank.
         if start is None or start.complete or (line.state == "START" and (start.rank is not None or start.costs)):
             start = self._open[thread] = self._new(said)
         start.rank, start.ranks = line.rank, int(line.ranks)
@@ -247,13 +247,13 @@ class LogReader:
         connections = self._start(said).by_ends
         if (known := connections.get(ends)) is None:
             known = connections[ends] = Connection(source=source, target=target, transport=ends[2], evidence=evidence)
-        # Both ends of a connection are told, and each channel by itself.
+        # Both ends of a connection are logged, once per channel.
         known.channels.add(int(match[1]))
 
     def _start(self, said: LogLine) -> RankStart:
-        """Return the start that a line belongs to: its thread's, else the device's latest, else a new one.
+        """Return the start of a line: its thread's, else the device's latest, else a new one.
 
-        From 2.22 other threads than that of the start connect ranks, when they are first needed.
+        From 2.22 ranks are connected on demand, by threads other than that of the start.
         """
         found = self._open.get((said.host, said.pid, said.tid)) or self._latest.get((said.host, said.pid, said.device))
         if found is None:
@@ -309,7 +309,7 @@ _OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[Process, Match[str], Evidence
     (PROVIDER, _provider),
     (PLUGIN, _plugin),
 )
-"""What each sentence changes about its process."""
+"""Message -> what it changes about its process."""
 
 
 def _float(text: str) -> float:
