@@ -1,4 +1,4 @@
-"""A cluster made from facts: what was seen is used, what cannot be known is asked for and never guessed."""
+"""A cluster drafted from facts: what was seen is used; the rest must be given and is never guessed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclt.health.doctor.gpu_models import GpuModel, gpu_model
 from ncclt.health.doctor.link import Path
 
 _PCIE_X16_GBPS = {3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
-"""Nominal 1e9 bytes/s of 16 lanes in one direction, by generation, as in the shipped clusters."""
+"""PCIe generation -> nominal 1e9 bytes/s of 16 lanes in one direction, as in the shipped clusters."""
 
 _NEEDED = ("gpus_per_node", "gpu", "compute_capability", "link_class", "link_gbps", "fabric", "cpu", "nccl_version")
 _PROVIDERS = {"efa": "efa", "cxi": "slingshot"}
@@ -26,11 +26,11 @@ def draft_cluster(name: str, facts: Facts, given: Mapping[str, str]) -> Cluster:
     Args:
         name: of the cluster.
         facts: of one node or of a job.
-        given: fields given by the user, as text; they override what was seen.
+        given: fields given by the user, as text; they override the facts.
 
     Raises:
-        UsageError: required fields were neither seen nor given; all of them are named.
-        InputError: a given value makes no sense.
+        UsageError: required fields were neither seen nor given; it names all of them.
+        InputError: a given value is invalid.
     """
     seen: dict[str, Any] = {k: v for k, v in _seen(facts, given).items() if v not in (None, "")}
     values = {**seen, **_typed(given)}
@@ -48,7 +48,7 @@ def draft_cluster(name: str, facts: Facts, given: Mapping[str, str]) -> Cluster:
 
 
 def _typed(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return given values in the types of their fields."""
+    """Return the given values, converted to the types of their fields."""
     kinds = {field.name: str(field.type) for field in fields(Cluster) if field.name not in ("name", "sources")}
     typed: dict[str, Any] = {}
     for field, text in given.items():
@@ -71,7 +71,7 @@ def _value(kind: str, text: str) -> Any:
 
 def _seen(facts: Facts, given: Mapping[str, str]) -> dict[str, Any]:
     matrix = facts.matrices[0] if facts.matrices else None
-    # A matrix names no model, but the lanes of a known model distinguish a switch from direct links.
+    # A matrix does not name the model, but the lanes of a known model distinguish a switch from direct links.
     model_name = given.get("gpu") or _one_model(facts)
     model = gpu_model(model_name) if model_name else None
     report_gpus = len(facts.gpu_reports[0].gpus) if facts.gpu_reports else None
@@ -97,7 +97,7 @@ def _one_model(facts: Facts) -> str:
 
 
 def _links(facts: Facts, model: GpuModel | None) -> tuple[str | None, float | None]:
-    """Return link class and bandwidth out of one GPU; None where they are not known."""
+    """Return link class and bandwidth out of one GPU; None where not known."""
     if not facts.matrices:
         return None, None
     links = [link for _, _, link in facts.matrices[0].gpu_pairs()]
@@ -106,9 +106,9 @@ def _links(facts: Facts, model: GpuModel | None) -> tuple[str | None, float | No
         if model is None or not model.nvlinks:
             return None, None
         lanes = sum(link.lanes for a, b, link in facts.matrices[0].gpu_pairs() if first in (a, b))
-        if lanes > model.nvlinks:  # more than a GPU has: the same lanes reach all others, through a switch
+        if lanes > model.nvlinks:  # more than a GPU has: its lanes are shared by all peers, through a switch
             return "nvswitch", model.nvlinks * model.nvlink_gbps
-        # All lanes of two GPUs may be a bridge or part of a larger NVSwitch node; that cannot be decided.
+        # All lanes of two GPUs may be a bridge or part of a larger NVSwitch node: undecidable.
         direct = len(facts.matrices[0].gpus) > 2 or lanes < model.nvlinks
         return ("nvlink" if direct else None), lanes * model.nvlink_gbps
     kinds = facts.log.transports()
@@ -128,7 +128,7 @@ def _pcie_gbps(facts: Facts) -> float | None:
 
 
 def _network(facts: Facts) -> dict[str, Any]:
-    """Return what is known of the network; an empty fabric means that it is not known."""
+    """Return what is known of the network; an empty fabric = not known."""
     adapters = [adapter for adapter in facts.adapters if adapter.active]
     logged = max((process.adapters for process in facts.log.processes), key=len, default={})
     listed = len(facts.matrices[0].nics) if facts.matrices else 0

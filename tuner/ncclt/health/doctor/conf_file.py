@@ -1,7 +1,7 @@
 """NCCL's configuration files, read exactly as NCCL reads them (setEnvFile in src/misc/param.cc of 2.30.7).
 
-NCCL reads a line as a name up to the first `=` and a value after it, both with every blank and quote; `#` begins a
-comment only in the first column, and values end at 1023 bytes. What looks right is therefore often not read as meant.
+NCCL reads a line as a name up to the first `=` and a value after it, both including blanks and quotes; `#` begins a
+comment only in the first column, and values are cut at 1023 bytes. So a line that looks right is often misread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """A line that NCCL does not read as it was meant.
+    """A line that NCCL does not read as intended.
 
     Attributes:
-        what: the consequence, a sentence without its end.
+        what: the consequence, a sentence without a full stop.
         evidence: the line.
     """
 
@@ -35,8 +35,8 @@ class ConfFile:
 
     Attributes:
         source: its path.
-        assignments: literally, in the order of the file; the first of a name counts.
-        flaws: lines that are not read as meant.
+        assignments: literal, in the order of the file; the first of a name counts.
+        flaws: lines that are not read as intended.
     """
 
     source: str
@@ -45,7 +45,7 @@ class ConfFile:
 
 
 def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
-    """Read a file as NCCL would; nothing is an error to NCCL, so nothing is one here."""
+    """Read a file as NCCL does; NCCL rejects nothing, so neither does this."""
     assignments: list[Variable] = []
     flaws: list[Flaw] = []
     for number, raw in enumerate(lines, start=1):
@@ -85,5 +85,5 @@ def _flaws(name: str, equals: str, value: str) -> list[str]:
 
 
 def _bytes(value: str) -> bytes:
-    """Return what NCCL counts; text with surrogates, as read from broken files, has a length too."""
+    """Return the bytes that NCCL counts, also of text with surrogates, as read from broken files."""
     return value.encode(errors="surrogatepass")

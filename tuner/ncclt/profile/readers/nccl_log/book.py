@@ -1,4 +1,4 @@
-"""What one NCCL log file says, added up while its lines stream by."""
+"""Counts of the statements in one NCCL log file, read as a stream."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ncclt.profile.readers.nccl_log.lines import Statements, check_bounded
 
 @dataclass(slots=True, kw_only=True)
 class LogBook:
-    """The statements of one log file and how often each was made.
+    """The statements of one log file and their counts.
 
     Attributes:
         label: name of the file.
-        calls: COLL lines, equal ones counted.
-        tunings: TUNING lines, equal ones counted.
+        calls: COLL lines, with the count of each.
+        tunings: TUNING lines, with the count of each.
         comms: INIT lines about communicators, in order.
         versions: versions of the library, in order.
-        torn: calls whose line is cut off or torn apart, so that their size or group is lost.
+        torn: calls whose line is cut off or torn, so that their size or group is lost.
         graphs: whether CUDA graphs are mentioned.
-        has_nccl: whether anything comes from NCCL at all.
+        has_nccl: whether any line comes from NCCL.
     """
 
     label: str
@@ -48,31 +48,31 @@ class LogBook:
 
     @property
     def processes(self) -> set[tuple[str, str]]:
-        """Return (host, pid) of every process that made a statement."""
+        """Return (host, pid) of every process with a statement."""
         origins = {c.origin for c in self.calls} | {t.origin for t in self.tunings} | {c.origin for c in self.comms}
         return {(origin.host, origin.pid) for origin in origins if origin.host}
 
 
 Watch = Callable[[Iterable[str], str], Iterable[str]]
-"""Takes the lines of a log and its name, and passes the lines on."""
+"""Takes the lines of a log and its name, and yields the lines."""
 
 
 def read_log(document: Document, watch: Watch = lambda lines, _label: lines) -> LogBook:
-    """Read one log; only its distinct statements are kept, so the memory does not grow with its length.
+    """Read one log; only distinct statements are kept, so memory does not grow with its length.
 
     Args:
         document: the log.
-        watch: of another reader that takes the same lines.
+        watch: of another reader of the same lines.
 
     Raises:
-        TraceError: damaged, without its line ends, or with more different calls than a job makes.
+        TraceError: damaged, without line ends, or with more different calls than a job makes.
     """
     book = LogBook(label=document.label)
     statements = Statements(document)
     for line in watch(statements, document.label):
         _add(book, line)
     total = book.calls.total() + book.tunings.total()
-    # A few glued lines are those of ranks that share a file; `_joined` finds their hosts by the others.
+    # A few glued lines occur if ranks share a file; `_joined` finds their hosts from the others.
     if statements.glued > max(2, total / 10):
         raise TraceError(
             f"{book.label} has lost its line ends: {statements.glued} of {total} statements run into the next one",
@@ -82,7 +82,7 @@ def read_log(document: Document, watch: Watch = lambda lines, _label: lines) -> 
 
 
 def _add(book: LogBook, line: str) -> None:
-    # Substring tests first: most lines of a log are of neither kind, and `in` costs a tenth of a search.
+    # Substring tests first: most lines are of neither kind, and `in` costs a tenth of a regex search.
     if "opCount " in line:
         whole = 0
         for call in coll_lines(line):
@@ -105,11 +105,11 @@ def _add(book: LogBook, line: str) -> None:
 
 
 def _joined(book: LogBook) -> LogBook:
-    """Give statements back to the process that made them, where a glued line hides it.
+    """Attribute statements to the right process where a glued line hides it.
 
-    Text of another program may stand directly before the host's name (`...0.01node1:7:7 [0]`): a host whose name
-    ends in that of another host with the same process id is that other host. A call without any origin belongs to
-    the process that is known by the address of its communicator, if there is exactly one.
+    Text of another program may directly precede the host's name (`...0.01node1:7:7 [0]`): a host whose name ends in
+    that of another host with the same process id is that other host. A call without any origin is attributed to the
+    process with the address of its communicator, if there is exactly one.
     """
     hosts = _real_hosts(book.processes)
     owners: dict[tuple[str, str], set[LineOrigin]] = {}
@@ -132,7 +132,7 @@ def _joined(book: LogBook) -> LogBook:
 
 
 def _real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return (host as written, pid) -> host, for the hosts whose name ends in another one's of the same pid."""
+    """Return (host as written, pid) -> host, for hosts whose name ends in that of another one with the same pid."""
     found: dict[tuple[str, str], str] = {}
     for host, pid in processes:
         endings = (host[start:] for start in range(len(host) - 1, 0, -1))
@@ -147,7 +147,7 @@ def _renamed(origin: LineOrigin, hosts: dict[tuple[str, str], str]) -> LineOrigi
 
 
 def check_own_process(books: list[LogBook]) -> None:
-    """Raise where one process speaks in two files: its calls would count twice.
+    """Raise if one process is in two files: its calls would count twice.
 
     Raises:
         TraceError: see above.

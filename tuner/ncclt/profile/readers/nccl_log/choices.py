@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from ncclt.core.message import Collective, format_bytes
 
 MOST_SHOWN = 40
-"""Messages listed, those with the most bytes first: the rest of them hardly matter."""
+"""Most messages listed, those with the most bytes first: the others hardly matter."""
 
 MOST_KEPT = 64
-"""Different choices kept per message: more than algorithms x protocols, channels vary little."""
+"""Most different choices kept per message: more than algorithms x protocols; channels vary little."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Choices:
-    """Counts what was chosen, per collective and size.
+    """Counts choices per collective and size.
 
     Attributes:
         counts: (collective, size in bytes, whether that size is of one rank's part) -> choice -> calls.
@@ -32,8 +32,8 @@ class Choices:
     def text(self) -> str:
         """Return for example `all_reduce 8 GiB: RING/SIMPLE/24; broadcast 1 KiB: RING/LL/1`, largest bytes first.
 
-        The parts of a choice are algorithm, protocol and channels, the last where the source tells it. Several
-        choices for one message carry their calls, as in `TREE/LL/2 x7, RING/LL/2 x1`.
+        A choice is algorithm, protocol and, if the source has it, channels. Several choices for one message carry their
+        calls, as in `TREE/LL/2 x7, RING/LL/2 x1`.
         """
         ordered = sorted(self.counts.items(), key=lambda item: (-item[0][1] * item[1].total(), item[0]))
         shown = [_row(*item) for item in ordered[:MOST_SHOWN]]

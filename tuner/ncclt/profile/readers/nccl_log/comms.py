@@ -1,4 +1,4 @@
-"""Which communicators the INIT lines of NCCL logs describe: their ranks, devices and nodes."""
+"""The communicators in the INIT lines of NCCL logs: their ranks, devices and nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncclt.profile.readers.nccl_log.book import LogBook
 
 
 class Rank(NamedTuple):
-    """One GPU's process, or one of its communicators where the log does not tell which process wrote a line."""
+    """One GPU's process, or one of its communicators if the writer of a line is not known."""
 
     host: str
     pid: str
@@ -20,7 +20,7 @@ class Rank(NamedTuple):
 
 
 class _Handle(NamedTuple):
-    """One rank's end of a communicator; an address can be used again for a communicator of another size."""
+    """One rank's end of a communicator; an address can be reused for a communicator of another size."""
 
     host: str
     pid: str
@@ -30,15 +30,15 @@ class _Handle(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Communicators:
-    """What is known of the communicators of a job.
+    """The known communicators of a job.
 
     Attributes:
-        described: one rank's end -> what the INIT lines say of it, joined.
+        described: one rank's end -> its INIT lines, joined.
         devices: one rank's end -> devices named in its COLL lines, for ends without an INIT line.
         hosts: id of a communicator -> hosts of its ranks, as far as they were seen.
-        led: a process and GPU (empty where not told) -> (ranks, spans nodes) of what it is rank 0 of.
+        led: a process and GPU (empty where not logged) -> (ranks, spans nodes) of the communicators it is rank 0 of.
         world_size: ranks of the job: those of the largest communicator, 0 where more ranks than that were seen.
-        world_nodes: nodes of the largest communicator, 0 where not told.
+        world_nodes: nodes of the largest communicator, 0 where not logged.
         ranks_seen: ranks (processes and their GPUs) that log calls.
     """
 
@@ -51,7 +51,7 @@ class Communicators:
     ranks_seen: int = 0
 
     def rank_of(self, line: CollLine, label: str) -> Rank:
-        """Return who made a call: a process and its GPU, since one process can drive several."""
+        """Return the rank that made a call: a process and its GPU, since one process can drive several."""
         if not line.origin.host:
             return Rank(label, line.comm, "")
         handle = _handle(line)
@@ -61,39 +61,39 @@ class Communicators:
         return Rank(line.origin.host, line.origin.pid, self.devices[handle].most_common(1)[0][0])
 
     def decider(self, line: TuningLine, label: str) -> Rank:
-        """Return who wrote a TUNING line."""
+        """Return the rank that wrote a TUNING line."""
         origin = line.origin
         return Rank(origin.host, origin.pid, origin.device) if origin.host else Rank(label, "", "")
 
     def spans_nodes(self, line: CollLine) -> bool:
-        """Return whether a call spans nodes; False where that is unknown, and for the whole job."""
+        """Return whether a call spans nodes; False if unknown, and for the whole job."""
         known = self.described.get(_handle(line))
         return known is not None and self.part_spans_nodes(known)
 
     def group_decided_by(self, origin: LineOrigin) -> tuple[int, bool]:
-        """Return the ranks of the communicator that a TUNING line is about, and whether it spans nodes.
+        """Return the ranks of the communicator of a TUNING line, and whether it spans nodes.
 
-        Such a line comes from rank 0 of its communicator and does not name it: where all communicators that this
-        GPU is rank 0 of are alike, it is one of them. Otherwise nothing is certain: (0, False).
+        Such a line comes from rank 0 of its communicator and does not name it: if all communicators that this GPU is
+        rank 0 of are alike, it is one of them. Otherwise it is not known: (0, False).
         """
         kinds = self.led.get(Rank(*origin), set()) | self.led.get(Rank(origin.host, origin.pid, ""), set())
         return next(iter(kinds)) if len(kinds) == 1 else (0, False)
 
     def global_ranks(self) -> tuple[int, ...]:
-        """Return the ranks in the largest communicator whose own INIT lines are there, in order."""
+        """Return the ranks in the largest communicator that have INIT lines, in order."""
         if not self.world_size:
             return ()
         return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
 
     def part_spans_nodes(self, known: CommLine) -> bool:
-        """Return whether a communicator of part of the job spans nodes."""
+        """Return whether a communicator of a part of the job spans nodes."""
         if not 1 < int(known.ranks) < self.world_size:
             return False
         return known.nodes > 1 or len(self.hosts.get(known.comm_id, ())) > 1
 
 
 def communicators_of(books: Sequence[LogBook]) -> Communicators:
-    """Join what all files say of the communicators."""
+    """Join the INIT lines of all files."""
     found = Communicators()
     for book in books:
         for comm in book.comms:
@@ -124,7 +124,7 @@ def _handle(line: CollLine | CommLine) -> _Handle:
 
 
 def _join(found: Communicators, comm: CommLine) -> None:
-    """Add an INIT line; the lines about one communicator each tell another part."""
+    """Add an INIT line; the lines about one communicator complete each other."""
     before = found.described.get(_handle(comm), comm)
     found.described[_handle(comm)] = comm._replace(
         device=comm.device or before.device,

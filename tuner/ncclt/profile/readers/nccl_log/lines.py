@@ -1,4 +1,4 @@
-"""Lines of logs that may be gigabytes long, NCCL's statements in them, and checks on what is given."""
+"""Lines of logs that may be gigabytes long, NCCL's statements in them, and checks of the input."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ncclt.nccl.log.lines import ORIGIN
 from ncclt.profile.documents import Document
 
 LINE_BYTES = 64 * 1024
-"""Longer lines are read in pieces: a file without line ends must not fill the memory."""
+"""Longer lines are read in pieces, so that a file without line ends does not fill the memory."""
 
 MOST_KINDS = 500_000
-"""Different calls kept per file: 4096 ranks in one log have some 100 each, random bytes have one per line."""
+"""Most different calls per file: 4096 ranks in one log have some 100 each, random bytes have one per line."""
 
 LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
-"""A call as NCCL itself logs it. Such calls are exact: a log that has them is read by them, whatever else it tells."""
+"""A call as NCCL itself logs it. Such calls are exact, so they are preferred to everything else in a log."""
 
 _MARK = b"] NCCL "
 
-# `host:pid:tid [device] NCCL INFO `, where nothing but a blank or the colon of a launcher's prefix stands before it.
+# `host:pid:tid [device] NCCL INFO `, preceded by nothing, a blank, or the colon of a launcher's prefix.
 _START = re.compile(rf"(?<![^\s:]){ORIGIN} NCCL ".encode())
 
-# The ends of COLL and TUNING lines with more behind them than a blank (or the escape of a line feed).
+# The ends of COLL and TUNING lines, followed by more than a blank (or an escaped line feed).
 _GLUED = re.compile(
     rb"(?:\bstream 0x[0-9a-f]{1,16}|\btime \d[\d.]{0,20}|Hi\}=\{\d{1,4}\.\.\d{1,4}\}|\bglobalrank \d{1,7})"
     rb"[^\s\\:]{1,255}:\d{1,10}:\d{1,10} \["
@@ -36,15 +36,15 @@ _GLUED = re.compile(
 
 
 def lines(document: Document) -> Iterator[bytes]:
-    """Yield the lines of a document, ended by a line feed or a carriage return, at most `LINE_BYTES` of each at once.
+    """Yield the lines of a document, which end in a line feed or a carriage return, in pieces of at most `LINE_BYTES`.
 
     Raises:
-        TraceError: the compressed data end or break there.
+        TraceError: the compressed data are damaged or cut off.
     """
     rest = b""
     try:
         while line := document.stream.readline(LINE_BYTES):
-            # Carriage returns alone: progress bars, and logs that have been through a terminal or a serial line.
+            # Carriage returns alone: progress bars, and logs from a terminal or a serial line.
             if not rest and line.find(b"\r", 0, -2) < 0:
                 yield line
                 continue
@@ -65,7 +65,7 @@ class Statements:
     """The lines of a log of NCCL, split again where line feeds were lost between them.
 
     Attributes:
-        glued: statements that run into the next one without even a blank, so that its host cannot be told for sure.
+        glued: statements that run into the next one without even a blank, so that its host is uncertain.
     """
 
     def __init__(self, document: Document) -> None:
@@ -83,14 +83,14 @@ class Statements:
             if not rest and not is_part and line.count(_MARK) < 2:
                 yield line
                 continue
-            parts = self._told_apart(rest + line)
-            # The last one may go on in the next piece of the line, unless it is longer than any that NCCL writes.
+            parts = self._separated(rest + line)
+            # The last one may continue in the next piece of the line, unless it is longer than any that NCCL writes.
             rest = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
             yield from parts
         if rest:
             yield rest
 
-    def _told_apart(self, text: bytes) -> list[bytes]:
+    def _separated(self, text: bytes) -> list[bytes]:
         if _MARK not in text:
             return [text]
         self.glued += len(_GLUED.findall(text))
@@ -102,7 +102,7 @@ class Statements:
 
 
 def check_distinct(paths: Sequence[Path]) -> None:
-    """Raise where one file is named twice.
+    """Raise if one file is given twice.
 
     Raises:
         TraceError: a path occurs twice.
@@ -115,7 +115,7 @@ def check_distinct(paths: Sequence[Path]) -> None:
 
 
 def check_bounded(kinds: int, label: str) -> None:
-    """Raise where a log shows more different calls than any job makes.
+    """Raise if a log has more different calls than any job makes.
 
     Raises:
         TraceError: more than `MOST_KINDS`.

@@ -27,7 +27,7 @@ OPERATIONS: dict[str, Collective] = {
 """NCCL's name of an operation (ncclFuncToString; RCCL writes AllToAll) -> ours."""
 
 PER_RANK = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
-"""Collectives whose count is of one rank's part, so that the message is that times the ranks."""
+"""Collectives whose count is of one rank's part, so that the message has that times the ranks."""
 
 # ncclDataType_t of nccl.h; 9 since 2.10, 10 and 11 since 2.24.
 _DATATYPES = (
@@ -36,17 +36,17 @@ _DATATYPES = (
 )  # fmt: skip
 
 UNKNOWN_DTYPE = "uint8"
-"""Stands for the dtype where a source tells bytes alone: its element is one byte."""
+"""The dtype where a source only has bytes: its element is one byte."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankFindings:
-    """What the logs show.
+    """Messages and choices found in the logs.
 
     Attributes:
         calls: rank -> (communicator, message) -> calls.
         choices: what NCCL chose for which message.
-        left_out: reason -> calls left out for it.
+        left_out: reason -> number of calls left out.
         untyped: all_gathers and broadcasts of int8, which NCCL up to 2.12 writes for every dtype.
     """
 
@@ -57,7 +57,7 @@ class RankFindings:
 
     @property
     def views(self) -> tuple[RankMessages, ...]:
-        """Return the calls rank by rank, for `merge_ranks`."""
+        """Return the calls per rank, for `merge_ranks`."""
         return tuple(RankMessages(rank=None, calls=dict(calls)) for calls in self.calls.values())
 
     def add(self, rank: Rank, group: str, message: Message, calls: int) -> None:
@@ -65,7 +65,7 @@ class RankFindings:
         self.calls.setdefault(rank, Counter())[group, message] += calls
 
     def add_choices(self, tunings: Mapping[TuningLine, int], comms: Communicators) -> None:
-        """Keep what was chosen; sizes whose group is not known stay those of one rank."""
+        """Count the choices; sizes whose group is not known stay those of one rank."""
         for line, count in tunings.items():
             collective = OPERATIONS.get(line.operation)
             if collective is not None and 0 < int(line.size) <= MOST_BYTES:
@@ -74,7 +74,7 @@ class RankFindings:
 
 
 def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
-    """Read the COLL lines; the receiving half of a send_recv counts where the rank sends nothing."""
+    """Read the COLL lines; the receiving half of a send_recv counts if the rank sends nothing."""
     found = RankFindings()
     for book in books:
         found.left_out["calls whose line is cut off or torn apart"] += book.torn
@@ -95,7 +95,7 @@ def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> RankF
 
 
 def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
-    """Read the TUNING lines, which rank 0 of each communicator writes, and which tell bytes but no dtype."""
+    """Read the TUNING lines, which rank 0 of each communicator writes, and which have bytes but no dtype."""
     found = RankFindings()
     for book in books:
         for line, count in book.tunings.items():
@@ -110,7 +110,7 @@ def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> Ran
 
 
 def _message(line: CollLine, comms: Communicators) -> Message | str:
-    """Return the message of a call, or why it makes none."""
+    """Return the message of a call, or why there is none."""
     collective = OPERATIONS.get(line.operation)
     if collective is None:
         return f"calls of {line.operation}, which ncclt has no message for"
@@ -129,7 +129,7 @@ def _message(line: CollLine, comms: Communicators) -> Message | str:
 
 
 def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Message | str:
-    """Return the message of a decision, or why it makes none."""
+    """Return the message of a decision, or why there is none."""
     if not line.operation:
         return "TUNING lines that do not name the collective, as NCCL 2.20 to 2.22 write them"
     collective = OPERATIONS.get(line.operation)
@@ -150,7 +150,7 @@ def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Mess
 
 
 def full_size(line: TuningLine, collective: Collective, group: int) -> tuple[int, bool]:
-    """Return the size of a decision, bytes, and whether that is of the full buffer."""
+    """Return the size of a decision, bytes, and whether it is that of the full buffer."""
     size = int(line.size)
     if line.is_full_size or collective not in PER_RANK:
         return size, True

@@ -1,8 +1,8 @@
 """Debug logs of NCCL 2.8 to 2.32 and RCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING).
 
-COLL lines tell every call of every rank and are preferred. Where there are none, the TUNING lines tell the decisions
-of rank 0 of each communicator. Either way the TUNING lines give the algorithm, protocol and channels that NCCL chose,
-which the provenance keeps. A log is read line by line in one pass; many ranks may share a file or have one each.
+COLL lines log every call of every rank and are preferred. Without them, the TUNING lines give the decisions of rank 0
+of each communicator. In both cases the TUNING lines give the algorithm, protocol and channels that NCCL chose, which
+the provenance keeps. A log is read line by line in one pass; ranks may share a file or have one each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file begins like the output of NCCL's logger, with or without other output around it."""
+    """Return whether a file begins with output of NCCL's logger, possibly among other output."""
     try:
         return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in heads(path))
     except TraceError:
@@ -38,7 +38,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     """Read the logs of one job: one file of all ranks, or one per process.
 
     Raises:
-        TraceError: damaged, no NCCL log, no call in it, or a process in two files.
+        TraceError: damaged, not an NCCL log, without calls, or with a process in two files.
     """
     check_distinct(paths)
     books = sorted((read_log(d) for path in paths for d in documents(path)), key=lambda book: book.label)
@@ -61,7 +61,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
 
 
 def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindings) -> TraceError:
-    """Say why a log gives no message."""
+    """Return the error for logs without messages."""
     files = books[0].label if len(books) == 1 else f"the {len(books)} files"
     reasons = _left_out(calls) + _left_out(decisions)
     if reasons:
@@ -93,7 +93,7 @@ def _provenance(books: Sequence[LogBook], comms: Communicators, found: RankFindi
 
 
 def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> tuple[str, ...]:
-    """Return what a log cannot tell, and what this one lacks."""
+    """Return notes on what logs do not show, and what this one lacks."""
     messages = {message for calls in found.calls.values() for _, message in calls}
     notes = [WHOLE_FILE]
     notes.append(
@@ -111,7 +111,7 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
             f"{found.untyped} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
         )
     if any(message.group_size == 1 for message in messages):
-        notes.append("some calls are of communicators with a single rank, which send nothing to anybody")
+        notes.append("some calls are of communicators with a single rank, which send nothing")
     if any(message.collective is Collective.SEND_RECV for message in messages):
         notes.append("send_recv may come from an all_to_all, which frameworks hand to NCCL as sends and receives")
     if comms.world_size:
