@@ -24,7 +24,7 @@ _ASSETS = Path(__file__).parent / "pages" / "assets"
 
 
 class _Service(FastAPI):
-    """FastAPI whose description is right about errors: it would list each as plain JSON as well."""
+    """FastAPI with a correct description of errors: by default it also lists each as plain JSON."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
@@ -60,7 +60,7 @@ def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
             if own:
                 await run_in_threadpool(own.close)
 
-    # FastAPI's own documentation pages load their scripts from another host.
+    # No documentation pages of FastAPI: they load scripts from another host.
     app = _Service(
         title="ncclt",
         version=__version__,
@@ -78,7 +78,7 @@ def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
-    # The last added is the outermost.
+    # The middleware added last is the outermost.
     app.add_middleware(DashboardMiddleware, dashboard=board)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
@@ -87,16 +87,16 @@ def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
 
 
 def open_service_store(url: str) -> Store:
-    """Open the store of a service: one's own SQLite file is brought up to date, a shared database never is.
+    """Open the store of a service: an SQLite file is migrated to this version, a shared database never is.
 
-    Several replicas may start at once and with rights to read only: there `ncclt store migrate` runs first, and
-    /readyz refuses until it has.
+    Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first, and /readyz
+    fails until it has.
 
     Raises:
         StoreError: the store cannot be reached, or belongs to another program.
         UsageError: the URL is invalid.
     """
-    # A request does not wait for a database: it is answered with 503, and the client has its own patience.
+    # A request does not wait for the database: it is answered with 503, and the client decides about retries.
     return open_store(url, migrate=url.startswith("sqlite"), is_patient=False)
 
 
@@ -110,11 +110,11 @@ def serve(
 ) -> None:
     """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
 
-    The store is opened before the port, so that a store that cannot be reached is the caller's one clear error.
+    The store is opened before the port, so that an unreachable store is a clear error of the caller's.
 
     Args:
         storage: the store's URL.
-        host: address to listen on; anything but loopback shows the studies to the network, there is no login.
+        host: address to listen on; anything but loopback exposes the studies to the network, without a login.
         port: TCP port.
         dashboard: whether optuna-dashboard is served at /dashboard.
         log_level: uvicorn's word: critical, error, warning, info, debug.

@@ -1,4 +1,4 @@
-"""The JSON of attestations: the one thing that this service is told, so what comes in is bounded in every part."""
+"""The JSON of attestations: the only input that this service stores, so all of its parts are bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclt_api.text import AnswerModel
 _STRICT = ConfigDict(extra="forbid")
 
 _MOST = 2**53
-"""No honest count is larger; beyond it JSON's numbers lose their last digits."""
+"""Largest count that is accepted; beyond it JSON's numbers lose their last digits."""
 
 
 class AttestationRow(AnswerModel):
@@ -31,7 +31,7 @@ class AttestationRow(AnswerModel):
 
 
 class WitnessDocument(AnswerModel):
-    """Reports of the plugin or logs of NCCL that say the same."""
+    """Reports of the plugin or logs of NCCL with the same facts."""
 
     kind: str
     nccl_version: str
@@ -93,7 +93,7 @@ class NewAttestation(BaseModel):
     witnesses: list[NewWitness] = Field(max_length=1000)
     hosts: int = Field(ge=0, le=_MOST)
     notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
-    evidence: str = Field(max_length=100, description="hash of the files, by which one job is told from the next")
+    evidence: str = Field(max_length=100, description="hash of the files, which distinguishes jobs")
     created: AwareDatetime
 
     @field_serializer("created")

@@ -1,8 +1,8 @@
-"""optuna-dashboard on our port, for reading only; the one place of the service that knows Optuna.
+"""optuna-dashboard on our port, read-only; the only module of the service that imports Optuna.
 
-Why a middleware and not a mount: its page loads `/static/bundle.js` and calls `/api/...` wherever it is mounted, so
-those paths go to it unchanged. Why read-only is done here: it has no such mode and no login. Two locks: only GET and
-HEAD pass, and the database is opened so that it refuses to write.
+A middleware and not a mount, since its page loads `/static/bundle.js` and calls `/api/...` wherever it is mounted, so
+those paths go to it unchanged. It has neither a read-only mode nor a login, so this module makes it read-only twice:
+only GET and HEAD pass, and the database is opened read-only.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _PACKAGES = ("optuna", "optuna_dashboard", "a2wsgi")
 
 
 def is_installed() -> bool:
-    """Return whether the packages of the dashboard are there, without importing them."""
+    """Return whether the packages of the dashboard are installed, without importing them."""
     return all(importlib.util.find_spec(package) for package in _PACKAGES)
 
 
 def read_only_url(optuna_url: str) -> str:
-    """Return the URL under which the database can be read and refuses to write or to come into being.
+    """Return the URL that opens the database read-only and never creates it.
 
     Raises:
-        NotFoundError: the SQLite file does not exist, so nothing was ever searched.
+        NotFoundError: the SQLite file does not exist: there was no search yet.
     """
     scheme, _, rest = optuna_url.partition("://")
     if not scheme.startswith("sqlite"):
-        # libpq's own way: every transaction of the session is read-only unless it says otherwise.
+        # An option of libpq: every transaction of the session is read-only by default.
         option = quote("-cdefault_transaction_read_only=on")
         if "options=" in rest:
             return optuna_url.replace("options=", f"options={option}%20", 1)
@@ -63,7 +63,7 @@ class Dashboard:
 
         Raises:
             MissingDependencyError: its packages are not installed.
-            NotFoundError: Optuna's tables do not exist yet; they are not created by looking.
+            NotFoundError: Optuna's tables do not exist yet; opening does not create them.
         """
         with self._lock:
             if self._app is None:
@@ -85,13 +85,13 @@ class Dashboard:
         try:
             storage = RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
         except StorageInternalError as error:
-            # Its first query found no tables. Whether the database answers at all is reported by /readyz.
+            # Its first query found no tables. /readyz reports whether the database answers at all.
             raise _no_study_yet() from error
         self._storage = storage
         return WSGIMiddleware(wsgi(storage))
 
     def close(self) -> None:
-        """Give back the connections and threads; harmless when nothing was opened."""
+        """Release the connections and threads; harmless if nothing was opened."""
         with self._lock:
             if self._app is not None:
                 self._app.executor.shutdown()
@@ -101,14 +101,14 @@ class Dashboard:
 
 
 class DashboardMiddleware:
-    """Send the dashboard's own paths to it, everything else onward."""
+    """Route the dashboard's own paths to it, everything else to the service."""
 
     def __init__(self, app: ASGIApp, *, dashboard: Dashboard | None) -> None:
         self.app = app
         self.dashboard = dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the dashboard for GET and HEAD; answer with a problem where that cannot be."""
+        """Serve the dashboard for GET and HEAD; answer with a problem if that is impossible."""
         if scope["type"] != "http" or not _is_ours(scope["path"]):
             await self.app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""What every route needs: the store, and query parameters that are not silently ignored."""
+"""What every route needs: the store, and query parameters of which none is silently ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the core's values to the documents of `schemas`."""
+"""The core's values as documents of `schemas`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def study_summary_document(summary: StudySummary) -> StudySummaryDocument:
 
 
 def study_detail(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
-    """Return a study with its workload and what it published, newest first."""
+    """Return a study with its workload and its recommendations, newest first."""
     return StudyDetail.model_validate(
         _study_fields(study)
         | {
@@ -101,7 +101,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
 
     Args:
         trial: of the study.
-        cluster: of the study: what a launch holds.
+        cluster: of the study, for the GPUs that a launch holds.
     """
     return TrialDocument(
         number=trial.number,

@@ -1,4 +1,4 @@
-"""Around every answer: headers that keep foreign things off a page, a limit to what may be sent here, a request id."""
+"""Middleware around every answer: security headers, a limit to the size of requests, a request id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """Add the headers to every answer that does not bring its own (the dashboard's page needs a wider policy)."""
+    """Add the headers to every answer without its own (the dashboard's page needs a wider policy)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -48,11 +48,11 @@ class SecurityHeadersMiddleware:
 
 
 MOST_BODY_BYTES = 1024 * 1024
-"""Longest request that is read; an attestation has at most some 100 kB."""
+"""Longest request body that is read; an attestation has at most some 100 kB."""
 
 
 class BodyLimitMiddleware:
-    """Refuse a body that is too long as soon as that is known, whether its length was announced or not."""
+    """Refuse a body that is too long as early as possible, whether or not its length was announced."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -78,7 +78,7 @@ class BodyLimitMiddleware:
 
 
 def request_id(scope: Scope) -> str:
-    """Return the id of the request; a fresh one if the middleware has not seen it."""
+    """Return the id of the request; a new one if the middleware has not set it."""
     found = scope.setdefault(_SCOPE_KEY, uuid.uuid4().hex)
     assert isinstance(found, str)
     return found

@@ -39,7 +39,7 @@ _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
     (InputError, 422),
     (StoreError, 503),
 )
-"""HTTP status of each branch of the tree drawn in ncclt.errors; what is not named is a fault of ours: 500."""
+"""HTTP status of each branch of the tree in ncclt.errors; any other error is a bug: 500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Problem:
 
 
 def problem_of(error: NccltError) -> Problem:
-    """Return the problem that one of our own errors means to a client."""
+    """Return one of our own errors as a problem."""
     status = next((status for kind, status in _STATUS_BY_CLASS if isinstance(error, kind)), 500)
     words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
     kind = "-".join(word.lower() for word in words)
@@ -115,12 +115,12 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
 
 
 def _wants_page(request: Request) -> bool:
-    # Programs send `*/*` or nothing; only browsers name text/html. The API answers programs in any case.
+    # Programs send `*/*` or nothing; only browsers ask for text/html. The API always answers with JSON.
     return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Make every error of the application a problem: ours, the framework's and the unforeseen."""
+    """Turn every error of the application into a problem: ours, the framework's and unexpected ones."""
     app.add_exception_handler(NccltError, _ours)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _refused)
@@ -169,6 +169,6 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _unforeseen(request: Request, _error: Exception) -> Response:
-    # The server logs the traceback after this answer; the client gets the id to look for in the log.
+    # The server logs the traceback after this answer; the client gets the id to search the log for.
     hint = f"look for request {request_id(request.scope)} in the log of the service and report it"
     return problem_response(Problem(status=500, detail="the service failed", hint=hint), request)

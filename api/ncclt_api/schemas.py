@@ -1,4 +1,4 @@
-"""The JSON of the service: what the core's documents look like from outside.
+"""The JSON of the service: the core's documents as clients see them.
 
 Values come from the core's own `to_document`; these classes check them on the way out and describe them in OpenAPI.
 Sizes are NCCL's tuning sizes in bytes, times are microseconds, bandwidths are 1e9 bytes/s.
@@ -21,7 +21,7 @@ from ncclt_api.text import AnswerModel
 
 
 class Health(AnswerModel):
-    """The process answers, or the service can serve."""
+    """Liveness or readiness of the service."""
 
     status: str
     version: str
@@ -29,14 +29,14 @@ class Health(AnswerModel):
 
 
 class FieldProblem(AnswerModel):
-    """One field of a request that was refused."""
+    """One invalid field of a request."""
 
     where: str
     message: str
 
 
 class AvailableShape(AnswerModel):
-    """A shape of a job that something was published for."""
+    """A job shape that a recommendation was published for."""
 
     nodes: int
     gpus_per_node: int
@@ -47,7 +47,7 @@ class AvailableShape(AnswerModel):
 
 
 class ProblemDocument(AnswerModel):
-    """An error, as RFC 9457 has it, with what to do about it."""
+    """An error in the form of RFC 9457, with a hint."""
 
     type: str
     title: str
@@ -58,7 +58,7 @@ class ProblemDocument(AnswerModel):
     request_id: str
     errors: list[FieldProblem] | None = None
     available: list[AvailableShape] | None = Field(
-        None, description="`getEnvironment` only: what there is for other jobs, newest first"
+        None, description="`getEnvironment` only: what was published for other jobs, newest first"
     )
 
 
@@ -79,7 +79,7 @@ class ClusterDocument(AnswerModel):
     cpu: str
     nccl_version: str
     topology_hash: str
-    driver: str = Field(default="", description="of NVIDIA; empty = not known")
+    driver: str = Field(default="", description="NVIDIA driver; empty = not known")
     description: str
     sources: list[str]
 
@@ -96,7 +96,7 @@ class ClusterList(AnswerModel):
     items: list[CatalogueCluster]
 
 
-# Its text comes from columns and is always Unicode; an answer may have thousands.
+# Its text comes from columns and is always Unicode, so it skips AnswerModel's check: an answer may have thousands.
 class MessageDocument(BaseModel):
     """One kind of message; group_size 0 = the whole job."""
 
@@ -124,9 +124,7 @@ class ProvenanceDocument(AnswerModel):
     ranks_read: list[int]
     steps: int
     notes: list[str]
-    whole_file: bool = Field(
-        default=False, description="the calls are all that the source holds, and not those of one step"
-    )
+    whole_file: bool = Field(default=False, description="the calls are all of the source, not those of one step")
 
 
 class WorkloadDocument(AnswerModel):
@@ -136,7 +134,7 @@ class WorkloadDocument(AnswerModel):
 
     schema_version: int = Field(alias="schema")
     name: str
-    digest: str = Field(description="hash of what is sent")
+    digest: str = Field(description="hash of the messages")
     bytes_per_step: float
     provenance: ProvenanceDocument
     messages: list[WorkloadMessage]
@@ -166,7 +164,7 @@ class FingerprintDocument(AnswerModel):
     gpus_per_node: int
     nccl_version: str
     topology_hash: str
-    driver: str = Field(default="", description="of NVIDIA, under which it was measured; empty = not known")
+    driver: str = Field(default="", description="NVIDIA driver under which it was measured; empty = not known")
 
 
 class RuleDocument(AnswerModel):
@@ -204,7 +202,7 @@ class VerdictDocument(AnswerModel):
 
 
 class DeliveryDocument(AnswerModel):
-    """One form of the result with the verdict of exactly that form."""
+    """One form of the result with the verdict on exactly that form."""
 
     policy: PolicyDocument
     verdict: VerdictDocument
@@ -226,28 +224,28 @@ class RecommendationDocument(AnswerModel):
     fingerprint: FingerprintDocument
     table: DeliveryDocument
     variables: DeliveryDocument | None
-    simulated: bool = Field(description="the times were invented by a model, not measured on a machine")
+    simulated: bool = Field(description="the times come from a model, not from measurements")
     launcher: str
     created: str
-    source_digest: str = Field(description="hash of the workload's messages as it was kept; empty = not written down")
+    source_digest: str = Field(description="hash of the stored workload's messages; empty = not recorded")
     stale: str = Field(description="why it is no longer served; empty while it is")
     dtypes: list[tuple[Collective, str]] = Field(
-        description="collectives with the dtypes that the workload sends; empty = not written down"
+        description="collectives with the dtypes that the workload sends; empty = not recorded"
     )
 
 
 class VerificationSummary(AnswerModel):
-    """What the step times of a real training said, in one line."""
+    """The verdict on step times of a real training, in one line."""
 
     id: str
-    verdict: VerdictDocument = Field(description="of the step time: its times are µs per step")
+    verdict: VerdictDocument = Field(description="on the step time: its times are µs per step")
     ranks: int
     hosts: int
     created: str
 
 
 class ProvenRecommendation(RecommendationDocument):
-    """A published revision with what real jobs told of it."""
+    """A published revision with the reports of real jobs."""
 
     verifications: list[VerificationSummary] = Field(description="newest first, the last few")
     attestations: list[AttestationSummary] = Field(description="newest first, the last few")
@@ -268,7 +266,7 @@ class StudyDocument(AnswerModel):
     model: str
     workload_digest: str
     launcher: str
-    simulated: bool = Field(description="the times were invented by a model, not measured on a machine")
+    simulated: bool = Field(description="the times come from a model, not from measurements")
     process_wide: list[str]
     seed: int
     state: StudyState
@@ -294,12 +292,12 @@ class StudyList(AnswerModel):
 
 
 class StudyDetail(StudyDocument):
-    """A study with its workload and what it published."""
+    """A study with its workload and its published recommendations."""
 
     workload: WorkloadDocument
-    gpu_hours: float = Field(description="what all launches of the study cost")
+    gpu_hours: float = Field(description="cost of all launches of the study")
     payback_steps: float | None = Field(
-        description="training steps after which the newest recommendation has won that back; null = nothing is gained, "
+        description="training steps after which the newest recommendation has saved as much; null = nothing is gained, "
         "or the workload is a whole file"
     )
     recommendations: list[ProvenRecommendation]
@@ -331,14 +329,14 @@ class TrialDocument(AnswerModel):
     wall_s: float
     gpu_seconds: float = Field(description="wall time times the GPUs that the launch held")
     place: str = Field(description="the nodes it ran on; empty where the launcher chose them")
-    warm: bool = Field(description="measured by ranks that had been running before; proofs never are")
-    by_plugin: bool | None = Field(description="the tuner plugin was there to force the setting; null: not noted")
+    warm: bool = Field(description="measured by ranks that were already running; never so in proofs")
+    by_plugin: bool | None = Field(description="the tuner plugin was loaded to force the setting; null = not recorded")
     started: str
     measurements: list[MeasurementDocument]
 
 
 class BlockDocument(AnswerModel):
-    """One A B B A block of a proof, and what was decided after it."""
+    """One A B B A block of a proof, and the decision after it."""
 
     block: int
     trials: list[tuple[int, int]] = Field(description="numbers of the first trials of each pair: default, policy")
@@ -351,7 +349,7 @@ class BlockDocument(AnswerModel):
 
 
 class ArmEvidenceDocument(AnswerModel):
-    """What one form of the result rests on."""
+    """Evidence for one form of the result."""
 
     arm: Arm
     verdict: VerdictDocument = Field(description="as it was published")

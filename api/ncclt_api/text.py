@@ -1,4 +1,4 @@
-"""Text on its way out: what is stored may hold bytes that were no text, and no answer may fail for it."""
+"""Text of answers: stored text may contain bytes that were not Unicode, and no answer may fail because of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import BaseModel, model_validator
 
 
 def readable(value: Any) -> Any:
-    r"""Return a JSON value whose text can be written as UTF-8: lone surrogates become escapes.
+    r"""Return a JSON value that can be encoded as UTF-8: lone surrogates become escapes.
 
-    Python has them from file names, arguments and JSON that were not Unicode (PEP 383; RFC 8259, section 8.2).
+    They come from file names, arguments and JSON that were not Unicode (PEP 383; RFC 8259, section 8.2).
 
     >>> readable({"notes": ["ok", "broken \udc80"]})
     {'notes': ['ok', 'broken \\udc80']}

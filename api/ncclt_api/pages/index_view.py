@@ -1,4 +1,4 @@
-"""What the list of studies shows, worked out before any HTML."""
+"""The content of the list of studies, computed before any HTML."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class StudyRow:
 def study_rows(
     summaries: Iterable[StudySummary], *, now: datetime, effects: Mapping[str, str] | None = None
 ) -> tuple[StudyRow, ...]:
-    """Work out the rows of one page.
+    """Return the rows of one page.
 
     Args:
         summaries: studies.
         now: for their ages.
-        effects: the word of the newest attestation of each recommendation, by its id.
+        effects: the outcome of the newest attestation, by id of the recommendation.
     """
     shown = list(summaries)
     # One axis for all rows, so that the pictures can be compared.
@@ -72,7 +72,7 @@ def _verdict(summary: StudySummary) -> Verdict | None:
 def _row(summary: StudySummary, position: int, *, now: datetime, reach: float, effects: Mapping[str, str]) -> StudyRow:
     study = summary.study
     verdict = _verdict(summary)
-    # Without blocks the verdict says that nothing was worth proving, and its times are none.
+    # A verdict without blocks says that nothing was worth proving, and has no times.
     proven = verdict if verdict and verdict.blocks else None
     picture = None
     mood, word = "open", _STATE_WORDS[study.state]

@@ -63,7 +63,7 @@ NO_JOBS = Jobs()
 
 
 def jobs_of(verifications: Iterable[Verification], attestations: Iterable[Attestation], *, now: datetime) -> Jobs:
-    """Work out what the page shows."""
+    """Return the content of the page."""
     return Jobs(
         verifications=tuple(
             VerificationRow(

@@ -1,4 +1,4 @@
-"""What the page of one study shows, worked out before any HTML."""
+"""The content of the page of one study, computed before any HTML."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Heading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormView:
-    """One way in which the result reaches a job.
+    """One form in which the result is delivered.
 
     Attributes:
         name: what it is.
-        arm: under which name the verification measured it.
+        arm: its name in the verification.
         policy_verdict: its policy and verdict; None = it cannot be expressed in this form.
-        command: what to type; empty where there is nothing to deliver.
+        command: that delivers it; empty where there is nothing to deliver.
         picture: speed-up and interval.
     """
 
@@ -68,7 +68,7 @@ class TrialPage:
     Attributes:
         items: this part, by number.
         number, pages: this page and how many there are, from 1.
-        total, failed: trials in all, and how many of all did not end well.
+        total, failed: number of all trials, and of those that failed.
     """
 
     items: tuple[Trial, ...]
@@ -80,14 +80,14 @@ class TrialPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyView:
-    """All that the page shows.
+    """The content of the page.
 
     Attributes:
         compared: what is compared with the default in `rows`: the policy, or the best setting so far.
         interpolated: messages whose size was not itself measured.
         arms: what the verification measured.
         jobs: what real jobs reported about the recommendation.
-        cost: GPU time of all launches, and when it is won back; in words, empty where nothing was launched.
+        cost: GPU time of all launches and when it is saved again, as text; empty where nothing was launched.
     """
 
     study: Study
@@ -115,13 +115,13 @@ def study_view(
     page: int = 1,
     jobs: Jobs = NO_JOBS,
 ) -> StudyView:
-    """Work out the page of a study.
+    """Return the content of the page of a study.
 
     Args:
         study: the study.
         trials: all its trials, by number.
-        recommendation: its newest revision; None = it published nothing yet.
-        server: address under which this service was reached, for the line to type.
+        recommendation: its newest revision; None = none yet.
+        server: address at which this service was reached, for the command shown.
         page: page of the trials, from 1; beyond the last means the last.
         jobs: what real jobs reported about the recommendation.
     """
@@ -129,7 +129,7 @@ def study_view(
     scores = _median_scores(trials)
     best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
     evidence = collect_evidence(trials)
-    # A verdict without a verification says that the search found nothing worth proving.
+    # A verdict without a verification means that the search found nothing worth proving.
     if recommendation and evidence.times_us(Arm.TABLE):
         compared, rows = "policy", policy_rows(study, evidence, recommendation.table.policy)
     else:

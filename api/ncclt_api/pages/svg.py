@@ -1,4 +1,4 @@
-"""Drawings as trees of elements: escaping is the serialiser's work, colours are the stylesheet's."""
+"""Drawings as trees of elements: the serialiser escapes, the stylesheet colours."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text(parent: Element, words: str, *, x: float, y: float, kind: str = "", anc
 
 
 def tooltip(parent: Element, words: str) -> None:
-    """Give an element the words that show under the pointer."""
+    """Add a tooltip to an element."""
     add(parent, "title").text = words
 
 
@@ -59,7 +59,7 @@ def horizontal_axis(parent: Element, scale: Scale, *, top: float, bottom: float,
 
 
 def vertical_axis(parent: Element, scale: Scale, *, left: float, right: float, title: str, unit: float = 1) -> None:
-    """Draw ticks, lines and the title of a y axis, the title lying above it."""
+    """Draw ticks, lines and the title of a y axis, with the title above it."""
     for value in scale.ticks():
         y = scale.position(value)
         add(parent, "line", x1=left, x2=right, y1=y, y2=y, class_="grid")

@@ -12,8 +12,8 @@ _PROBLEM: dict[str, Any] = {
 }
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    404: {"description": "not known here, or nothing fit to be served"} | _PROBLEM,
-    422: {"description": "the request makes no sense"} | _PROBLEM,
+    404: {"description": "not known here, or nothing that fits was published"} | _PROBLEM,
+    422: {"description": "the request is invalid"} | _PROBLEM,
     503: {"description": "the store cannot be reached"} | _PROBLEM,
 }
 """The errors that any route of the API can answer with, for its OpenAPI description."""

@@ -34,7 +34,7 @@ def list_attestations(query: Annotated[AttestationsQuery, Query()], store: Curre
 @router.post(
     "",
     operation_id="addAttestation",
-    summary="Tell whether a recommendation took effect",
+    summary="Report whether a recommendation took effect",
     status_code=201,
     responses={
         200: {"model": AttestationDocument, "description": "the same finding was reported before: nothing changed"},

@@ -1,4 +1,4 @@
-"""The result itself: what a job sets, as text."""
+"""The result itself: the settings of a job, as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
 
 CACHE_CONTROL = "max-age=60, stale-if-error=604800"
-"""A minute fresh; for a week usable when the service is down: an outage of the tuner must not stop training."""
+"""Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
 
 
 def etag_of(body: str) -> str:
@@ -45,13 +45,13 @@ router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PR
 
 
 class EnvQuery(JobQuery):
-    """Which job, and how to write it; without its whole shape nothing is served, and what there is is listed."""
+    """Which job, and the output format; without the job's whole shape the answer only lists the published shapes."""
 
     model: str = Field(description="name of the workload")
-    format: str = Field("export", description="how to write it", json_schema_extra={"enum": list(FORMATS)})
-    shell: str = Field("bash", description="`export` only: whose language", json_schema_extra={"enum": list(SHELLS)})
+    format: str = Field("export", description="output format", json_schema_extra={"enum": list(FORMATS)})
+    shell: str = Field("bash", description="`export` only: the shell", json_schema_extra={"enum": list(SHELLS)})
     unset: bool = Field(False, description="`export` only: remove what the same request without it sets")
-    channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: where the policy leaves them to NCCL")
+    channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: if the policy leaves them to NCCL")
 
     @field_validator("format")
     @classmethod
@@ -68,8 +68,8 @@ class EnvQuery(JobQuery):
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {}, "application/json": {}}, "description": "as `format` says"},
-        404: PROBLEMS[404] | {"description": "not known here, or `available` is for jobs of another shape"},
-        410: PROBLEMS[404] | {"description": "what fits was found to be out of date"},
+        404: PROBLEMS[404] | {"description": "not known here, or only published for the shapes in `available`"},
+        410: PROBLEMS[404] | {"description": "what fits is out of date"},
         304: {"description": "the client has it already"},
     },
 )

@@ -17,14 +17,14 @@ router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], respo
 
 
 class JobQuery(StrictQuery):
-    """The job that recommendations are wanted for."""
+    """The job that recommendations are requested for."""
 
     nodes: int | None = Field(None, ge=1, description="nodes of the job")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of each node")
     nccl_version: str | None = Field(None, description="NCCL that the job will load, for example 2.28.9")
 
     def request(self, *, cluster: str, model: str) -> Request:
-        """Return the request that the core understands.
+        """Return it as the core's request.
 
         Raises:
             UsageError: `nccl_version` is invalid.
@@ -63,9 +63,9 @@ def get_recommendation(id: str, store: CurrentStore) -> ProvenRecommendation:
 
 
 def explain_absence(store: CurrentStore, *, cluster: str | None, model: str | None) -> None:
-    """Tell an unknown name from a known one for which nothing was published.
+    """Raise for an unknown name; do nothing for a known one for which nothing was published.
 
-    Asked only where nothing was found: a cluster that is no longer in the catalogue may well have recommendations.
+    Only called if nothing was found: a cluster that has left the catalogue may still have recommendations.
 
     Raises:
         NotFoundError: the cluster or workload is not in the catalogue; the hint lists close names.
