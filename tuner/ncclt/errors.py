@@ -1,21 +1,21 @@
 """Everything that ncclt raises on purpose.
 
     NccltError
-    ├── UsageError                  what was asked for makes no sense             (exit 2,  HTTP 422)
-    │   └── SettingError            a setting that NCCL would refuse
+    ├── UsageError                  the request is invalid                        (exit 2,  HTTP 422)
+    │   └── SettingError            a setting that NCCL would reject
     ├── NotFoundError               no such model, cluster, study                 (exit 3,  HTTP 404)
-    │   └── NoRecommendationError   nothing fit to be served                      (exit 3,  HTTP 404)
-    │       └── StaleRecommendationError  what fits was found to be out of date   (exit 3,  HTTP 410)
+    │   └── NoRecommendationError   nothing that fits was published               (exit 3,  HTTP 404)
+    │       └── StaleRecommendationError  what fits is out of date                (exit 3,  HTTP 410)
     ├── InputError                  a file that is not what it should be          (exit 1,  HTTP 422)
     │   ├── TraceError              a trace, log or profile
     │   ├── LandscapeError          a table of recorded measurements
     │   └── BenchmarkError          the output of a benchmark
-    ├── StoreError                  the store cannot be reached or is not ours    (exit 69, HTTP 503)
-    ├── ServerError                 the ncclt server cannot be reached or failed  (exit 69)
+    ├── StoreError                  the store is unreachable or not ncclt's       (exit 69, HTTP 503)
+    ├── ServerError                 the ncclt server is unreachable or failed     (exit 69)
     ├── MissingDependencyError      an extra that is not installed                (exit 1)
-    └── StudyStoppedError           the study cannot go on                        (exit 1)
-        └── NodesLostError          what it ran on is gone                        (exit 75)
-            └── HostLostError       one host of it cannot be reached
+    └── StudyStoppedError           the study cannot continue                     (exit 1)
+        └── NodesLostError          nodes were lost                               (exit 75)
+            └── HostLostError       one host cannot be reached
 
 A failed trial is not here: it is an `Outcome`, a value. Only the edge (cli, api) knows exit codes and HTTP statuses.
 """
@@ -26,7 +26,7 @@ import re
 from typing import Any
 
 _PASSWORDS = re.compile(
-    # A port is none. A password that nobody has escaped may hold anything, `@` and `/` among it.
+    # A port is not a password. An unescaped password may hold anything, `@` and `/` included.
     r"(://[^\s:/@\[]*:)(?!\d{1,5}(?:[/\s?]|$))(?:(?!://)[^\n'\"])*(?=@)"
     r"|([?&](?:ssl)?password=)[^&\s'\"]*"
 )
@@ -94,7 +94,7 @@ class BenchmarkError(InputError):
 
 
 class StoreError(NccltError):
-    """The store cannot be reached, or what lies there is not ours."""
+    """The store cannot be reached, or is not a store of ncclt."""
 
 
 class ServerError(NccltError):
@@ -102,15 +102,15 @@ class ServerError(NccltError):
 
 
 class MissingDependencyError(NccltError):
-    """An optional part of ncclt is needed that is not installed."""
+    """An optional dependency of ncclt is needed and not installed."""
 
 
 class StudyStoppedError(NccltError):
-    """The study cannot go on, for example after many equal failures in a row."""
+    """The study cannot continue, for example after many equal failures in a row."""
 
 
 class NodesLostError(StudyStoppedError):
-    """What a launch ran on is gone, so the launch says nothing about its setting; a new allocation can go on."""
+    """The nodes of a launch were lost, so it says nothing about its setting; the study can resume on other nodes."""
 
 
 class HostLostError(NodesLostError):

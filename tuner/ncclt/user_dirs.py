@@ -12,7 +12,7 @@ _NOBODYS = "/"
 
 
 def with_home(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment that has a HOME: its own if that is absolute, else that of the account, else `/`."""
+    """Return the environment with a HOME: its own if absolute, else that of the account, else `/`."""
     named = environ.get("HOME", "")
     return {**environ, "HOME": named if Path(named).is_absolute() else _account_home()}
 
@@ -23,8 +23,8 @@ def user_folder(variable: str, beside: str) -> Path:
     The XDG rule by hand: importing platformdirs would cost `ncclt env` several milliseconds for one path.
 
     Args:
-        variable: that names it, for example XDG_CACHE_HOME; a relative path there is none (XDG base directories).
-        beside: where it lies in the home folder otherwise.
+        variable: that names it, for example XDG_CACHE_HOME; a relative path is ignored (XDG base directories).
+        beside: its default, relative to the home folder.
     """
     named = Path(os.environ.get(variable, ""))
     return named if named.is_absolute() else Path(with_home(os.environ)["HOME"]) / beside

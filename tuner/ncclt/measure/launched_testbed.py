@@ -239,10 +239,10 @@ def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
 
 
 def cluster_here(target: Target) -> Cluster:
-    """Return what is measured without --cluster: processes of gloo on the CPUs of this machine.
+    """Return the cluster to measure without --cluster: gloo processes on the CPUs of this machine.
 
     Raises:
-        UsageError: GPUs are to be measured: a result is judged and served by their links, which only a cluster names.
+        UsageError: GPUs are to be measured: their links must be known to judge and to serve the result.
     """
     if target.backend != "gloo":
         raise UsageError(

@@ -19,7 +19,7 @@ from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, Comm
 from ncclt.measure.redact import without_secrets
 
 DETAIL_LINES = 20
-"""Lines that a failed trial keeps for people."""
+"""Most lines of output kept of a failed trial."""
 
 _LINE_CHARACTERS = 400
 _SEARCHED_CHARACTERS = 1 << 20  # of the end of each output: errors come late, and noise can be endless
@@ -70,7 +70,7 @@ _PASSING = (
 
 
 def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult, *, limit_s: float) -> TrialResult:
-    """Say how one command ended; wrong data goes before a crash, for it is the worse of the two.
+    """Return how one command ended; wrong data takes precedence over a crash, since it is the worse of the two.
 
     Args:
         benchmark: reads what it measured.

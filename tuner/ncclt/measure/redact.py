@@ -17,7 +17,7 @@ from typing import Any
 REMOVED = "[removed]"
 
 MOST_CHARACTERS = 64 * 1024
-"""What is searched of one output, its end: reading all of a long one would take seconds, and nobody keeps it."""
+"""Characters at the end of an output that are searched: a long one would take seconds, and only its end is kept."""
 
 # As it stands in a name: HF_TOKEN, db_password, GITHUB_PAT, and not tokenizer, max_tokens or NCCL_ALGO_PAT.
 _NAME = (

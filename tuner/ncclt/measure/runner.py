@@ -1,6 +1,6 @@
-"""The runner that launches real commands: a benchmark says what runs, a launcher says where.
+"""The runner that launches real commands: a benchmark defines what runs, a launcher where.
 
-Not tried on a GPU: the outcomes are proven with a stand-in for nccl-tests that fails in every way it can.
+The outcomes are tested with a stand-in for nccl-tests that fails in every way it can, not on a GPU.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class LaunchedRunner(RealRunner):
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages, whatever the setting.
-            StudyStoppedError: the nodes are gone, or unfit to measure anything on.
+            StudyStoppedError: nodes were lost, or are unfit to measure anything on.
             KeyboardInterrupt: `kill` was called.
         """
         try:

@@ -1,7 +1,7 @@
-"""How long a launch may take: at first a generous rule, later what the default itself has shown.
+"""How long a launch may take: a generous rule at first, then derived from the time of the default.
 
-A hang costs every GPU of the job for as long as nobody notices, so the limit follows the default as soon as that has
-run: a setting that needs several times as long for the same work will not be chosen anyway.
+A hang costs every GPU of the job until it is noticed, so the limit follows the default as soon as that has run: a
+setting that needs several times as long for the same work will not be chosen anyway.
 """
 
 from __future__ import annotations

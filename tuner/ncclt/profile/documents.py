@@ -41,8 +41,8 @@ class Document:
     """One document, uncompressed.
 
     Attributes:
-        label: the file's name, with the member's name behind it where it lies in an archive.
-        stream: its bytes; valid until the next document is asked for.
+        label: the file's name, followed by the member's name in an archive.
+        stream: its bytes; valid until the next document is requested.
     """
 
     label: str
@@ -50,11 +50,11 @@ class Document:
 
 
 def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
-    """Yield the documents of a file, looking at its content alone.
+    """Yield the documents of a file, recognised by content alone.
 
     Args:
         path: the file.
-        enough: unpacked bytes after which the documents end; None = all are wanted.
+        enough: unpacked bytes after which to stop; None = read all.
 
     Raises:
         TraceError: the file cannot be opened or unpacked, or unpacks to more than any recording.
@@ -63,7 +63,7 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
         with open_regular(path, error=TraceError) as raw:
             meter = Meter(raw, enough=enough, error=TraceError)
             stream = unpacked(raw, meter, path.name)
-            # POSIX tar: the magic of the first header lies at offset 257 (pax, ustar and GNU alike).
+            # POSIX tar: the magic of the first header is at offset 257 (pax, ustar and GNU alike).
             if stream.peek(512)[257:262] != b"ustar":
                 yield Document(label=path.name, stream=stream)
                 return

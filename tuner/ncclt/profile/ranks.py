@@ -10,11 +10,11 @@ from ncclt.errors import TraceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFile:
-    """What a file tells of its place in the job.
+    """What a file says about its place in the job.
 
     Attributes:
-        label: name of the file, for people.
-        ranks: ranks that it tells of; None = it does not name its rank.
+        label: name of the file, for messages.
+        ranks: ranks that it covers; None = it does not name its rank.
         world_size: ranks of the job, 0 = it does not say.
     """
 

@@ -58,7 +58,7 @@ class SearchEnd:
     """Why a search stopped.
 
     Attributes:
-        reason: for people.
+        reason: as text.
         interrupted: stopped from outside; there is more to measure.
     """
 

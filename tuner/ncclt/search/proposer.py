@@ -35,10 +35,10 @@ FAILURE_PENALTY = math.log(2)
 """Value of a crash, a hang or wrong data: as if it took twice the default's time. From FAIL samplers learn nothing."""
 
 MOST_ASKS = 16
-"""Asks in a row for settings that failed or are being launched after which another sampler is given up."""
+"""Consecutive answers with failed or running settings after which another sampler is abandoned."""
 
 _LABEL, _REASON = "setting", "reason"
-"""User attributes for people."""
+"""User attributes, shown by the dashboard."""
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """As long as the store waits for its own tables (ncclt.store.failures), which are in the same database."""
@@ -60,9 +60,9 @@ class Alone(Protocol):
 class Proposer:
     """Ask and tell with Optuna; our own trials are the truth, and its study is made to agree with them (adr/0003).
 
-    What is proposed depends on the trials so far, what is running, and the seed alone, so an interrupted study goes on
-    as if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE with `core.score.worth`
-    as its value once it was told; FAIL is what was asked for and never measured.
+    A proposal depends only on the trials so far, the running launches and the seed, so an interrupted study resumes as
+    if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE, with `core.score.worth` as
+    its value, once its trial is stored; FAIL if it was never measured.
     """
 
     def __init__(

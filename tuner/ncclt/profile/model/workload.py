@@ -28,7 +28,7 @@ PERSISTENCE_ELEMENTS = 100_000
 """Parameters up to this size stay whole on every rank (param_persistence_threshold, deepspeed zero/config.py)."""
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
-"""Gradients that are reduced together at most (reduce_bucket_size, deepspeed zero/config.py)."""
+"""Most gradients that are reduced together (reduce_bucket_size, deepspeed zero/config.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class FsdpUnit:
     """A module that FSDP wraps on its own.
 
     Attributes:
-        name: for people.
+        name: in messages.
         parameters: elements of its flat parameter, those of units wrapped inside it excluded.
         count: how many such units the model has.
         is_root: the outermost unit, whose parameters stay gathered from forward to backward.

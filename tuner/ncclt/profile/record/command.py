@@ -59,9 +59,9 @@ def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _reaped(pid: int) -> int | None:
-    """Reap every child that has ended; return the status of one of them, None = it goes on.
+    """Reap every child that has ended; return the status of `pid`, None = it still runs.
 
-    The others are none of ours: whose parents end become children of process 1, which we may be in a container.
+    The others are orphans: they become children of process 1, which this process may be in a container.
     """
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)

@@ -120,9 +120,9 @@ def read_plugin_reports(
 
 
 def _files(folder: Path) -> tuple[list[Path], int, list[str]]:
-    """Return reports, the number of cut-off ones, and names of what else lies there.
+    """Return reports, the number of cut-off ones, and the names of other files.
 
-    The command may have written there too: only plain files are opened, as opening a pipe could wait forever.
+    The command may have written there too: only plain files are opened, since opening a pipe could block forever.
     """
     reports, unfinished, others = [], 0, []
     for path in sorted(folder.iterdir()):

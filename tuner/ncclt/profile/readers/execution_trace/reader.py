@@ -192,10 +192,10 @@ class _Steps:
 
 
 def _calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> _Steps:
-    """Keep the calls inside complete steps; what lies between two of them belongs to the first.
+    """Keep the calls inside complete steps; calls between two steps belong to the first.
 
     Nodes have no times. Their ids grow in the order in which operators start, on all threads together, and a node is
-    written when its operator ends: a `ProfilerStep#N` that is there was seen from start to end.
+    written when its operator ends: so a `ProfilerStep#N` in the file was recorded from start to end.
     """
     everything = tuple(calls)
     starts = sorted(node_number(node) for node in nodes if _is_step(node))

@@ -104,9 +104,9 @@ def _read_events(window: _Window, find: Find, take: Take, glance: Glance | None)
 
 
 def _read_complete(window: _Window, skip: Skip, find: Find, take: Take) -> bool:
-    """Read the elements that are completely in memory; tell whether the array ended with them."""
+    """Read the elements that are completely in memory; return True if the array ended with them."""
     data = window.data
-    # The end of the bytes at hand stands for a last find: up to there all else is skipped.
+    # The end of the data counts as a last hit: everything before it is skipped.
     for hit in chain(find(data, window.at), (len(data),)):
         while window.at <= hit:
             window.at = skip(data, window.at, hit + 2)
@@ -157,7 +157,7 @@ class _Window:
         return self.data[self.at : self.at + 1]
 
     def skip_byte(self, byte: bytes) -> bool:
-        """Skip white space, and this byte if it follows; tell whether it did."""
+        """Skip white space, and this byte if it follows; return True if it did."""
         found = self.peek() == byte
         self.at += found
         return found

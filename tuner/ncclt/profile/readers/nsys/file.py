@@ -84,13 +84,13 @@ def opened(path: Path) -> Iterator[Export]:
     """Open an export for reading.
 
     Raises:
-        TraceError: it cannot be opened, is no SQLite file, is damaged, or takes too long to read; also for
-            what is read inside the `with` block.
+        TraceError: it cannot be opened, is not an SQLite file, is damaged, or takes too long to read; also
+            raised for reads inside the `with` block.
     """
     try:
         with open_regular(path, error=TraceError) as raw:  # SQLite itself waits for a pipe's writer
             size_bytes = os.fstat(raw.fileno()).st_size
-        # immutable: no lock and no journal is made beside the file, which may lie on a read-only file system.
+        # immutable: no lock and no journal is made beside the file, which may be on a read-only file system.
         address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
             _bound(connection, size_bytes)

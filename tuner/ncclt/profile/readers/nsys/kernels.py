@@ -70,5 +70,5 @@ def agreed_dtypes(kernels: Iterable[Kernel]) -> dict[Collective, str]:
 
 
 def shown(counts: Counter[str]) -> str:
-    """Write counts for people: `AllReduce x12, SendRecv x4`."""
+    """Return counts as text: `AllReduce x12, SendRecv x4`."""
     return ", ".join(f"{word} x{count}" for word, count in counts.most_common(20))

@@ -44,7 +44,7 @@ class Journal:
         """Change some facts and write all."""
         self.facts.update(changes)
         part = self._path.with_suffix(".part")
-        with suppress(OSError):  # a full disk, or a folder that is gone: there is nowhere left to report it
+        with suppress(OSError):  # a full disk or a removed folder: there is nowhere left to report it
             part.write_text(json.dumps(self.facts), encoding="utf-8")
             part.replace(self._path)
 
