@@ -1,7 +1,7 @@
 """Texts that users see are plain English: no word that only this project knows, no phrase that sounds translated.
 
 Looked at are the texts given to errors and hints, to typer's options and argparse's, to print and say, and the pages;
-in some rooms also docstrings and comments.
+so are docstrings and comments.
 """
 
 import ast
@@ -57,28 +57,28 @@ FORBIDDEN_INSIDE = {
     r"\bfor people\b": "as text, for messages, as shown to users",
     r"\b(?:Not tried|not tried|proven) (?:on|with|under) (?:a|an|the|gloo)\b": "not tested on",
     r"\bcomes? into force\b|\bin force\b": "takes effect",
+    r"\b(?:can|cannot|could|must|does not|do not|to) be told\b|\bnot told\b": "is known, is distinguished",
+    r"\btells? (?:apart|of|which|what|nothing|anything|no|the)\b|\b(?:not|nothing|cannot) tells?(?!`)\b": "shows, has",
+    r"\basked for separately\b|\b(?:is|are) asked for\b": "is requested",
+    r"\bof one's own\b": "the user's own",
+    r"\bWork out\b|\bworked out\b": "Return, computed",
+    r"\bmakes? no sense\b": "is invalid",
+    r"\bworth being\b|\bwhat stands\b": "what still holds, what precedes it",
+    r"\bwritten down\b": "recorded, stored",
+    r"\bwhat came of\b|\bwhat becomes? of\b|\bwhat became of\b": "the outcome",
 }
 """In docstrings and comments."""
 
-PLAIN_INSIDE = (
-    "tuner/ncclt/launch/**/*.py",
-    "tuner/ncclt/health/preflight/*.py",
-    "tuner/ncclt/health/doctor/[!clp]*.py",
-    "tuner/ncclt/store/*.py",
-    "tuner/ncclt/prove/*.py",
-    "tuner/ncclt/nccl/*.py",
-    "tuner/ncclt/nccl/cost_model/*.py",
-    "tuner/ncclt/nccl/nccl_tests/*.py",
-    "tuner/ncclt/nccl/tuner_plugin/*.py",
-    "tuner/ncclt/measure/benchmarks/**/*.py",
-    "tuner/ncclt/measure/persistent/*.py",
-    "tuner/ncclt/measure/simulated/*.py",
-    "tuner/ncclt/testing/*.py",
-    "tuner/ncclt/client/*.py",
-    "api/ncclt_api/routes/*.py",
-    "api/ncclt_api/pages/*.py",
+OTHERS_READ = (
+    "tuner/ncclt/__init__.py",
+    "tuner/ncclt/pipeline.py",
+    "tuner/ncclt/cli/preflight.py",
+    "tuner/ncclt/cli/testbed.py",
+    "tuner/ncclt/cli/verify.py",
+    "tuner/ncclt/deliver/render/prolog.py",
+    "tuner/ncclt/measure/target.py",
 )
-"""Where docstrings and comments are plain already; a room is added when it has been read."""
+"""Modules whose docstrings and comments are not plain yet."""
 
 SHOWN = ("print", "say", "tell", "warn", "echo", "Option", "Argument", "add_argument", "Typer")
 
@@ -147,16 +147,15 @@ def test_the_texts_of_a_module_are_plain(path):
     assert found == [], "\n".join(found)
 
 
-@pytest.mark.parametrize("pattern", PLAIN_INSIDE)
-def test_docstrings_and_comments_are_plain(pattern):
-    paths = sorted(ROOT.glob(pattern))
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_and_comments_are_plain(path):
+    if str(path.relative_to(ROOT)) in OTHERS_READ:
+        pytest.skip("not read yet")
     found = [
         complaint
-        for path in paths
         for line, text in inside(path.read_text(encoding="utf-8"))
         for complaint in complaints(text, f"{path.relative_to(ROOT)}:{line}", FORBIDDEN_INSIDE)
     ]
-    assert paths
     assert found == [], "\n".join(found)
 
 

@@ -50,11 +50,11 @@ class NccltError(Exception):
 
 
 class UsageError(NccltError):
-    """The request itself makes no sense: a wrong option, a number out of range."""
+    """The request itself is invalid: a wrong option, a number out of range."""
 
 
 class SettingError(UsageError):
-    """A setting or policy that NCCL would refuse or that ncclt refuses for safety."""
+    """A setting or policy that NCCL would reject or that ncclt refuses for safety."""
 
 
 class NotFoundError(NccltError):
@@ -126,10 +126,10 @@ def described(error: Exception) -> NccltError:
 
 
 def reason(error: Exception) -> str:
-    """Say in words why something could not be read, written or reached: the message around it names what.
+    """Return why something could not be read, written or reached; the message around it names it.
 
-    Python's own text of an OSError begins with its number and ends with the path once more; that of a text in another
-    encoding tells of codecs.
+    Python's own text of an OSError begins with its number and ends with the path once more; that of a decoding error
+    is about codecs.
     """
     if isinstance(error, UnicodeDecodeError):
         return f"it is not {error.encoding.upper()} text"

@@ -1,4 +1,4 @@
-"""How the ranks below torchrun and mpirun ended, where their exit code alone does not tell.
+"""How the ranks below torchrun and mpirun ended, where their exit code alone does not show it.
 
 torchrun exits with 1 whatever happened and buries the reason under its own traceback. The words are those of
 torch/distributed/elastic/multiprocessing/errors (ChildFailedError), seen with 2.13.

@@ -38,7 +38,7 @@ class Drivers:
 def drivers_of_nodes(
     cluster: Cluster, target: Target, *, environ: Mapping[str, str], root: Path = Path("/")
 ) -> Drivers:
-    """Ask every node for its driver; never fails because one of them does not tell.
+    """Ask every node for its driver; never fails if one of them does not answer.
 
     Args:
         cluster: sized to the job.

@@ -29,7 +29,7 @@ _HOST_LOST = "a node, or the connection to it, was lost"
 _PREEMPTED = "the scheduler took the nodes"
 _NO_ALGORITHM = "NCCL has no such algorithm and protocol for this collective"
 
-# What was said -> what it means. What names the cause itself goes before what follows from it. Sources: NCCL enqueue.cc
+# Message -> meaning. Messages that name the cause precede those that follow from it. Sources: NCCL enqueue.cc
 # (ncclGetAlgoInfo), Linux mm/oom_kill.c, slurmstepd, ORTE and PRRTE, Hydra, OpenSSH clientloop.c, the driver's Xid log.
 _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)no algorithm/protocol"), _NO_ALGORITHM),
@@ -75,12 +75,12 @@ def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult,
     Args:
         benchmark: reads what it measured.
         command: what was launched.
-        launch: how that ended.
-        limit_s: how long it was allowed to take.
+        launch: its result.
+        limit_s: its time limit.
 
     Raises:
-        StudyStoppedError: the launch says nothing about its setting, and neither would the next one: its nodes are
-            gone (NodesLostError), or its ranks had another environment than planned.
+        StudyStoppedError: the launch says nothing about its setting, and neither would the next one: its nodes were
+            lost (NodesLostError), or its ranks had another environment than planned.
     """
     result = _judged(benchmark, command, launch, limit_s=limit_s)
     if result.outcome not in (Outcome.OK, Outcome.WRONG_RESULT):  # data that came out wrong did so before that

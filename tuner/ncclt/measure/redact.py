@@ -19,7 +19,7 @@ REMOVED = "[removed]"
 MOST_CHARACTERS = 64 * 1024
 """Characters at the end of an output that are searched: a long one would take seconds, and only its end is kept."""
 
-# As it stands in a name: HF_TOKEN, db_password, GITHUB_PAT, and not tokenizer, max_tokens or NCCL_ALGO_PAT.
+# As part of a name: HF_TOKEN, db_password, GITHUB_PAT, and not tokenizer, max_tokens or NCCL_ALGO_PAT.
 _NAME = (
     r"(?:token(?!i[sz]|s\b)|secret|passw|passphrase|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key"
     r"|signing[_-]?key|encryption[_-]?key|auth[_-]?key|license[_-]?key|credential|webhook|bearer|_pat\b|_pwd\b)"

@@ -1,4 +1,4 @@
-"""From when on a message has been sampled enough: what the default took tells which settings are out of the question.
+"""When a message has been sampled enough: the time of the default shows which settings cannot win.
 
 A launch measures all messages, and a setting that is hopeless for one size is often the best for another, so no launch
 is cut as a whole. But a message that a setting makes much slower than the default does will never be given to that

@@ -21,23 +21,23 @@ from ncclt.measure.runner import RealRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testbed:
-    """A place to measure: the runner, what it can measure, and which settings make sense there.
+    """A place to measure: the runner, what it can measure, and which settings it supports.
 
     Attributes:
         runner: measures settings; confirmation and proof run on it alone.
         by_variables: measures the arm of plain variables in the proof, where `runner` forces settings through the tuner
             plugin: a table and variables differ, in channels above all. None = `runner` does.
-        others: measure settings at the same time as `runner`, on nodes of their own; the search uses all of them.
-        persistent: keep their ranks from trial to trial; where there are any, the search uses these in place of the
-            others, and they end before `runner` measures finalists and proof with fresh ranks.
-        reason: why trials run there, for people.
-        covers: tells whether a message can be measured there.
-        recorded: the settings that exist, where they were recorded; None = whatever NCCL accepts.
-        expressible: tells whether a setting can be forced there as a whole.
+        others: measure settings in parallel with `runner`, on other nodes; the search uses all of them.
+        persistent: keep their ranks from trial to trial; if there are any, the search uses these instead, and they end
+            before `runner` measures finalists and proof with fresh ranks.
+        reason: why trials run there.
+        covers: returns whether a message can be measured there.
+        recorded: the recorded settings of a replay; None = whatever NCCL accepts.
+        expressible: returns whether a setting can be forced there as a whole.
         beside_compute: a matrix product runs beside the collectives.
-        notes: what the reader of the result must know.
-        inert: why no setting can change anything there, empty where one can; then nothing is proven and nothing but
-            the default published, whatever the noise looks like.
+        notes: for readers of the result.
+        inert: why no setting can change anything there, empty where one can; then nothing is proven and only the
+            default published, despite any noise.
     """
 
     runner: Runner

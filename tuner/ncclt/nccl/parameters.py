@@ -244,7 +244,7 @@ COMPETES_WITH_COMPUTE = "MIN_CTAS"
 
 
 def check_value(name: str, value: int | str, version: NcclVersion) -> None:
-    """Refuse a value that this NCCL would not accept as it is meant.
+    """Refuse a value that this NCCL would reject or misread.
 
     Raises:
         SettingError: no such parameter, not in this version, or the value is outside its domain.

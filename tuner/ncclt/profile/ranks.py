@@ -24,7 +24,7 @@ class RankFile:
 
 
 def check_one_job(files: Sequence[RankFile]) -> None:
-    """Refuse files of different jobs, and files that tell of one rank twice: its calls would be counted twice.
+    """Refuse files of different jobs, and several files of one rank: its calls would be counted twice.
 
     Raises:
         TraceError: the files do not belong together.

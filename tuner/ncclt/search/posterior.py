@@ -22,7 +22,7 @@ _FITTED_ROWS = 48
 
 _CHOICES, _LEAST_WEIGHT = 3, 0.15
 """Most choices of hyperparameters that are averaged, and the least weight of one relative to the best.
-A few launches cannot tell how good the cost model is; the best choice alone would be overconfident."""
+A few launches do not show how good the cost model is; the best choice alone would be overconfident."""
 
 _AVERAGED_ROWS = 128
 """With more settings measured the best choice is used alone: much is known by then, and each choice costs time."""

@@ -1,4 +1,4 @@
-"""The Optuna study behind a search: it is asked for settings and told what their launches gave."""
+"""The Optuna study behind a search: it proposes settings and receives the results of their launches."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Proposer:
                 self._add(trial)
 
     def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
-        """Return what to launch next, or None when no launch could tell anything more.
+        """Return what to launch next, or None if no launch could add information.
 
         A setting that was launched before is a repeat: it decides more than a new one would. `start` says that the
         proposal is launched; the next call gives up one that was not.
@@ -309,7 +309,7 @@ class Proposer:
         """Add a trial that Optuna did not ask for, or has lost."""
         value, point = self._value(trial), self._space.params(trial.setting)
         if value is None or (point is None and self._named is not None):
-            return  # without a point the default of a recorded space tells other samplers nothing
+            return  # the default of a recorded space has no point for other samplers
         frozen = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             value=value,

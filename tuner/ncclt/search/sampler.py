@@ -36,7 +36,7 @@ _BASES = 6
 Parameters = tuple[tuple[str, int], ...]
 
 NUMBER, SETTING, OUTCOME, TIMES_US = "ncclt_trial", "ncclt_setting", "outcome", "ncclt_times_us"
-"""User attributes by which a trial of Optuna's tells the sampler what was launched and what it gave."""
+"""User attributes of an Optuna trial with its launch and result, for the sampler."""
 
 _SUSPICIOUS = -0.4
 """ln(time ratio) below which the only launch of the default is taken to be disturbed and repeated first."""
@@ -62,7 +62,7 @@ class Proposal:
         setting: to launch; one that was launched before means a repeat.
         expected_gain: share of the default's time per step that the launch is expected to bring to the policy;
             infinite where nothing is known of it.
-        reason: for people.
+        reason: as text.
     """
 
     setting: Setting
@@ -73,7 +73,7 @@ class Proposal:
 class PolicySampler(BaseSampler):
     """An Optuna sampler for studies in which every trial measures all messages of a workload.
 
-    A trial tells what it measured by its user attributes `SETTING` (a document), `TIMES_US` (one per message, in the
+    A trial carries its measurements in the user attributes `SETTING` (a document), `TIMES_US` (one per message, in the
     order of the workload; absent where the launch failed) and `OUTCOME` (a word of `core.trial.Outcome`); with `NUMBER`
     they count in that order, else in Optuna's. Running trials count as launches that will give what is expected of
     them, those in Optuna's state FAIL for nothing. A good launch of the default must be among the trials before it is
@@ -139,7 +139,7 @@ class PolicySampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
-        """Return what to launch next, None where no launch could tell anything more.
+        """Return what to launch next, None if no launch could add information.
 
         Args:
             launches: so far, one of the default without fault among them.
@@ -216,7 +216,7 @@ def _cautiously(
 
 
 def _chance_to_run(settings: Sequence[Setting], observations: Observations) -> Array:
-    """Return how likely each setting is to run without fault, by what became of its pair and of its protocol."""
+    """Return how likely each setting is to run without failure, from earlier launches of its pair and its protocol."""
     chance = np.ones(len(settings))
     for kind in (_algo_proto, _protocol):
         failed, ran = Counter[object](), Counter[object]()

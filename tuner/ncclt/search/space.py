@@ -118,7 +118,7 @@ def cluster_space(
         collectives: of the workload; untunable ones leave only the process-wide parameters.
         cluster: sized.
         parameters: process-wide parameters to search: name -> ladder of values; "not set" is always tried too.
-        expressible: tells whether the place where trials run can force a pair; plain variables cannot force all.
+        expressible: returns whether trials can force a pair; plain variables cannot force all.
     """
     algo_protos = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
     ladder = [c for c in CHANNEL_LADDER if c <= max_channels(cluster.version)]

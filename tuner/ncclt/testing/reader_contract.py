@@ -41,7 +41,7 @@ class ReaderContract:
 
     @pytest.fixture
     def expected(self) -> Mapping[Message, float]:
-        """Return the calls per step of every message of the sample, worked out by hand."""
+        """Return the calls per step of every message of the sample, computed by hand."""
         raise NotImplementedError("give message -> calls per step")
 
     def test_name_is_one_word(self, reader: Reader) -> None:
@@ -75,7 +75,7 @@ class ReaderContract:
     def test_counts_every_call_once(
         self, reader: Reader, sample: Sequence[Path], expected: Mapping[Message, float]
     ) -> None:
-        """The messages and their calls per step are those worked out by hand."""
+        """The messages and their calls per step are those computed by hand."""
         workload = reader.read(sample, name="sample")
         found = {calls.message: calls.calls_per_step for calls in workload.messages}
         assert found == pytest.approx(dict(expected))

@@ -99,7 +99,7 @@ def _misread(facts: Facts) -> Iterator[Observation]:
 
 
 def _plain(text: str) -> str:
-    """Return the number that is meant by `8M`, `"4"` or `true`."""
+    """Return the number that `8M`, `"4"` or `true` stands for."""
     word = text.strip().strip("\"'").lower().removesuffix("ib").removesuffix("b")
     factors = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     if word[:-1].isdigit() and word[-1:] in factors:

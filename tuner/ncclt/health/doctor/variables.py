@@ -1,4 +1,4 @@
-"""Names of variables that begin with NCCL_: who reads them, and what became of old ones.
+"""Names of variables that begin with NCCL_: who reads them, and which ones were removed.
 
 Sources: the libraries of NCCL 2.16 to 2.32 (docs/reference/nccl-versions.json, which a test compares with this), and
 NVIDIA's user guide. What ncclt can tune or must leave alone is in `ncclt.nccl.parameters`; here is the rest.

@@ -41,5 +41,5 @@ def user_library(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def bundled_library() -> Path:
-    """Return where the wheel has the plugin, if it was built with a compiler at hand."""
+    """Return the wheel's own plugin, if the wheel was built with a compiler."""
     return Path(__file__).with_name(LIBRARY_NAME)

@@ -37,7 +37,7 @@ _COUNTS = re.compile(r"(^|_)(num|n|depths?|layers?|blocks?|experts?)(_|$)")
 LIBRARIES = ("torchvision", "transformers", "timm")
 """Where names are looked up, in this order; `timm:resnet50` asks one of them alone."""
 
-# What constructors of models raise for a shape that makes no sense, a package that they miss, or a file that they want.
+# What constructors of models raise for an impossible shape, a missing package, or a missing file.
 _BUILD_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,

@@ -66,7 +66,7 @@ def workload_of_model(request: ModelRequest, *, name: str, created: str) -> Work
         created: ISO date for the provenance.
 
     Raises:
-        UsageError: an option makes no sense, or the model cannot be built offline.
+        UsageError: an option is invalid, or the model cannot be built offline.
         NotFoundError: no library knows the model.
         MissingDependencyError: a library is missing.
         InputError: an unknown dtype, or a configuration that cannot be read.

@@ -42,7 +42,7 @@ _PROGRAMS = {f"{c}_perf": c for c in Collective if c not in (Collective.ALL_TO_A
 def recognises(path: Path) -> bool:
     """Return whether a file has a table of nccl-tests near its beginning, or is one of its result files.
 
-    Where NCCL has logged its calls around the table, the log tells more.
+    Where NCCL has logged its calls around the table, the log has more detail.
     """
     return any_head(path, _is_output)
 
@@ -51,7 +51,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     """Read the outputs of one or more programs, each of one or more sweeps.
 
     Raises:
-        TraceError: damaged, no output of nccl-tests, nothing measured, or it does not tell which collective.
+        TraceError: damaged, not output of nccl-tests, without measurements, or of an unknown collective.
     """
     check_distinct(paths)
     labels: list[str] = []

@@ -60,7 +60,7 @@ class CommunicatorReport:
 
     @property
     def group(self) -> str:
-        """Return what tells the communicator apart on this rank."""
+        """Return what identifies the communicator on this rank."""
         named = str(self.head["communicator"])
         return named if named != _NO_COMMUNICATOR else f"{self.process}:{self.head['number']}"
 
@@ -246,7 +246,7 @@ def _tables(reports: Sequence[CommunicatorReport]) -> set[str]:
 def _notes(
     reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world_size: int, left_out: Counter[str]
 ) -> tuple[str, ...]:
-    """Return what a report cannot tell, and what these lack."""
+    """Return notes on what reports do not show, and what these lack."""
     notes = [
         WHOLE_FILE,
         f"NCCL tells a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",

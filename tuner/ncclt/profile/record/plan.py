@@ -61,7 +61,7 @@ class RecordPlan:
         set_env: variables added to its environment, sorted.
         files: files of the recording's folder, relative path -> content.
         notes: what the user should know beforehand, one sentence each.
-        method: how the messages are seen.
+        method: how the messages are recorded.
         steps: as the user said, None = not said.
     """
 
@@ -91,19 +91,19 @@ def plan_recording(
     Args:
         argv: the command as the user gave it.
         folder: the recording's folder, absolute.
-        environ: the environment that the command would inherit.
-        method: how the messages are seen.
-        steps: training steps to record, None = `WINDOW_STEPS`; of the plugin: that the command makes, None = count
-            them.
+        environ: the environment that the command inherits.
+        method: how the messages are recorded.
+        steps: training steps to record, None = `WINDOW_STEPS`; with the plugin: all steps of the command, None =
+            count them.
         warmup: steps before them, None = `WARMUP_STEPS`.
         stop_after: end the job after the window.
-        times_only: take the times of the steps and no trace of them.
+        times_only: record the times of the steps without a trace.
         open_mpi: the command is Open MPI's launcher.
-        library: the compiled tuner plugin, None where there is none.
+        library: the compiled tuner plugin, None = missing.
 
     Raises:
-        UsageError: no command, impossible numbers, options that do not go together, a folder name that a variable
-            cannot carry, or no plugin where it is asked for.
+        UsageError: no command, impossible numbers, options that cannot be combined, a folder name that a variable
+            cannot carry, or no plugin although it is needed.
     """
     if not argv:
         raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")

@@ -1,4 +1,4 @@
-"""Recording by ncclt's own tuner plugin: NCCL tells it of every collective, with the size that it tunes by.
+"""Recording by ncclt's own tuner plugin: NCCL calls it for every collective, with the size that it tunes by.
 
 Nothing of the job changes: without a table the plugin only counts, and a table that the job uses already stays in use.
 """

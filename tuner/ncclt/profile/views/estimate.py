@@ -57,7 +57,7 @@ class Estimate:
         messages: most time first.
         communication_s: of all messages one after the other.
         links_s: the same at the nominal bandwidth of the links, t = S / B x bus factor.
-        compute_s: computation of one step; None where nothing tells it.
+        compute_s: computation of one step; None = not known.
         bus_bytes: size x bus factor of all calls: what has to pass each GPU's links in a step.
     """
 

@@ -115,7 +115,7 @@ def entry_of(columns: Columns, row: TableRow) -> Entry:
     """Read one row.
 
     Raises:
-        TraceError: a cell makes no sense; the message names the line.
+        TraceError: a cell is invalid; the message names the line.
     """
     by_header = cells_by_name(columns.header, row)
     cell = {ours: by_header[header] for ours, header in columns.named.items()}

@@ -39,7 +39,7 @@ class TableRow:
     cells: tuple[str, ...]
 
     def refused(self, why: str, hint: str) -> TraceError:
-        """Return the error for a row that cannot be read, with the line it stands in."""
+        """Return the error for a row that cannot be read, with its line."""
         return TraceError(f"{self.label}, line {self.number}: {why}", hint=hint)
 
 

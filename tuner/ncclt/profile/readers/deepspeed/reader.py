@@ -103,10 +103,10 @@ def _messages(rows: Sequence[LogRow], world_size: int, left_out: Counter[str]) -
 
 
 def _world_size(logs: Sequence[CommsLog]) -> int:
-    """Return the ranks of the job: as recorded, else worked out from the two bandwidths, else 0.
+    """Return the ranks of the job: as recorded, else computed from the two bandwidths, else 0.
 
     busbw / tput = (n - 1)/n, so n = tput / (tput - busbw); both are printed with two decimals, so every row gives a
-    range for n, and only a single whole number inside all of them is believed.
+    range for n, and only a single whole number inside all of them counts.
 
     Raises:
         TraceError: the files tell different sizes.

@@ -58,7 +58,7 @@ class CommsLog:
         kind: `table`, `verbose lines` or `dictionary`.
         rows: rank (None where unknown) -> its rows.
         tables: how many tables there are.
-        world_size: ranks of the job as the file tells them, 0 where it does not.
+        world_size: ranks of the job according to the file, 0 = not recorded.
         is_rounded: whether sizes are rounded to two decimals of their unit.
         created: ISO date, may be empty.
         torn: rows of a table without an operation above them.

@@ -164,7 +164,7 @@ def _group_size(told: int | None, attributes: Mapping[str, Any], splits: Sequenc
 
 
 def _tensors(node: Mapping[str, Any], side: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return all tensors of one side, whose dtype stands in the type of the first value: `Tensor(float)`."""
+    """Return all tensors of one side, whose dtype is in the type of the first value: `Tensor(float)`."""
     elements: list[int] = []
     waiting: list[tuple[Any, int]] = [(values, 0)]
     while waiting:

@@ -119,7 +119,7 @@ def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
 
 
 def _rank(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup]) -> int | None:
-    """Return the global rank, from the places inside the groups; None where they do not tell or disagree."""
+    """Return the global rank, from the places inside the groups; None where they do not show it or disagree."""
     only_group = len({node.call.group for node in comms}) == 1
     told = {_global_rank(node, groups, only_group=only_group) for node in comms if _tells_place(node)} - {None}
     return told.pop() if len(told) == 1 else None
@@ -143,7 +143,7 @@ def _global_rank(node: CommsNode, groups: Mapping[str, TraceGroup], *, only_grou
 
 
 def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup], sizes: Mapping[str, int]) -> int:
-    """Return the size of the default group, or of the only one; 0 where nothing tells which is the whole job."""
+    """Return the size of the default group, or of the only one; 0 if the whole job's is not known."""
     listed = [g.size for name, g in groups.items() if not g.ranks or g.description == "default_pg" or name == "0"]
     if listed:
         return max(listed)

@@ -60,7 +60,7 @@ def call_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> Record
     timed = isinstance(duration_ms, int | float) and 0 < duration_ms < 1e12
     return RecordedCall(
         name=entry["profiling_name"],
-        # The number tells groups apart even where the name is empty.
+        # The number distinguishes groups even where the name is empty.
         group=f"{place}/{_group_name(entry)}" if place is not None else _group_name(entry),
         group_size=len(group.ranks) if group else 0,
         inputs=_tensors(entry.get("input_sizes"), entry.get("input_dtypes")),
@@ -100,7 +100,7 @@ def _group_name(entry: Mapping[str, Any]) -> str:
 
 def _ranks(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
-        # A list that was shortened for printing does not tell how many ranks there are.
+        # A list that was shortened for printing does not show how many ranks there are.
         return () if "..." in value else tuple(int(n) for n in re.findall(r"\d{1,9}", value))
     if isinstance(value, list | tuple):
         ranks = tuple(counted(n, MOST_RANKS) for n in value)

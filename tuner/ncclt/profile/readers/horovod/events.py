@@ -1,4 +1,4 @@
-"""The events of a Horovod timeline, one at a time, and the calls that they tell of.
+"""The events of a Horovod timeline, one at a time, and the calls that they record.
 
 A timeline is a JSON array that Horovod appends to while it runs (horovod/common/timeline.cc): a tensor is a process of
 the picture, named by a `process_name` event. Older releases never write the closing bracket.
@@ -22,7 +22,7 @@ _EVENT_CHARS = 1 << 16
 """Longest event accepted; real ones have 200 characters, and tensor names a few hundred more."""
 
 CALLS = 500_000
-"""Most calls of tensors read, a thousand steps of a large model: more of the same tell nothing new."""
+"""Most calls of tensors read, a thousand steps of a large model: more of the same add nothing."""
 
 _GAP = re.compile(r"[\s,]*")
 

@@ -182,7 +182,7 @@ def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
 def mean_times(tally: Tally) -> dict[Message, float]:
     """Return the mean duration of each message, µs: the smallest of the ranks' means.
 
-    A rank that comes early waits inside the kernel for the last one, so only the smallest tells the communication.
+    A rank that arrives early waits inside the kernel for the last one, so only the smallest is communication alone.
     """
     found: dict[Message, float] = {}
     world_size = tally.world_size

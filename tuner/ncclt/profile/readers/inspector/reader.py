@@ -83,7 +83,7 @@ def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
 
 
 def _notes(tally: Tally) -> tuple[str, ...]:
-    """Return what the records cannot tell, and what these lack."""
+    """Return notes on what records do not show, and what these lack."""
     notes = [
         WHOLE_FILE,
         f"Inspector tells no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",

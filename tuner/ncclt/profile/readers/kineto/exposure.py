@@ -24,7 +24,7 @@ _BY_CPU_STEPS = "exposed communication: kernels are counted between the begin an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExposure:
-    """What the kernels of one rank tell, per step.
+    """What the kernels of one rank show, per step.
 
     Attributes:
         communication_us: time in which it communicated, µs per step; None where not known.
@@ -58,7 +58,7 @@ class KernelTimeline:
         Args:
             name: as recorded; it decides between communication and compute.
             start_us, duration_us: on the trace's clock; what is not finite or not above 0 long is ignored.
-            device: tells the GPUs of one process apart (`pid` of the event).
+            device: distinguishes the GPUs of one process (`pid` of the event).
         """
         end_us = start_us + duration_us
         if not (duration_us > 0 and math.isfinite(start_us) and math.isfinite(end_us)):

@@ -15,7 +15,7 @@ from ncclt.profile.readers.kineto.trace import Event, RankTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """What one rank's kernels tell.
+    """What one rank's kernels show.
 
     Attributes:
         mean_us: message -> mean duration of its kernels, µs.

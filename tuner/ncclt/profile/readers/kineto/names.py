@@ -10,7 +10,7 @@ from ncclt.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What a recorded name stands for.
+    """The meaning of a recorded name.
 
     Attributes:
         word: the name without prefixes and underscores, for notes.
@@ -67,7 +67,7 @@ _SYNCHRONISATION = frozenset(
 
 
 def classify(name: str) -> Operation | None:
-    """Return what a recorded name stands for; None for waiting, set-up and barriers.
+    """Return the meaning of a recorded name; None for waiting, set-up and barriers.
 
     >>> classify("nccl:_all_gather_base").collective, classify("c10d::recv_").is_receive, classify("wait")
     (<Collective.ALL_GATHER: 'all_gather'>, True, None)

@@ -120,7 +120,7 @@ _OPERATORS, _KERNELS = "metadata of record_param_comms", "metadata of NCCL kerne
 
 
 def _calls(trace: RankTrace) -> CallBook:
-    """Read one event family: the first of the three that tells sizes."""
+    """Read one event family: the first of the three that has sizes."""
     comms = [event for event in trace.comms if not trace.in_barrier(event)]
     if any(is_sized_collective(event) for event in comms):
         return calls_from_metadata(comms, trace.job, source=_OPERATORS)

@@ -38,7 +38,7 @@ def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu:
     Args:
         calls: all calls of the file.
         marks: number of a step -> its range on the CPU's time line.
-        on_gpu: the calls were read from kernels, which run behind the CPU, so that their time tells no step.
+        on_gpu: the calls were read from kernels, which run later than the CPU, so their time does not identify a step.
     """
     everything = tuple(calls)
     complete = _complete(everything, marks, on_gpu=on_gpu)

@@ -81,7 +81,7 @@ def skipper(sample: bytes, start: int) -> Skip:
     the first element that it did not skip: one that passes the position, the last of the array, or one too deep.
 
     Args:
-        sample: bytes of the array; the separator of its first two objects tells how the document is laid out. Where
+        sample: bytes of the array; the separator of its first two objects shows how the document is laid out. Where
             other separators follow, skipping is slower and as right.
         start: where in `sample` the elements begin.
     """

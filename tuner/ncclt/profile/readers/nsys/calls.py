@@ -27,7 +27,7 @@ class CallKind:
     Attributes:
         function: `ncclAllReduce`, ...
         communicator: its hash, None before NCCL 2.25.
-        size_bytes: as the payload tells it.
+        size_bytes: from the payload.
     """
 
     function: str
@@ -57,7 +57,7 @@ class NsysExport:
         recorded_on: ISO date of the recording, empty where unknown.
         facts: how it was exported, `EXPORT_...` -> value.
         functions: every call by its name, with a payload or without.
-        sized: (process, kind) -> calls whose payload tells a size.
+        sized: (process, kind) -> calls whose payload has a size.
         members: (process, communicator) -> the process in it.
         payloads: calls with a payload column that holds something.
         undecoded: those of them that could not be decoded.
@@ -141,7 +141,7 @@ def _take(recording: NsysExport, process: Process, function: str, payload: Paylo
         held = mine | (before.mine if before else frozenset())
         recording.members[process, payload.communicator] = Membership(ranks=ranks, mine=held)
     elif payload.communicator is None:
-        # Before 2.25 nothing tells communicators apart: with two sizes, none is known.
+        # Before 2.25 nothing distinguishes communicators: with two sizes, neither is certain.
         recording.members[process, None] = Membership(ranks=0, mine=frozenset())
 
 

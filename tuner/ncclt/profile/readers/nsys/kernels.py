@@ -1,4 +1,4 @@
-"""What the names of NCCL's kernels tell: the collective and, of reductions, the dtype. Nothing else.
+"""What the names of NCCL's kernels show: the collective and, for reductions, the dtype. Nothing else.
 
 RING, TREE and LL in a name are those of the entry kernel, compiled once for each collective and dtype; what runs inside
 is another algorithm and protocol more often than not (NVIDIA/nccl, src/device/generate.py, best_kernel).
@@ -45,7 +45,7 @@ class Kernel:
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return what a kernel's name tells, None where it is none of NCCL's.
+    """Return what a kernel's name shows, None if it is not NCCL's.
 
     >>> kernel_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").dtype
     'bfloat16'

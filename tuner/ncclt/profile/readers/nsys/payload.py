@@ -32,7 +32,7 @@ Schemas = Mapping[tuple[int, int], Mapping[str, tuple[str, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What a call's payload tells; None for what it does not.
+    """The content of a call's payload; None for what it lacks.
 
     Attributes:
         size_bytes: bytes of one rank's count, as given to the call.
@@ -95,7 +95,7 @@ def payload_of_json(text: object) -> Payload | None:
     except (ValueError, RecursionError):
         return None
     values: dict[str, int] = {}
-    # The fields stand in the object itself or, with several payloads, in objects of it.
+    # The fields are in the object itself or, with several payloads, in objects inside it.
     for place in (document, *(document.values() if isinstance(document, dict) else ())):
         if isinstance(place, dict):
             for name in _WANTED & place.keys():

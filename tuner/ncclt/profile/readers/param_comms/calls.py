@@ -32,7 +32,7 @@ class RecordedCall:
 
     Attributes:
         name: the collective, in any of c10d's spellings.
-        group: what tells its process group from the others of the file, empty where nothing does.
+        group: distinguishes its process group from the others of the file, empty where nothing does.
         group_size: ranks of that group, 0 where the call does not say.
         inputs: tensors that go in.
         outputs: tensors that come out.
@@ -141,7 +141,7 @@ def counted(value: object, limit: int = MOST_ELEMENTS) -> int | None:
 
 
 def shown(text: str) -> str:
-    """Return a word of the file as it may stand in a note: short and printable."""
+    """Return a word of the file for a note: short and printable."""
     return repr(text[:_WORD_SHOWN])[1:-1]
 
 

@@ -108,7 +108,7 @@ def _word(row: Mapping[str, Any]) -> str:
 
 
 def _rank(comms: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the rank that sends or receives; a trace without point-to-point calls does not tell its rank."""
+    """Return the rank that sends or receives; a trace without point-to-point calls does not show its rank."""
     told = {
         counted(row.get("src_rank" if "send" in _word(row) else "dst_rank"), MOST_RANKS)
         for row in comms

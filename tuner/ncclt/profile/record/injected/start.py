@@ -55,7 +55,7 @@ class OptimizerFinder:
 
 
 class _Loader:
-    """Loads a module by its own loader, then tells."""
+    """Loads a module by its own loader, then calls back."""
 
     def __init__(self, original: Any, attach: Callable[[ModuleType], None]) -> None:
         self._original, self._attach = original, attach

@@ -62,7 +62,7 @@ class Trace:
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profiler: Any = profile(
             activities=[ProfilerActivity.CPU, *devices],
-            record_shapes=True,  # over gloo, and before torch 2.3 over NCCL, shapes alone tell the sizes
+            record_shapes=True,  # over gloo, and before torch 2.3 over NCCL, only shapes show the sizes
             schedule=lambda position: getattr(ProfilerAction, window.action(position)),
             on_trace_ready=self._save,
         )
@@ -101,10 +101,10 @@ class Trace:
 
 
 class Timing:
-    """Lets a window of steps go by, in the place of a trace; their times stand in the journal.
+    """Lets a window of steps pass, in place of a trace; their times are in the journal.
 
     Args:
-        path: where an empty file will tell the other ranks that this one is through the window.
+        path: of the empty file that shows the other ranks that this one has finished the window.
     """
 
     write_s = 0.0

@@ -1,4 +1,4 @@
-"""What the optimizer hook cannot tell: functions of PyTorch that are watched until the window is over."""
+"""What the optimizer hook does not see: functions of PyTorch that are watched until the window is over."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Watch:
     def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = None if owner is None else vars(owner).get(name)
         if original is None:
-            return  # another version of PyTorch: what it would tell stays unknown
+            return  # another version of PyTorch: what it would show stays unknown
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
