@@ -164,7 +164,7 @@ def test_who_is_taken_for_the_only_one_says_so(tmp_path, shared, serving):
     """The recommendation is for two nodes, and nothing tells how the other one is started."""
     alone_here = ended(started(tmp_path, shared, serving[0], {}))
     assert alone_here[0] == 0
-    assert "taken for the only process that decides" in alone_here[2]
+    assert "assuming that only this process decides" in alone_here[2]
 
 
 def test_a_dry_run_decides_nothing_and_shows_what_was_decided(tmp_path, shared, serving):

@@ -360,7 +360,7 @@ def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(slurm_cluster, tmp_pa
     )
     with following:
         said = ""
-        for sign in ("is running", "goes on; `scancel"):
+        for sign in ("is running", "continues; `scancel"):
             said += next(line for line in following.stdout if sign in line)
             following.send_signal(signal.SIGINT)
         said += following.stdout.read()

@@ -197,7 +197,7 @@ def test_a_follower_that_is_ended_says_what_becomes_of_its_job(slurm_cluster, tu
     try:
         _, rest = study.communicate(timeout=PATIENT_S)
         assert study.returncode == 128 + signal.SIGHUP, said + rest
-        assert f"job {job_id} goes on; `scancel {job_id}` ends it" in rest
+        assert f"job {job_id} continues; `scancel {job_id}` ends it" in rest
         shown = slurm_cluster.ask("scontrol", "show", "job", "--oneliner", job_id)
         assert "JobState=PENDING" in shown
         assert "OverSubscribe=NO" in shown  # whole nodes

@@ -58,7 +58,7 @@ def test_people_read_the_same(ready):
     assert "communication: 0.42 s a step" in out
     assert "compute: 0.29 s a step" in out
     assert "network-bound: a step takes 0.42 s if all that can overlap does, 0.71 s if nothing does" in out
-    assert "it turns at 181.3 GB/s" in out
+    assert "break-even at 181.3 GB/s" in out
     assert "nothing is measured on this cluster" in out
 
 

@@ -170,7 +170,7 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
     longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s
     verdict = "network-bound" if found.is_network_bound else "compute-bound"
     print(f"{verdict}: a step takes {_seconds(longest)} if all that can overlap does, {_seconds(both)} if nothing does")
-    print(f"it turns at {found.turning_gbps:.1f} GB/s of bus bandwidth: below network-bound, above compute-bound")
+    print(f"break-even at {found.turning_gbps:.1f} GB/s of bus bandwidth: below network-bound, above compute-bound")
 
 
 def _source(row: MessageTime, measured: MeasuredCurves) -> str:

@@ -72,7 +72,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
         raise
     several_nodes = max(offer.nodes, nodes_of(command, os.environ, arguments.nodes)) > 1
     if shared is not None and several_nodes and not (is_one_of_several(command, os.environ) or starts_others(command)):
-        say("ncclt: taken for the only process that decides for its job; if every node runs this, give --job NAME")
+        say("ncclt: assuming that only this process decides for the job; if every node runs this, give --job NAME")
     return _start(arguments, command, where, offer, handover)
 
 

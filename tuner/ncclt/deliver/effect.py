@@ -165,7 +165,7 @@ def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
     if all(fits):
         return replace(row, state=RowState.AS_WANTED)
     if any(fits) or use.size_bytes == 0:
-        reason = "the log does not tell the ranks of this group, and so not which rule it falls under"
+        reason = "the log does not give the ranks of this group, so its rule is not known"
         return replace(row, state=RowState.UNCERTAIN, reason=reason)
     if use.choice.partition("/")[0] not in _ALGORITHMS:
         return replace(row, reason="NCCL took a kernel that passes no tuner (symmetric memory or copy engine)")
@@ -264,7 +264,7 @@ def _judge(
 def _judge_variables(delivered: Delivered, seen: Observed, why: str) -> tuple[Effect, str]:
     """Judge a policy of process-wide parameters alone by the variables that NCCL's log says it read."""
     if not seen.tells_variables:
-        return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines tells of them"
+        return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines shows them"
     right = sum(set(seen.variables.get(name, ())) == {value} for name, value in delivered.variables)
     said = f"NCCL read {right} of {len(delivered.variables)} variables as they were delivered"
     if right == len(delivered.variables):

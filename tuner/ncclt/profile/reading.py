@@ -91,14 +91,14 @@ def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
 
 def partial_note(read: int, world_size: int) -> list[str]:
     """Return the note on ranks that were not read, none where all were."""
-    return [f"{read} of {world_size} ranks read; the busiest of them stands for all"] if read < world_size else []
+    return [f"{read} of {world_size} ranks read; the busiest of them represents all"] if read < world_size else []
 
 
 def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
     """Return the notes of a source that shows communicators, the largest of which is the whole job (0 = none is)."""
     if not world_size:
         return [f"{ranks_seen} ranks read and no communicator of all of them: the job's size is not known"]
-    whole = f"the largest communicator, of {world_size} ranks, is taken for the whole job"
+    whole = f"the largest communicator, of {world_size} ranks, is assumed to be the whole job"
     return [whole, *partial_note(ranks_seen, world_size)]
 
 

@@ -64,13 +64,13 @@ def follow(
     Raises:
         StudyStoppedError: Slurm does not answer any more; the job may well be running.
     """
-    goes_on = f"ncclt: job {job_id} goes on; `scancel {job_id}` ends it"
+    continues = f"ncclt: job {job_id} continues; `scancel {job_id}` ends it"
     growing = (_Log(logs.stdout, show), _Log(logs.stderr, say))
     try:
         return _follow(job_id, growing, say=say, environment=environment, poll_s=poll_s)
     except KeyboardInterrupt:
         try:
-            say(f"\n{goes_on}, as does Ctrl-C within {_REGRET_S:.0f} s; its output: {logs.stdout}\n")
+            say(f"\n{continues}, as does Ctrl-C within {_REGRET_S:.0f} s; its output: {logs.stdout}\n")
             time.sleep(_REGRET_S)
         except KeyboardInterrupt:
             ask(("scancel", job_id), environment)
@@ -79,7 +79,7 @@ def follow(
     except SystemExit:
         # stderr may be closed together with the terminal: that must not hide why this program ends.
         with contextlib.suppress(OSError):
-            say(f"\n{goes_on}; its output: {logs.stdout}\n")
+            say(f"\n{continues}; its output: {logs.stdout}\n")
         raise
 
 

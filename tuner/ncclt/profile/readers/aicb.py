@@ -43,7 +43,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     """
     files = [_file(document) for path in paths for document in documents(path)]
     if len(files) != 1:
-        raise TraceError(f"{len(files)} AICB files were given", hint="one file stands for all ranks: import one")
+        raise TraceError(f"{len(files)} AICB files were given", hint="one file represents all ranks: import one")
     file = files[0]
     if not file.calls:
         seen = "; ".join(reasons(file.left_out))

@@ -114,7 +114,7 @@ class _Job:
         if in_fp32 == "False" and half:
             return half
         return self._assume(
-            "float32", "the log does not tell the gradients' dtype: float32 assumed, as Megatron reduces bf16 in fp32"
+            "float32", "the log does not give the gradients' dtype: float32 assumed, as Megatron reduces bf16 in fp32"
         )
 
     def _parameter_dtype(self) -> str:
@@ -122,7 +122,7 @@ class _Job:
         if half or self.settings.get("params_dtype"):
             return half or self._known(self.settings["params_dtype"], "parameters")
         return self._assume(
-            "bfloat16", "the log does not tell the parameters' dtype: bfloat16 assumed for their all_gather"
+            "bfloat16", "the log does not give the parameters' dtype: bfloat16 assumed for their all_gather"
         )
 
     def _half_precision(self) -> str:
@@ -178,9 +178,9 @@ def _notes(logs: Sequence[BucketLog], job: _Job) -> list[str]:
         *job.assumptions,
     ]
     if "use_distributed_optimizer" not in job.settings:
-        notes.append("the log does not tell whether the optimizer is distributed: all_reduce assumed")
+        notes.append("the log does not say whether the optimizer is distributed: all_reduce assumed")
     if not job.group_size:
-        notes.append("the log does not tell the data-parallel size: every message is taken to be of the whole job")
+        notes.append("the log does not give the data-parallel size: every message is assumed to be of the whole job")
     for log in logs:
         for rank, announced in log.announced.items():
             there = len(log.buckets.get(rank, ()))

@@ -93,7 +93,7 @@ def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
     unnamed = sum(test.program is None for test in tests)
     if unnamed:
         notes.append(
-            f"{unnamed} of {len(tests)} tables do not name their program: told by the command, or by their form"
+            f"{unnamed} of {len(tests)} tables do not name their program: recognised by the command, or by their form"
         )
     unreadable = sum(test.unreadable_lines for test in tests)
     if unreadable:

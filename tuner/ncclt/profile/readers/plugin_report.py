@@ -249,7 +249,7 @@ def _notes(
     """Return notes on what reports do not show, and what these lack."""
     notes = [
         WHOLE_FILE,
-        f"NCCL tells a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+        f"NCCL gives a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
         "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
         "calls replayed by a CUDA graph count once, when captured",
         "calls of one kind in one group, with sizes within four times of each other, count once with their summed size",

@@ -156,7 +156,7 @@ def _read_plugin(
     except TraceError as error:
         return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
     uncounted = not workload.provenance.steps
-    notes = ("no optimizer of PyTorch told its steps: say their number with --steps",) if uncounted else ()
+    notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",) if uncounted else ()
     return Recording(exit_code=exit_code, workload=_noted(workload, notes), failures=failures)
 
 

@@ -163,7 +163,7 @@ def test_dictionary_has_exact_sizes(log):
         ([HEADER], "no row"),
         ([HEADER, row("2.0 KB", 3)], "no row"),
         ([HEADER, "barrier", row("2.0 KB", 3)], "barrier"),
-        ([HEADER, "all_gather", row("2.0 KB", 3, 0.0, 0.0)], "how many ranks"),
+        ([HEADER, "all_gather", row("2.0 KB", 3, 0.0, 0.0)], "number of ranks"),
         (["nothing of it"], "no output of DeepSpeed"),
         ({"summary": {}}, "no output of DeepSpeed"),
     ],

@@ -106,7 +106,7 @@ def test_group_without_ranks_is_told_by_an_all_gather(read):
     assert set(_rows(workload)) == {
         ("all_gather", "float32", 60, 3), ("all_reduce", "float32", 32, 3), ("broadcast", "float32", 36, 0)
     }  # fmt: skip
-    assert any("taken to be the whole job" in note for note in workload.provenance.notes)
+    assert any("assumed to be the whole job" in note for note in workload.provenance.notes)
 
 
 def test_gloo_beside_nccl_is_left_out(read):

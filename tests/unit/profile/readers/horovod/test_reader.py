@@ -167,8 +167,8 @@ def test_other_operations_are_left_out_with_their_reason(timeline, read):
     timeline.reduce("g", "[10, 3]", 500, 600, op="ALLGATHER", activity="MPI_ALLGATHER")
     timeline.reduce("s", "[8]", 700, 800, activity="SOMETHING_ELSE")
     notes = read(timeline.text()).provenance.notes
-    assert "left out: 1 x BROADCAST: the timeline does not tell its size" in notes
-    assert "left out: 1 x ALLGATHER: the timeline does not tell the part of each rank" in notes
+    assert "left out: 1 x BROADCAST: the timeline does not give its size" in notes
+    assert "left out: 1 x ALLGATHER: the timeline does not give the part of each rank" in notes
     assert "left out: 1 x ALLREDUCE without its communication" in notes
 
 
@@ -271,5 +271,5 @@ def test_real_timeline_gives_the_extractors_groups(shared_data):
     assert Counter({key: round(calls * steps, 6) for key, calls in found(workload).items()}) == expected
     assert sum(size * calls for (_dtype, size, _group), calls in expected.items()) == 3 * 46758048 + 56
     notes = workload.provenance.notes
-    assert "left out: 122 x BROADCAST: the timeline does not tell its size" in notes
+    assert "left out: 122 x BROADCAST: the timeline does not give its size" in notes
     assert any(note.startswith("left out: 1 x ALLGATHER") for note in notes)

@@ -187,7 +187,7 @@ def test_busiest_rank_stands_for_all(new_trace):
     ("name", "category", "reason"),
     [
         ("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", "1 NCCL kernels"),
-        ("nccl:all_reduce", "user_annotation", "none of them tells a size"),
+        ("nccl:all_reduce", "user_annotation", "none of them has a size"),
         ("aten::add", "cpu_op", "not one event"),
     ],
 )

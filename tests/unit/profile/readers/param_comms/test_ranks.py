@@ -53,7 +53,7 @@ def test_missing_ranks_are_said(read):
     """Two of three files."""
     workload = read(_sent_by(2), _sent_by(0))
     assert workload.provenance.ranks_read == (0, 2)
-    assert "2 of 3 ranks read; the busiest of them stands for all" in workload.provenance.notes
+    assert "2 of 3 ranks read; the busiest of them represents all" in workload.provenance.notes
 
 
 def test_one_rank_twice_is_refused(read):

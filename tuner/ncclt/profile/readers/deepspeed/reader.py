@@ -93,7 +93,7 @@ def _messages(rows: Sequence[LogRow], world_size: int, left_out: Counter[str]) -
         if collective is None:
             left_out[f"{row.operation}, which ncclt has no message for"] += row.calls
         elif collective is Collective.ALL_GATHER and not world_size:
-            left_out[f"{row.operation} of {row.size_bytes} bytes per rank: how many ranks there are is not told"] += (
+            left_out[f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"] += (
                 row.calls
             )
         elif not 0 < size <= MOST_BYTES:
@@ -160,8 +160,8 @@ def _provenance(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str
 def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> tuple[str, ...]:
     notes = [
         WHOLE_FILE,
-        f"it tells no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
-        "it tells no group: every message is taken to be of the whole job",
+        f"it has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+        "it has no groups: every message is assumed to be of the whole job",
         "it makes every call wait for the GPU: the times are of calls that run alone",
     ]
     if any(log.is_rounded and log.rows for log in logs):

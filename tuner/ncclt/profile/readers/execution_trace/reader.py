@@ -203,7 +203,7 @@ def _calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]
         return _Steps(calls=everything, count=0)
     inside = tuple(c for c in everything if starts[0] < c.position < _end(starts[-1], nodes))
     if not inside:
-        return _Steps(calls=everything, count=0, notes=("no collective lies inside the marked steps",))
+        return _Steps(calls=everything, count=0, notes=("no collective is inside the marked steps",))
     if len(starts) > 1 and inside[-1].position < starts[-1]:
         # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
         starts.pop()

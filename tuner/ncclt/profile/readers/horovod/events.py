@@ -195,10 +195,10 @@ def _end(tensor: _Tensor, end_us: float, args: Mapping[str, Any], timeline: Time
 
 
 _WHY = {
-    "BROADCAST": "BROADCAST: the timeline does not tell its size",
-    "ALLGATHER": "ALLGATHER: the timeline does not tell the part of each rank",
-    "ALLTOALL": "ALLTOALL: the timeline does not tell the part of each rank",
-    "REDUCESCATTER": "REDUCESCATTER: the timeline does not tell the part of each rank",
+    "BROADCAST": "BROADCAST: the timeline does not give its size",
+    "ALLGATHER": "ALLGATHER: the timeline does not give the part of each rank",
+    "ALLTOALL": "ALLTOALL: the timeline does not give the part of each rank",
+    "REDUCESCATTER": "REDUCESCATTER: the timeline does not give the part of each rank",
 }
 
 

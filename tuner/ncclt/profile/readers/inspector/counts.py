@@ -152,7 +152,7 @@ class Tally:
 def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
     """Return the calls GPU by GPU, for `merge_ranks`; a receive counts where the GPU sends nothing.
 
-    Before NCCL 2.30 the records are a sample. There the sequence numbers tell how many calls were made, and the
+    Before NCCL 2.30 the records are a sample. There the sequence numbers show how many calls were made, and the
     records of all ranks together how they spread over the sizes.
     """
     pooled: dict[tuple[str, str], tuple[Counter[int], int]] = {}

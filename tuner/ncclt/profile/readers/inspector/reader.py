@@ -86,7 +86,7 @@ def _notes(tally: Tally) -> tuple[str, ...]:
     """Return notes on what records do not show, and what these lack."""
     notes = [
         WHOLE_FILE,
-        f"Inspector tells no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+        f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
     ]
     every = list(tally.series.values())
     if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):
@@ -95,7 +95,7 @@ def _notes(tally: Tally) -> tuple[str, ...]:
     sampled = [series for series in collectives if not series.header.keeps_all and series.span > series.seen]
     if sampled:
         seen, made = sum(series.seen for series in sampled), sum(series.span for series in sampled)
-        notes.append(f"a sample: {seen} of {made} calls recorded; the sequence numbers tell how many there were")
+        notes.append(f"a sample: {seen} of {made} calls recorded; the sequence numbers show how many there were")
     gaps = sum(series.span - series.seen for series in collectives if series.header.keeps_all)
     if gaps:
         notes.append(f"{gaps} calls between the recorded ones are missing: too small, untimed or dropped")

@@ -135,7 +135,7 @@ def _no_collectives(ranks: Sequence[_RankTrace]) -> TraceError:
     kernels, events = sum(rank.times.total for rank in ranks), sum(rank.events_seen for rank in ranks)
     left_out = sorted({note for rank in ranks for note in rank.reading.notes if note.startswith("left out")})
     if kernels or events:
-        seen = f"{kernels} NCCL kernels and {events} communication events, but none of them tells a size"
+        seen = f"{kernels} NCCL kernels and {events} communication events, but none of them has a size"
         why = f"it shows {seen}" + (f" ({'; '.join(left_out)})" if left_out else "")
         hint = "record again with record_shapes=True, or with torch 2.3 or later, which writes the sizes itself"
     else:

@@ -46,9 +46,7 @@ def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu:
         return KinetoSteps(calls=everything, count=1, marked=False)
     inside = everything if on_gpu else tuple(c for c in everything if _is_inside(c.event, complete))
     if not inside:
-        return KinetoSteps(
-            calls=everything, count=1, marked=False, notes=("no collective lies inside the marked steps",)
-        )
+        return KinetoSteps(calls=everything, count=1, marked=False, notes=("no collective is inside the marked steps",))
     notes = []
     if len(inside) < len(everything):
         notes.append(f"left out: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")

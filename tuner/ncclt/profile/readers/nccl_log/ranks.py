@@ -137,9 +137,7 @@ def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Mess
         return f"calls of {line.operation}, which ncclt has no message for"
     size, complete = full_size(line, collective, group)
     if not complete:
-        return (
-            f"calls of {line.operation}: TUNING lines tell one rank's part, and no INIT line how many ranks there are"
-        )
+        return f"calls of {line.operation}: TUNING lines give one rank's part, and no INIT line the number of ranks"
     if size == 0:
         return f"calls of {line.operation} of 0 bytes"
     if size > MOST_BYTES:

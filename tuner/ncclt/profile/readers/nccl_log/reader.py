@@ -102,10 +102,10 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
         else "calls replayed by a CUDA graph are not logged: if the job used graphs, each counts once, at its capture"
     )
     if read_from == "TUNING lines":
-        notes.append(f"TUNING lines tell no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}")
+        notes.append(f"TUNING lines have no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}")
         notes.append("TUNING lines are of rank 0 of each communicator and show no send_recv")
         if any(message.group_size == 0 for message in messages):
-            notes.append("no INIT line tells the ranks of some groups: they are taken for the whole job")
+            notes.append("no INIT line gives the ranks of some groups: they are assumed to be the whole job")
     if found.untyped:
         notes.append(
             f"{found.untyped} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
@@ -115,9 +115,9 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
     if any(message.collective is Collective.SEND_RECV for message in messages):
         notes.append("send_recv may come from an all_to_all, which frameworks hand to NCCL as sends and receives")
     if comms.world_size:
-        notes.append(f"the largest communicator, of {comms.world_size} ranks, is taken for the whole job")
+        notes.append(f"the largest communicator, of {comms.world_size} ranks, is assumed to be the whole job")
         if 0 < comms.ranks_seen < comms.world_size and read_from == "COLL lines":
-            notes.append(f"{comms.ranks_seen} of {comms.world_size} ranks seen; the busiest of them stands for all")
+            notes.append(f"{comms.ranks_seen} of {comms.world_size} ranks seen; the busiest of them represents all")
     elif comms.ranks_seen:
         notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
     return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))

@@ -88,7 +88,7 @@ def _message(kind: CallKind, group: _Group, dtypes: Mapping[Collective, str]) ->
     if not 0 < kind.size_bytes <= MOST_BYTES:
         return f"{kind.function} of {'0' if not kind.size_bytes else 'impossibly many'} bytes"
     if collective in PER_RANK and not group.ranks:
-        return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not tell"
+        return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not give"
     size_bytes = kind.size_bytes * (group.ranks if collective in PER_RANK else 1)
     if size_bytes > MOST_BYTES:
         return f"{kind.function} of impossibly many bytes"
@@ -105,7 +105,7 @@ def _assumptions(message: Message, group: _Group) -> list[str]:
     how = f"is {message.dtype} by the names of its kernels"
     if message.dtype == UNKNOWN_DTYPE:
         how = f"is taken as {UNKNOWN_DTYPE}, bytes of no known type"
-    assumed = [f"payloads tell no dtype: {message.collective} {how}"]
+    assumed = [f"payloads have no dtype: {message.collective} {how}"]
     if not group.ranks:
         assumed.append("the creation of a communicator was not recorded: its group is taken as the whole job")
     elif group.is_assumed:

@@ -94,7 +94,7 @@ def ledger_of(records: Sequence[RecordedCall]) -> CallLedger:
             continue
         size = record.group_size or sizes.get(record.group, 0)
         if not size:
-            ledger.assumptions["the size of some groups is not told: they are taken to be the whole job"] = None
+            ledger.assumptions["the size of some groups is not recorded: they are assumed to be the whole job"] = None
         for into, out in _parts(operation, record):
             made = _made(operation, into, out, size)
             if isinstance(made, str):
