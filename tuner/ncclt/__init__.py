@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # `import typing` is what `ncclt env` would wait for
 if TYPE_CHECKING:
     from typing import Any
 
+    from ncclt.cli.python import tune
     from ncclt.client.fetch import ClientError, Fetched, fetch_env
     from ncclt.core.cluster import Cluster
     from ncclt.core.effort import Effort
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ncclt.measure.target import Target
     from ncclt.pipeline import TuneResult
     from ncclt.profile import read_workload
-    from ncclt.python import tune
     from ncclt.store import Store, open_store
 
 __version__ = "0.1.0"
@@ -63,7 +63,7 @@ _LATER = {
     "fetch_env": "ncclt.client.fetch",
     "open_store": "ncclt.store",
     "read_workload": "ncclt.profile",
-    "tune": "ncclt.python",
+    "tune": "ncclt.cli.python",
 }
 
 

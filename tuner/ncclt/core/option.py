@@ -1,4 +1,4 @@
-"""How a command line offers the fields of a record; the record itself knows of no command line."""
+"""How a command line offers the fields of a record; the record itself does not depend on one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Option:
     """How a command line offers a field of a record.
 
     Attributes:
-        help: what it means, for people.
+        help: its text in `--help`.
         flag: its spelling; empty = `--` and the field's name with dashes.
         envvar: the variable that sets it where the flag is left out.
-        metavar: what stands for its value in the help.
+        metavar: its value as shown in the help.
         least: smallest value.
         comma: one text with the values between commas; a field of several values is repeatable otherwise.
-        of_launches: it means nothing where nothing is launched.
+        of_launches: it applies to real launches only.
     """
 
     help: str

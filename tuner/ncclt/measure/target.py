@@ -39,7 +39,7 @@ THROUGH = ("plugin", "variables")
 
 
 def gpus_visible() -> bool:
-    """Tell whether this machine shows an NVIDIA GPU to this process."""
+    """Return whether this machine shows an NVIDIA GPU to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
 
 
@@ -241,16 +241,16 @@ class Target:
 
     @property
     def is_launched(self) -> bool:
-        """Tell whether trials are commands that a launcher starts."""
+        """Return whether trials are commands that a launcher starts."""
         return self.launcher not in NOT_LAUNCHED
 
     def lacks_allocation(self, environ: Mapping[str, str]) -> bool:
-        """Tell whether trials are to run under Slurm, and this process is not in an allocation."""
+        """Return whether trials are to run under Slurm, and this process is not in an allocation."""
         return self.launcher == "slurm" and not environ.get("SLURM_JOB_ID")
 
     @property
     def scratch_is_shared(self) -> bool:
-        """Tell whether the nodes can read and write the folder in which this machine makes temporary files."""
+        """Return whether the nodes can read and write the folder in which this machine makes temporary files."""
         return self.scratch is not None or self.launcher in SHARES_FILES
 
     @property
@@ -261,7 +261,7 @@ class Target:
 
     @property
     def is_gloo(self) -> bool:
-        """Tell whether PyTorch's gloo takes the place of NCCL."""
+        """Return whether PyTorch's gloo takes the place of NCCL."""
         return self.benchmark_name == "torch_collectives" and self.backend == "gloo"
 
     def plugin(self, environ: Mapping[str, str]) -> Path | None:
@@ -271,7 +271,7 @@ class Target:
         with it, so the default must have it too.
 
         Raises:
-            UsageError: it is asked for and cannot be found, or another plugin takes its place.
+            UsageError: it is requested and cannot be found, or another plugin takes its place.
         """
         if self.is_gloo or self.through == "variables" or not (self.through or self.persistent):
             return None
