@@ -118,7 +118,7 @@ def test_a_job_that_tells_no_step_counts_as_one(tmp_path, library):
     done = record(tmp_path, library, [])
 
     assert "an unknown number of steps" in done.stderr
-    assert "say their number with --steps" in done.stderr
+    assert "give their number with --steps" in done.stderr
     assert table(stored(tmp_path))[Collective.ALL_REDUCE, 25 << 20] == STEPS
 
 
