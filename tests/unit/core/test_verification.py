@@ -56,3 +56,12 @@ def test_what_is_no_verification_is_refused(change):
     with pytest.raises(InputError) as caught:
         Verification.from_document(_verification().to_document() | change)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["side", "order", "step_us", "failure"])
+def test_every_entry_of_a_launch_is_required(name):
+    document = _verification(StepLaunch(side=Side.BASE, order=0, step_us=(1.0,))).to_document()
+    del document["launches"][0][name]
+
+    with pytest.raises(InputError, match=rf"\$\.launches\[0\].*{name}"):
+        Verification.from_document(document)

@@ -51,6 +51,17 @@ def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landsc
     assert (large.algorithm, large.protocol, large.channels) == (Algorithm.RING, Protocol.SIMPLE, 16)
 
 
+def test_a_launch_must_pay_for_itself_over_the_steps_of_the_training(cluster, workload, landscape):
+    """A launch of the fake takes 1 ms: more than one step can save, and nothing beside a billion of them."""
+    few, many = (
+        run(cluster, workload, landscape, budget=Effort(trials=40, steps=steps, patience=0)) for steps in (1, 10**9)
+    )
+
+    assert "over 1 steps is less than the launch costs" in few[0].reason
+    assert "steps is less" not in many[0].reason
+    assert len(few[1].launches) < len(many[1].launches)
+
+
 def test_one_seed_gives_one_study(cluster, workload, landscape):
     first, second = (run(cluster, workload, landscape, trials=16)[1].launches for _ in range(2))
 
