@@ -1,4 +1,4 @@
-"""The stored Optuna study: it is the one that ran, and agrees with our trials whoever died."""
+"""The stored Optuna study is the one that ran, and agrees with our trials even after a worker was killed."""
 
 from collections import Counter
 
