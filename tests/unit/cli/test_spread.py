@@ -20,7 +20,7 @@ class Meal:
     sides: Annotated[tuple[str, ...], Option("Served with it; repeatable.")] = ()
     sauces: Annotated[tuple[str, ...], Option("Comma-separated.", comma=True)] = ("salsa",)
     is_hot: Annotated[bool, Option("Served hot.")] = False
-    cooked_by: str = "nobody"
+    cooked_by: str = "unknown"
 
 
 def invoked(command, *words, env=None):
