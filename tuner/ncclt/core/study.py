@@ -124,3 +124,10 @@ class Study(Documented):
     updated: str = ""
     printed_costs: PrintedCosts | None = None
     sampler: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return the mark that every result of this study carries; empty where its times were measured."""
+        if self.simulated:
+            return "SIMULATED"
+        return (self.cluster.description or f"recorded: {self.cluster.name}") if self.launcher == "replay" else ""
