@@ -15,8 +15,11 @@ from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import known_names, open_store, published
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
 
-# What came after the first migration: a store of the first days is made by dropping it.
-LATER_TABLES = ("leases", "records")
+FROM_HEAD_TO_0001 = (
+    "DROP TABLE leases", "DROP TABLE records", "DROP TABLE changes", "DROP INDEX ix_recommendations_newest",
+    "ALTER TABLE recommendations DROP COLUMN origin", "UPDATE ncclt_alembic_version SET version_num = '0001'",
+)  # fmt: skip
+"""Makes a store one that has never heard of anything later."""
 
 
 def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1"):
@@ -78,9 +81,8 @@ class VerificationsContract:
     def test_a_store_from_before_verifications_is_served_and_then_migrated(self, store, store_url):
         published_before = store.publish(sample_recommendation("a"))
         store.close()
-        for table in LATER_TABLES:
-            self.execute(store_url, f"DROP TABLE {table}")
-        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '0001'")
+        for statement in FROM_HEAD_TO_0001:
+            self.execute(store_url, statement)
         assert published(store_url, cluster="pair", model="toy") == (published_before,)
         with open_store(store_url, migrate=False) as old:
             assert not old.migration().is_current
@@ -111,9 +113,8 @@ class AttestationsContract:
     def test_a_store_from_before_attestations_has_none(self, store, store_url):
         store.publish(sample_recommendation("a"))
         store.close()
-        for table in LATER_TABLES:
-            self.execute(store_url, f"DROP TABLE {table}")
-        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '0001'")
+        for statement in FROM_HEAD_TO_0001:
+            self.execute(store_url, statement)
         with open_store(store_url, migrate=False) as old:
             assert (old.attestations(["a"]), old.effects(["a"]), old.verifications()) == ((), {}, ())
         with open_store(store_url) as migrated:

@@ -31,7 +31,7 @@ from ncclt.testing.store_contract import (
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
-    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records",
+    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records", "changes",
     "ncclt_alembic_version",
 }  # fmt: skip
 

@@ -77,7 +77,7 @@ def get_environment(
     cluster: str, query: Annotated[EnvQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Write the newest recommendation that fits the job exactly; never the nearest one."""
-    published = store.recommendations(cluster=cluster, model=query.model)
+    published = store.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
     chosen = select(published, query.request(cluster=cluster, model=query.model))

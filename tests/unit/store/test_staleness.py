@@ -98,12 +98,29 @@ def test_a_workload_that_was_replaced_makes_it_stale(store, url):
 def test_a_shipped_workload_is_compared_too(store, url):
     shipped = store.workload("bert")
     store.publish(replace(sample_recommendation("r2", model="bert"), source_digest=shipped.digest()))
-    store.publish(replace(sample_recommendation("r3", model="bert"), source_digest="another"))
+    store.publish(replace(sample_recommendation("r3", model="bert", nodes=1), source_digest="another"))
 
-    slow, fast = store.recommendations(model="bert"), published(url, cluster="pair", model="bert")
+    slow, fast = store.newest(cluster="pair", model="bert"), published(url, cluster="pair", model="bert")
 
     assert slow == fast
     assert [bool(r.stale) for r in slow] == [True, False]
+
+
+def test_the_newest_are_found_without_reading_the_others(store, url):
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        query = "SELECT r.document FROM recommendations AS r WHERE r.sequence IN (" + (
+            "SELECT max(sequence) FROM recommendations WHERE cluster = ? AND model = ? GROUP BY fingerprint, origin)"
+        )
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", ("pair", "toy"))]
+
+    assert any("USING COVERING INDEX ix_recommendations_newest" in step for step in plan), plan
+    assert any("SEARCH r USING INTEGER PRIMARY KEY" in step for step in plan), plan
+
+
+def test_a_check_counts_as_a_change(store):
+    before = store.changes()
+    store.add_check(sample_check("c1"))
+    assert store.changes() > before
 
 
 def test_a_store_from_before_the_checks_is_still_read(store, url):

@@ -33,6 +33,14 @@ class Decision(StrEnum):
     UNDECIDED = "undecided"
 
 
+class Origin(StrEnum):
+    """Where the times behind a result come from; only `measured` is served without being asked for."""
+
+    MEASURED = "measured"
+    RECORDED = "recorded"
+    SIMULATED = "simulated"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(Documented):
     """What the interleaved re-measurement against the untouched default proved.
@@ -119,6 +127,13 @@ class Recommendation(Documented):
     source_digest: str = ""
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
+
+    @property
+    def origin(self) -> Origin:
+        """Return where its times come from."""
+        if self.simulated:
+            return Origin.SIMULATED
+        return Origin.RECORDED if self.launcher == "replay" else Origin.MEASURED
 
 
 def recommendation_id(

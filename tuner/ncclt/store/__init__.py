@@ -134,7 +134,7 @@ def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recomm
 
 
 def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what was published for a model on a cluster, newest first; empty where the user has no store yet.
+    """Return what `select` chooses from for a model on a cluster; empty where the user has no store yet.
 
     Raises:
         UsageError: the text is not the URL of a database that ncclt can use.
@@ -144,7 +144,7 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
     if location.path is not None:
         return read_published(location, cluster=cluster, model=model)
     with open_to_read(location.url) as store:
-        return store.recommendations(cluster=cluster, model=model)
+        return store.newest(cluster=cluster, model=model)
 
 
 def known_names(url: str | None) -> KnownNames:

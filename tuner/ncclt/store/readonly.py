@@ -17,14 +17,25 @@ from ncclt.core.recommendation import Recommendation, replaced_workload
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
-from ncclt.store.revisions import FIRST_WITH_CHECKS, FIRST_WITH_RECORDS, VERSION_QUERY, known_revision
+from ncclt.store.revisions import (
+    FIRST_WITH_CHECKS,
+    FIRST_WITH_ORIGINS,
+    FIRST_WITH_RECORDS,
+    VERSION_QUERY,
+    known_revision,
+)
 
 _Row = tuple[str, str | None, str | None]
 """Documents of a recommendation, of its newest check, and of the added workload of its name."""
 
 _QUERY = """
     SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model)
-    FROM recommendations AS r WHERE r.cluster = ? AND r.model = ? ORDER BY r.sequence DESC
+    FROM recommendations AS r WHERE {of} ORDER BY r.sequence DESC
+"""
+_ALL = "r.cluster = ? AND r.model = ?"
+_NEWEST = """
+    r.sequence IN (
+        SELECT max(sequence) FROM recommendations WHERE cluster = ? AND model = ? GROUP BY fingerprint, origin)
 """
 _NEWEST_CHECK = """
     (SELECT document FROM {checks} recommendation = r.id ORDER BY sequence DESC LIMIT 1)
@@ -39,7 +50,9 @@ _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RE
 
 
 def read_published(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what a SQLite file holds for a model on a cluster, newest first; empty where the user has no store yet.
+    """Return what `select` chooses from for a model on a cluster, newest first; empty where the user has no store yet.
+
+    As of `Store.newest`; from a store that was not migrated, every revision.
 
     Raises:
         StoreError: the named file does not exist or cannot be read, or has another program's schema.
@@ -119,11 +132,12 @@ def _nothing(location: Location) -> list[Any]:
 
 
 def _recommendation_query(revision: str) -> str:
+    of = _NEWEST if revision >= FIRST_WITH_ORIGINS else _ALL
     if revision >= FIRST_WITH_RECORDS:
-        return _QUERY.format(check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
+        return _QUERY.format(of=of, check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
     if revision >= FIRST_WITH_CHECKS:
-        return _QUERY.format(check=_NEWEST_CHECK.format(checks="checks WHERE"))
-    return _QUERY.format(check="NULL")
+        return _QUERY.format(of=of, check=_NEWEST_CHECK.format(checks="checks WHERE"))
+    return _QUERY.format(of=of, check="NULL")
 
 
 def _revision(location: Location, connection: sqlite3.Connection) -> str:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, text, update
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
-from ncclt.store.tables import recommendations
+from ncclt.store.revisions import FIRST_WITH_ORIGINS, VERSION_QUERY
+from ncclt.store.tables import changes, recommendations
 
 
 def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
@@ -20,9 +21,9 @@ def publish(connection: Connection, recommendation: Recommendation, *, now: str)
     An equal one that is already stored is returned as it was stored.
     """
     table = recommendations.c
-    text = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
-    if text is not None:
-        there = _read(recommendation.id, text)
+    held = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
+    if held is not None:
+        there = _read(recommendation.id, held)
         # A different one of the same id fails on the insert below.
         if there == replace(recommendation, revision=there.revision, created=recommendation.created or there.created):
             return there
@@ -42,9 +43,41 @@ def publish(connection: Connection, recommendation: Recommendation, *, now: str)
             fingerprint=fingerprint,
             created=numbered.created,
             document=to_text(numbered.to_document()),
+            origin=numbered.origin.value,
         )
     )
+    note_change(connection)
     return numbered
+
+
+def note_change(connection: Connection) -> None:
+    """Count a change of what jobs may be given; run it alone, with the change."""
+    connection.execute(update(changes).values(number=changes.c.number + 1))
+
+
+def count_of_changes(connection: Connection) -> int | None:
+    """Return how often what jobs may be given has changed; None in a store that was not migrated to count it."""
+    if not _has_origins(connection):
+        return None
+    return connection.execute(select(changes.c.number)).scalar()
+
+
+def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
+    """Return the newest recommendation of each fingerprint and origin, newest first: all that a job can be given."""
+    if not _has_origins(connection):
+        return find_recommendations(connection, cluster=cluster, model=model, study=None)
+    table = recommendations.c
+    newest = (
+        select(func.max(table.sequence))
+        .where(table.cluster == cluster, table.model == model)
+        .group_by(table.fingerprint, table.origin)
+    )
+    query = select(table.id, table.document).where(table.sequence.in_(newest)).order_by(table.sequence.desc())
+    return tuple(_read(row.id, row.document) for row in connection.execute(query))
+
+
+def _has_origins(connection: Connection) -> bool:
+    return (connection.execute(text(VERSION_QUERY)).scalar() or "") >= FIRST_WITH_ORIGINS
 
 
 def find_recommendations(
@@ -73,12 +106,12 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
     Raises:
         NotFoundError: no recommendation has this id.
     """
-    text = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
-    if text is None:
+    document = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
+    if document is None:
         raise NotFoundError(f"there is no recommendation {id!r}", hint="`ncclt studies list` shows what was published")
-    return _read(id, text)
+    return _read(id, document)
 
 
-def _read(id: str, text: str) -> Recommendation:
+def _read(id: str, document: str) -> Recommendation:
     with stored(f"the recommendation {id}"):
-        return Recommendation.from_document(json.loads(text))
+        return Recommendation.from_document(json.loads(document))

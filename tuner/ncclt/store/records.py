@@ -23,7 +23,7 @@ from ncclt.store.catalogue import WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
-from ncclt.store.recommendations import get_recommendation
+from ncclt.store.recommendations import get_recommendation, note_change
 from ncclt.store.revisions import EARLIER_TABLES, FIRST_WITH_RECORDS, VERSION_QUERY
 from ncclt.store.tables import records
 
@@ -159,6 +159,7 @@ class Records:
         with self._database.alone(conflict=f"the check {check.id} is already stored") as connection:
             of = get_recommendation(connection, check.recommendation).id
             CHECKS.add(connection, check, model=check.model, recommendation=of, word=check.freshness.value)
+            note_change(connection)
 
     @repeatable
     def checks(self, recommendation: str) -> tuple[Check, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
@@ -18,6 +18,9 @@ FIRST_WITH_CHECKS = "0005"
 
 FIRST_WITH_RECORDS = "0007"
 """The revision that moved checks, attestations, preflights and verifications into one table."""
+
+FIRST_WITH_ORIGINS = "0008"
+"""The revision that added the origin of recommendations and the counter of changes."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

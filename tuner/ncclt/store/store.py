@@ -154,6 +154,7 @@ class Store(Records, Leases):
         """
         with self._database.alone() as connection:
             WORKLOADS.add(connection, self._shipped_workloads, workload, replace=replace)
+            recommendations.note_change(connection)
 
     @repeatable
     def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
@@ -285,15 +286,34 @@ class Store(Records, Leases):
         with self._database.alone(conflict=conflict) as connection:
             kept = recommendations.publish(connection, recommendation, now=self._clock())
         if self.path is None:
-            served = self.recommendations(cluster=kept.cluster, model=kept.model)
+            served = self.newest(cluster=kept.cluster, model=kept.model)
         else:
             served = read_published(self._database.location, cluster=kept.cluster, model=kept.model)
-        if kept not in [dataclasses.replace(r, stale="") for r in served]:
+        newest = {(r.fingerprint, r.origin): dataclasses.replace(r, stale="") for r in served}
+        there = newest.get((kept.fingerprint, kept.origin))
+        if there is None or there.revision < kept.revision or (there.revision == kept.revision and there != kept):
             raise StoreError(
                 f"the recommendation {kept.id} was stored in {self.shown} and does not come back as it was",
                 hint="the store is damaged; restore a backup or name another store with --storage",
             )
         return kept
+
+    @repeatable
+    def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
+        """Return the newest recommendation of each fingerprint and origin, newest first; for `select`.
+
+        Args:
+            cluster, model: names.
+        """
+        with self._database.reading() as connection:
+            found = recommendations.find_newest(connection, cluster=cluster, model=model)
+            return with_staleness(connection, found, self._shipped_workloads)
+
+    @repeatable
+    def changes(self) -> int | None:
+        """Return a number that grows with every change of what jobs may be given; None where it is not counted."""
+        with self._database.reading() as connection:
+            return recommendations.count_of_changes(connection)
 
     @repeatable
     def recommendations(

@@ -107,10 +107,15 @@ recommendations = Table(
     Column("fingerprint", String, nullable=False),
     Column("created", String, nullable=False),
     Column("document", Text, nullable=False),
+    Column("origin", String, nullable=False),
     UniqueConstraint("id", name="uq_recommendations_id"),
     UniqueConstraint("cluster", "model", "fingerprint", "revision", name="uq_recommendations_revision"),
     Index("ix_recommendations_study", "study"),
+    Index("ix_recommendations_newest", "cluster", "model", "fingerprint", "origin", "sequence"),
 )
+
+# One row, counted up by every transaction that can change what a job is given: services drop their answers by it.
+changes = Table("changes", metadata, Column("number", BigInteger, nullable=False))
 
 # Checks, attestations, preflights and verifications. `sequence` orders those of one kind; `word` is the record's result
 # in one word; a name that it does not have is empty.

@@ -293,14 +293,32 @@ class StoreContract:
         assert seen[-1] == 30
 
     def test_the_fast_way_reads_the_same(self, store: Store, store_url: str) -> None:
-        """`published` gives what the open store gives, newest first."""
-        for id in ("a", "b"):
-            store.publish(sample_recommendation(id))
-        store.publish(sample_recommendation("c", model="other"))
-        expected = store.recommendations(cluster="pair", model="toy")
-        assert [r.id for r in expected] == ["b", "a"]
+        """`published` gives what the open store gives: the newest of each fingerprint and origin, newest first."""
+        measured = {"simulated": False, "launcher": "slurm"}
+        store.publish(sample_recommendation("a"))
+        store.publish(replace(sample_recommendation("b"), **measured))
+        store.publish(sample_recommendation("c", nodes=1))
+        store.publish(replace(sample_recommendation("d"), **measured))
+        store.publish(replace(sample_recommendation("e"), **{**measured, "launcher": "replay"}))
+        store.publish(sample_recommendation("f", model="other"))
+        expected = store.newest(cluster="pair", model="toy")
+        assert [r.id for r in expected] == ["e", "d", "c", "a"]
         assert published(store_url, cluster="pair", model="toy") == expected
         assert published(store_url, cluster="pair", model="unknown") == ()
+
+    def test_changes_of_what_jobs_are_given_are_counted(self, store: Store, store_url: str) -> None:
+        """By any process: publishing, a check, a replaced workload; measuring changes nothing."""
+        seen = [store.changes()]
+        with open_store(store_url) as other:
+            other.publish(sample_recommendation("a"))
+            seen.append(store.changes())
+            other.add_workload(sample_workload("mine"))
+            seen.append(store.changes())
+            other.open_study(sample_study())
+            other.add_trial("abc123", sample_trial(0))
+        assert store.changes() == seen[-1]
+        assert None not in seen
+        assert len(set(seen)) == len(seen)
 
     def test_the_catalogue_joins_shipped_and_added(self, store: Store) -> None:
         """Shipped names are taken, added ones are replaced on demand, unknown ones get close names."""
