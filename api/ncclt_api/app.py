@@ -10,15 +10,20 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ncclt import __version__
 from ncclt.store import open_store
 from ncclt.store.store import Store
+from ncclt_api.answers import FRESH_S, AnswersMiddleware
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
-from ncclt_api.middleware import BodyLimitMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
+from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.routes import attestations, catalogue, env, health, pages, recommendations, studies
+
+_LEAST_ZIPPED_BYTES = 2000
+"""Shorter answers fit two packets anyway; zipping costs more than it saves."""
 
 _ASSETS = Path(__file__).parent / "pages" / "assets"
 
@@ -36,12 +41,13 @@ class _Service(FastAPI):
         return document
 
 
-def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
+def create_app(storage: str | Store, *, dashboard: bool = True, fresh_s: float = FRESH_S) -> FastAPI:
     """Return the application.
 
     Args:
         storage: a store's URL, opened and closed with the application, or a store that the caller closes.
         dashboard: whether optuna-dashboard is served at /dashboard.
+        fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
 
     Raises:
         StoreError: at start, when the store cannot be reached.
@@ -79,8 +85,11 @@ def create_app(storage: str | Store, *, dashboard: bool = True) -> FastAPI:
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
     # The middleware added last is the outermost.
+    app.add_middleware(AnswersMiddleware, store=lambda: app.state.store, fresh_s=fresh_s)
     app.add_middleware(DashboardMiddleware, dashboard=board)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -77,6 +77,24 @@ class BodyLimitMiddleware:
         await self.app(scope, receive_some, send)
 
 
+class HeadMiddleware:
+    """Answer HEAD as GET without the body: a framework's route for GET refuses it (RFC 9110, section 9.3.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on as GET, and drop the body of the answer."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self.app({**scope, "method": "GET"}, receive, send_head)
+
+
 def request_id(scope: Scope) -> str:
     """Return the id of the request; a new one if the middleware has not set it."""
     found = scope.setdefault(_SCOPE_KEY, uuid.uuid4().hex)
@@ -96,9 +114,8 @@ class RequestIdMiddleware:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        # Anything else could forge lines in a log.
-        if _HARMLESS.fullmatch(given):
-            scope[_SCOPE_KEY] = given
+        # Anything else could forge lines in a log. It is set here, since others pass on copies of the scope.
+        scope[_SCOPE_KEY] = given if _HARMLESS.fullmatch(given) else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -371,8 +371,9 @@ class EvidenceDocument(AnswerModel):
 
 
 class TrialList(AnswerModel):
-    """All trials of a study, by number."""
+    """One page of the trials of a study, by number."""
 
     study: str
     simulated: bool
     items: list[TrialDocument]
+    next_after: int | None = Field(description="`after` of the next page; null = this is the last")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
@@ -22,23 +22,6 @@ CACHE_CONTROL = "max-age=60, stale-if-error=604800"
 def etag_of(body: str) -> str:
     """Return the strong entity tag of a body, quoted (RFC 9110, section 8.8.3)."""
     return f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
-
-
-def is_known(etag: str, if_none_match: str | None) -> bool:
-    """Return whether the client's If-None-Match names this tag; the comparison is the weak one (RFC 9110, 13.1.2)."""
-    if if_none_match is None:
-        return False
-    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in tags or etag in tags
-
-
-def conditional_response(request: Request, body: str, *, media_type: str, headers: dict[str, str]) -> Response:
-    """Return the body with its tag, or 304 without it."""
-    etag = etag_of(body)
-    headers = {**headers, "ETag": etag, "Cache-Control": CACHE_CONTROL}
-    if is_known(etag, request.headers.get("if-none-match")):
-        return Response(status_code=304, headers=headers)
-    return Response(body, media_type=media_type, headers=headers)
 
 
 router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS)
@@ -73,19 +56,20 @@ class EnvQuery(JobQuery):
         304: {"description": "the client has it already"},
     },
 )
-def get_environment(
-    cluster: str, query: Annotated[EnvQuery, Query()], store: CurrentStore, request: Request
-) -> Response:
+def get_environment(cluster: str, query: Annotated[EnvQuery, Query()], store: CurrentStore) -> Response:
     """Write the newest recommendation that fits the job exactly; never the nearest one."""
+    # If-None-Match is for AnswersMiddleware, which keeps what is returned here.
     published = store.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
     chosen = select(published, query.request(cluster=cluster, model=query.model))
-    return conditional_response(
-        request,
-        render(chosen, format=query.format, shell=query.shell, unset=query.unset, channels=query.channels),
+    body = render(chosen, format=query.format, shell=query.shell, unset=query.unset, channels=query.channels)
+    return Response(
+        body,
         media_type="application/json" if query.format == "json" else "text/plain; charset=utf-8",
         headers={
+            "ETag": etag_of(body),
+            "Cache-Control": CACHE_CONTROL,
             "X-Ncclt-Recommendation": chosen.id,
             "X-Ncclt-Simulated": "true" if chosen.simulated else "false",
             "X-Ncclt-Decision": _decision(chosen, query.format),

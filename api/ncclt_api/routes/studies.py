@@ -44,12 +44,24 @@ def get_study(id: str, store: CurrentStore) -> StudyDetail:
     return study_detail(store, study, store.recommendations(study=study.id))
 
 
-@router.get("/{id}/trials", operation_id="listTrials", summary="All trials of a study")
-def list_trials(id: str, store: CurrentStore) -> TrialList:
-    """List every trial with its measurements, by number."""
+class TrialsQuery(StrictQuery):
+    """Which page of the trials."""
+
+    limit: int = Field(200, ge=1, le=500, description="trials on one page")
+    after: int = Field(-1, ge=-1, description="only trials with a higher number: `next_after` of the page before")
+
+
+@router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")
+def list_trials(id: str, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response) -> TrialList:
+    """List one page of trials with their measurements, by number; the Link header leads to the next."""
     study = store.study(id)
-    trials = [trial_document(trial, study.cluster) for trial in store.trials(study.id)]
-    return TrialList(study=study.id, simulated=study.simulated, items=trials)
+    page = store.trial_page(study.id, after=query.after, limit=query.limit)
+    following = page[-1].number if len(page) == query.limit else None
+    if following is not None:
+        path = f"/v1/studies/{study.id}/trials?limit={query.limit}&after={following}"
+        response.headers["Link"] = f'<{path}>; rel="next"'
+    items = [trial_document(trial, study.cluster) for trial in page]
+    return TrialList(study=study.id, simulated=study.simulated, items=items, next_after=following)
 
 
 @router.get("/{id}/evidence", operation_id="getEvidence", summary="What the newest verdict of a study rests on")

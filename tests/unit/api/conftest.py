@@ -44,5 +44,5 @@ def filled_store(samples, profiles, tmp_path_factory):
 @pytest.fixture
 def client(filled_store):
     """The service on the filled store."""
-    with TestClient(create_app(filled_store)) as client:
+    with TestClient(create_app(filled_store, fresh_s=0)) as client:
         yield client

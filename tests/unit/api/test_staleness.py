@@ -17,7 +17,7 @@ JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
 def service(samples, empty_store):
     """The service on a store of its own."""
     samples.fill(empty_store)
-    with TestClient(create_app(empty_store)) as client:
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
         yield client
 
 

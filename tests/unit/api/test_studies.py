@@ -99,3 +99,17 @@ def test_a_study_without_a_verdict_has_no_evidence(client):
     answer = client.get("/v1/studies/bad00003/evidence")
     assert answer.status_code == 404
     assert "no verdict yet" in answer.json()["detail"]
+
+
+def test_trials_come_in_pages_that_lead_to_the_next(client):
+    whole = client.get("/v1/studies/5e1f00aa/trials").json()
+    assert whole["next_after"] is None
+    seen, path = [], "/v1/studies/5e1f00aa/trials?limit=7"
+    while path:
+        answer = client.get(path)
+        seen += answer.json()["items"]
+        assert len(answer.json()["items"]) <= 7
+        path = answer.links.get("next", {}).get("url")
+    assert seen == whole["items"]
+    for wrong in ("limit=0", "limit=501", "after=-2", "page=2"):
+        assert client.get(f"/v1/studies/5e1f00aa/trials?{wrong}").status_code == 422

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, text
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.revisions import FIRST_WITH_ORIGINS, VERSION_QUERY
 from ncclt.store.tables import changes, recommendations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What jobs are given differently since some number.
+
+    Attributes:
+        number: of the last change.
+        pairs: (cluster, workload) whose recommendations changed; an empty cluster stands for all of them.
+    """
+
+    number: int
+    pairs: frozenset[tuple[str, str]]
 
 
 def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
@@ -46,20 +59,26 @@ def publish(connection: Connection, recommendation: Recommendation, *, now: str)
             origin=numbered.origin.value,
         )
     )
-    note_change(connection)
+    note_change(connection, cluster=numbered.cluster, model=numbered.model)
     return numbered
 
 
-def note_change(connection: Connection) -> None:
-    """Count a change of what jobs may be given; run it alone, with the change."""
-    connection.execute(update(changes).values(number=changes.c.number + 1))
+def note_change(connection: Connection, *, cluster: str = "", model: str) -> None:
+    """Note that what jobs are given may have changed, by default on every cluster; run it alone, with the change."""
+    last = connection.execute(select(func.max(changes.c.number))).scalar() or 0
+    connection.execute(delete(changes).where(changes.c.cluster == cluster, changes.c.model == model))
+    connection.execute(insert(changes).values(cluster=cluster, model=model, number=last + 1))
 
 
-def count_of_changes(connection: Connection) -> int | None:
-    """Return how often what jobs may be given has changed; None in a store that was not migrated to count it."""
+def changes_since(connection: Connection, number: int) -> Changes | None:
+    """Return what has changed after a number; None in a store that was not migrated to note it."""
     if not _has_origins(connection):
         return None
-    return connection.execute(select(changes.c.number)).scalar()
+    found = connection.execute(select(changes).where(changes.c.number > number)).all()
+    return Changes(
+        number=max((row.number for row in found), default=number),
+        pairs=frozenset((row.cluster, row.model) for row in found),
+    )
 
 
 def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Recommendation, ...]:

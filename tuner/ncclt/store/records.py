@@ -159,7 +159,7 @@ class Records:
         with self._database.alone(conflict=f"the check {check.id} is already stored") as connection:
             of = get_recommendation(connection, check.recommendation).id
             CHECKS.add(connection, check, model=check.model, recommendation=of, word=check.freshness.value)
-            note_change(connection)
+            note_change(connection, cluster=check.cluster, model=check.model)
 
     @repeatable
     def checks(self, recommendation: str) -> tuple[Check, ...]:

@@ -20,7 +20,7 @@ FIRST_WITH_RECORDS = "0007"
 """The revision that moved checks, attestations, preflights and verifications into one table."""
 
 FIRST_WITH_ORIGINS = "0008"
-"""The revision that added the origin of recommendations and the counter of changes."""
+"""The revision that added the origin of recommendations and the numbers of changes."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

@@ -24,6 +24,7 @@ from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.readonly import read_published
+from ncclt.store.recommendations import Changes
 from ncclt.store.records import Records, with_staleness
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.summaries import StudyPage
@@ -154,7 +155,7 @@ class Store(Records, Leases):
         """
         with self._database.alone() as connection:
             WORKLOADS.add(connection, self._shipped_workloads, workload, replace=replace)
-            recommendations.note_change(connection)
+            recommendations.note_change(connection, model=workload.name)
 
     @repeatable
     def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
@@ -261,6 +262,12 @@ class Store(Records, Leases):
             return trials.all_trials(connection, study_id)
 
     @repeatable
+    def trial_page(self, study_id: str, *, after: int = -1, limit: int) -> tuple[Trial, ...]:
+        """Return the next trials of a study behind a number, with their measurements; `limit` at most."""
+        with self._database.reading() as connection:
+            return trials.trial_page(connection, study_id, after=after, limit=limit)
+
+    @repeatable
     def set_state(self, study_id: str, state: StudyState, reason: str) -> None:
         """Store the state of a study and its reason.
 
@@ -310,10 +317,10 @@ class Store(Records, Leases):
             return with_staleness(connection, found, self._shipped_workloads)
 
     @repeatable
-    def changes(self) -> int | None:
-        """Return a number that grows with every change of what jobs may be given; None where it is not counted."""
+    def changes(self, since: int) -> Changes | None:
+        """Return what jobs are given differently since a number, 0 at first; None where it is not noted."""
         with self._database.reading() as connection:
-            return recommendations.count_of_changes(connection)
+            return recommendations.changes_since(connection, since)
 
     @repeatable
     def recommendations(

@@ -114,8 +114,16 @@ recommendations = Table(
     Index("ix_recommendations_newest", "cluster", "model", "fingerprint", "origin", "sequence"),
 )
 
-# One row, counted up by every transaction that can change what a job is given: services drop their answers by it.
-changes = Table("changes", metadata, Column("number", BigInteger, nullable=False))
+# When what jobs of a workload on a cluster are given last changed: services drop their answers by it. The numbers are
+# those of one sequence over all pairs; an empty cluster stands for all of them.
+changes = Table(
+    "changes",
+    metadata,
+    Column("cluster", String, primary_key=True),
+    Column("model", String, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Index("ix_changes_number", "number"),
+)
 
 # Checks, attestations, preflights and verifications. `sequence` orders those of one kind; `word` is the record's result
 # in one word; a name that it does not have is empty.

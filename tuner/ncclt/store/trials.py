@@ -47,12 +47,7 @@ def all_trials(connection: Connection, study_id: str, *, without: Collection[int
     if not wanted:
         return ()
     # A worker polls, mostly for no trial or the last few: read from the first of them on.
-    measured: dict[int, list[Measurement]] = defaultdict(list)
-    mine = (measurements.c.study == study_id, measurements.c.number >= wanted[0])
-    by_position = (measurements.c.number, measurements.c.position)
-    for row in connection.execute(select(measurements).where(*mine).order_by(*by_position)):
-        with stored(f"trial {row.number} of study {study_id}"):
-            measured[row.number].append(_measurement(row))
+    measured = _measured(connection, study_id, wanted[0], wanted[-1])
     found = []
     rows = select(trials).where(trials.c.study == study_id, trials.c.number >= wanted[0]).order_by(trials.c.number)
     for row in connection.execute(rows):
@@ -61,6 +56,31 @@ def all_trials(connection: Connection, study_id: str, *, without: Collection[int
         with stored(f"trial {row.number} of study {study_id}"):
             found.append(_trial(row, tuple(measured[row.number])))
     return tuple(found)
+
+
+def trial_page(connection: Connection, study_id: str, *, after: int, limit: int) -> tuple[Trial, ...]:
+    """Return the next trials of a study behind a number, with their measurements; `limit` at most."""
+    mine = (trials.c.study == study_id, trials.c.number > after)
+    rows = connection.execute(select(trials).where(*mine).order_by(trials.c.number).limit(limit)).all()
+    if not rows:
+        return ()
+    measured = _measured(connection, study_id, rows[0].number, rows[-1].number)
+    found = []
+    for row in rows:
+        with stored(f"trial {row.number} of study {study_id}"):
+            found.append(_trial(row, tuple(measured[row.number])))
+    return tuple(found)
+
+
+def _measured(connection: Connection, study_id: str, first: int, last: int) -> dict[int, list[Measurement]]:
+    """Return the measurements of some trials by number, each trial's in their order."""
+    found: dict[int, list[Measurement]] = defaultdict(list)
+    mine = (measurements.c.study == study_id, measurements.c.number.between(first, last))
+    by_position = (measurements.c.number, measurements.c.position)
+    for row in connection.execute(select(measurements).where(*mine).order_by(*by_position)):
+        with stored(f"trial {row.number} of study {study_id}"):
+            found[row.number].append(_measurement(row))
+    return found
 
 
 def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:

@@ -10,7 +10,7 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Add the origin of recommendations with an index over it, and the counter of changes."""
+    """Add the origin of recommendations with an index over it, and the numbers of changes."""
     postgresql = op.get_bind().dialect.name == "postgresql"
     simulated, launcher = (
         ("(document::json ->> 'simulated') = 'true'", "document::json ->> 'launcher'")
@@ -24,5 +24,10 @@ def upgrade() -> None:
     )
     columns = ["cluster", "model", "fingerprint", "origin", "sequence"]
     op.create_index("ix_recommendations_newest", "recommendations", columns)
-    changes = op.create_table("changes", sa.Column("number", sa.BigInteger, nullable=False))
-    op.bulk_insert(changes, [{"number": 1}])
+    op.create_table(
+        "changes",
+        sa.Column("cluster", sa.String, primary_key=True),
+        sa.Column("model", sa.String, primary_key=True),
+        sa.Column("number", sa.BigInteger, nullable=False),
+    )
+    op.create_index("ix_changes_number", "changes", ["number"])

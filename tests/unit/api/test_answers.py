@@ -1,0 +1,229 @@
+"""Answers to jobs are made once, dropped when they change, and served while the database is away."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.errors import StoreError
+from ncclt.store import open_store
+from ncclt.store.recommendations import Changes
+from ncclt_api import answers
+from ncclt_api.answers import LAST_GOOD_S, AnswersMiddleware
+from ncclt_api.app import create_app
+
+ENV = "/v1/clusters/leonardo/env"
+JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+
+
+class Application:
+    """Counts its answers; one may be held back."""
+
+    def __init__(self, status=200):
+        self.made = 0
+        self.status = status
+        self.held = None
+
+    async def __call__(self, scope, receive, send):
+        self.made += 1
+        body = b"answer %d" % self.made
+        if self.held:
+            await self.held.wait()
+        headers = [(b"etag", b'"%d"' % self.made), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Store:
+    """Notes changes; may be away, hang, or be too old to note them."""
+
+    def __init__(self):
+        self.number, self.pairs = 0, {}
+        self.away = self.old = False
+        self.hangs_s = 0.0
+
+    def change(self, cluster, model):
+        self.number += 1
+        self.pairs[cluster, model] = self.number
+
+    def changes(self, since):
+        time.sleep(self.hangs_s)
+        if self.away:
+            raise StoreError("away")
+        if self.old:
+            return None
+        return Changes(number=self.number, pairs=frozenset(p for p, number in self.pairs.items() if number > since))
+
+
+class Service:
+    """The middleware with a clock of its own; `get` sends one request."""
+
+    def __init__(self, app=None, fresh_s=0.0):
+        self.app, self.store, self.now_s = app or Application(), Store(), 100.0
+        self.asks = AnswersMiddleware(self.app, store=lambda: self.store, fresh_s=fresh_s, clock=lambda: self.now_s)
+
+    async def get(self, cluster="a", model="m", if_none_match=None):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"if-none-match", if_none_match)] if if_none_match else []
+        path = f"/v1/clusters/{cluster}/env"
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers,
+                 "query_string": f"model={model}".encode()}  # fmt: skip
+        await self.asks(scope, None, send)
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent), dict(sent[0]["headers"])
+
+
+def run(test):
+    asyncio.run(test())
+
+
+def test_a_burst_is_answered_by_one():
+    async def test():
+        service = Service()
+        service.app.held = asyncio.Event()
+        waiting = [asyncio.create_task(service.get()) for _ in range(200)]
+        await asyncio.sleep(0.1)
+        service.app.held.set()
+        assert {body for _, body, _ in await asyncio.gather(*waiting)} == {b"answer 1"}
+        assert (await service.get())[1] == b"answer 1"
+        assert service.app.made == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("pair", "dropped"), [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)]
+)
+def test_a_change_drops_the_answers_of_its_pair(pair, dropped):
+    async def test():
+        service = Service()
+        assert (await service.get())[1] == b"answer 1"
+        service.store.change(*pair)
+        assert (await service.get())[1] == (b"answer 2" if dropped else b"answer 1")
+
+    run(test)
+
+
+def test_a_change_is_noticed_in_time_and_not_looked_for_at_every_request():
+    async def test():
+        service = Service(fresh_s=0.5)
+        await service.get()
+        service.store.change("a", "m")
+        service.now_s += 0.4
+        assert (await service.get())[1] == b"answer 1"
+        service.now_s += 0.2
+        assert (await service.get())[1] == b"answer 2"
+
+    run(test)
+
+
+def test_an_answer_from_before_a_change_is_not_kept():
+    async def test():
+        service = Service()
+        held = service.app.held = asyncio.Event()
+        first = asyncio.create_task(service.get())
+        await asyncio.sleep(0.1)
+        service.store.change("a", "m")
+        service.app.held = None
+        await service.get("b")  # notices the change while the first is still being made
+        held.set()
+        assert (await first)[1] == b"answer 1"
+        assert (await service.get())[1] == b"answer 3"
+
+    run(test)
+
+
+def test_while_the_database_is_away_the_last_good_answer_is_served_with_its_age():
+    async def test():
+        service = Service()
+        await service.get()
+        service.store.away = True
+        service.now_s += 3600
+        status, body, headers = await service.get()
+        assert (status, body, headers[b"age"]) == (200, b"answer 1", b"3600")
+        assert headers[b"warning"].startswith(b"110")
+        service.now_s += LAST_GOOD_S
+        assert (await service.get())[1] == b"answer 2"
+        service.store.away = False
+        assert b"age" not in (await service.get())[2]
+
+    run(test)
+
+
+def test_a_database_that_hangs_counts_as_away(monkeypatch):
+    monkeypatch.setattr(answers, "_LOOK_S", 0.05)
+
+    async def test():
+        service = Service()
+        await service.get()
+        service.store.hangs_s = 0.5
+        service.now_s += 100
+        assert (await service.get())[2][b"age"] == b"100"
+        service.now_s += 100
+        assert (await service.get())[2][b"age"] == b"200"  # without waiting for the first look
+        await asyncio.sleep(0.6)
+        service.store.hangs_s = 0
+        assert b"age" not in (await service.get())[2]
+
+    run(test)
+
+
+def test_errors_and_what_an_old_store_says_are_not_kept():
+    async def test():
+        broken = Service(Application(status=404))
+        assert [(await broken.get())[:2] for _ in range(2)] == [(404, b"answer 1"), (404, b"answer 2")]
+        old = Service()
+        old.store.old = True
+        assert [(await old.get())[1] for _ in range(2)] == [b"answer 1", b"answer 2"]
+
+    run(test)
+
+
+def test_many_answers_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(answers, "_MOST_BYTES", 10 * (answers._ENTRY_BYTES + 10))
+
+    async def test():
+        service = Service()
+        for n in range(30):
+            await service.get(model=f"m{n}")
+        assert len(service.asks._kept) == 10
+        assert (await service.get(model="m29"))[1] == b"answer 30"
+        assert (await service.get(model="m0"))[1] == b"answer 31"
+
+    run(test)
+
+
+def test_a_known_tag_costs_no_new_answer():
+    async def test():
+        service = Service()
+        assert (await service.get(if_none_match=b'"1"'))[:2] == (304, b"")
+        status, body, headers = await service.get(if_none_match=b'W/"1"')
+        assert (status, body, headers[b"etag"]) == (304, b"", b'"1"')
+        assert b"content-length" not in headers
+        assert (await service.get(if_none_match=b'"2"'))[:2] == (200, b"answer 1")
+        assert service.app.made == 1
+
+    run(test)
+
+
+def test_another_process_publishes_and_the_next_job_is_given_it(samples, empty_store):
+    samples.fill(empty_store)
+    with TestClient(create_app(empty_store, fresh_s=0)) as service, open_store(empty_store.url) as other:
+        first = service.get(ENV, params={"model": "bert", **JOB})
+        again = service.get(ENV, params={"model": "bert", **JOB})
+        assert (first.text, first.headers["etag"]) == (again.text, again.headers["etag"])
+        assert first.headers["x-request-id"] != again.headers["x-request-id"]
+        newer = other.publish(replace(empty_store.recommendation("0c0ffee1"), id="0c0ffeed", created=""))
+        assert service.get(ENV, params={"model": "bert", **JOB}).headers["x-ncclt-recommendation"] == newer.id
+
+
+def test_head_is_answered_like_get_without_the_body(client):
+    for path in (f"{ENV}?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3", "/v1/studies", "/"):
+        get, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-length"] == get.headers["content-length"]
