@@ -18,6 +18,7 @@ from ncclt.store import open_store
 from ncclt.store.store import Store
 from ncclt_api.answers import FRESH_S, AnswersMiddleware
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
+from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.routes import attestations, catalogue, env, health, pages, recommendations, studies
@@ -41,18 +42,22 @@ class _Service(FastAPI):
         return document
 
 
-def create_app(storage: str | Store, *, dashboard: bool = True, fresh_s: float = FRESH_S) -> FastAPI:
+def create_app(
+    storage: str | Store, *, dashboard: bool = True, fresh_s: float = FRESH_S, large: str | None = None
+) -> FastAPI:
     """Return the application.
 
     Args:
         storage: a store's URL, opened and closed with the application, or a store that the caller closes.
         dashboard: whether optuna-dashboard is served at /dashboard.
         fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
+        large: URL of the store, for a process of its own that makes large answers; None = they are made here.
 
     Raises:
         StoreError: at start, when the store cannot be reached.
     """
     board = Dashboard() if dashboard else None
+    large_answers = LargeAnswers(large, dashboard=dashboard) if large else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +68,8 @@ def create_app(storage: str | Store, *, dashboard: bool = True, fresh_s: float =
         finally:
             if board:
                 await run_in_threadpool(board.close)
+            if large_answers:
+                await run_in_threadpool(large_answers.close)
             if own:
                 await run_in_threadpool(own.close)
 
@@ -76,7 +83,7 @@ def create_app(storage: str | Store, *, dashboard: bool = True, fresh_s: float =
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
-    app.state.dashboard = dashboard
+    app.state.dashboard, app.state.large_answers = dashboard, large_answers
     for router in (
         health.router, catalogue.clusters, env.router, catalogue.workloads, studies.router, recommendations.router,
         attestations.router, pages.router,
@@ -86,6 +93,8 @@ def create_app(storage: str | Store, *, dashboard: bool = True, fresh_s: float =
     add_problem_handlers(app)
     # The middleware added last is the outermost.
     app.add_middleware(AnswersMiddleware, store=lambda: app.state.store, fresh_s=fresh_s)
+    if large_answers:
+        app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     app.add_middleware(DashboardMiddleware, dashboard=board)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
@@ -133,5 +142,5 @@ def serve(
         UsageError: the URL is invalid.
     """
     with open_service_store(storage) as store:
-        app = create_app(store, dashboard=dashboard)
+        app = create_app(store, dashboard=dashboard, large=store.url)
         uvicorn.run(app, host=host, port=port, log_level=log_level, server_header=False)

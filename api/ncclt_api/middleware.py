@@ -115,7 +115,9 @@ class RequestIdMiddleware:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         # Anything else could forge lines in a log. It is set here, since others pass on copies of the scope.
-        scope[_SCOPE_KEY] = given if _HARMLESS.fullmatch(given) else uuid.uuid4().hex
+        if _HARMLESS.fullmatch(given):
+            scope.setdefault(_SCOPE_KEY, given)
+        request_id(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

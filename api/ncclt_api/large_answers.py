@@ -1,0 +1,111 @@
+"""Large answers are made in a process of their own, so that jobs are answered meanwhile.
+
+A thread would not do: while one thread builds pages, each step of the event loop waits for the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import re
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ncclt_api.problems import Problem, problem_response
+
+_LARGE = re.compile(r"/studies/[^/]+|/v1/studies/[^/]+/(trials|evidence)")
+"""Paths whose answers grow with the number of trials."""
+
+_MOST_WAITING = 32
+"""Requests for large answers that may wait; more are refused with 503, and come again."""
+
+_RETRY_S = 2
+
+_PASSED_ON = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path",
+              "headers", "client", "server", "ncclt.request_id")  # fmt: skip
+_Answer = list[Message]
+
+
+class LargeAnswers:
+    """A process with the same application, started by the first request for a large answer."""
+
+    def __init__(self, storage: str, *, dashboard: bool) -> None:
+        self._started = (storage, dashboard)
+        self._pool: ProcessPoolExecutor | None = None
+        self.waiting = 0
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    async def made(self, scope: Scope) -> _Answer | None:
+        """Return the answer to a request without a body; None = the process ended, or too many are waiting."""
+        if self.waiting >= _MOST_WAITING:
+            return None
+        if self._pool is None:
+            # A fork would share the connections of this process's store.
+            spawned = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, mp_context=spawned, initializer=_begin, initargs=self._started)
+        self.waiting += 1
+        try:
+            passed_on = {name: scope[name] for name in _PASSED_ON if name in scope}
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _answer, passed_on)
+        except BrokenProcessPool:  # killed, for example for its memory; the next request starts another
+            self._pool = None
+            return None
+        finally:
+            self.waiting -= 1
+
+
+class LargeAnswersMiddleware:
+    """Have large answers made by their process; everything else is answered here."""
+
+    def __init__(self, app: ASGIApp, *, large: LargeAnswers) -> None:
+        self.app = app
+        self._large = large
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer here or there."""
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or scope["method"] != "GET" or not _LARGE.fullmatch(path):
+            await self.app(scope, receive, send)
+            return
+        answer = await self._large.made(scope)
+        if answer is None:
+            problem = Problem(status=503, detail="too many large answers are being made", hint="try again")
+            await problem_response(problem, Request(scope), {"Retry-After": str(_RETRY_S)})(scope, receive, send)
+            return
+        for message in answer:
+            await send(message)
+
+
+_here: dict[str, Any] = {}
+
+
+def _begin(storage: str, dashboard: bool) -> None:
+    """Open the store and make the application, once in this process."""
+    from ncclt_api.app import create_app, open_service_store
+
+    store = open_service_store(storage)
+    app = create_app(store, dashboard=dashboard)
+    app.state.store = store  # no lifespan runs here
+    _here.update(app=app, runner=asyncio.Runner())
+
+
+def _answer(scope: dict[str, Any]) -> _Answer:
+    """Return what the application sends for a request without a body."""
+    sent: _Answer = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    _here["runner"].run(_here["app"]({**scope, "extensions": {}}, receive, send))
+    return sent

