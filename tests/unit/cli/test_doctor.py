@@ -75,18 +75,6 @@ def test_rules_are_listed(call):
     assert all(f"{rule['id']} {rule['severity']}: {rule['title']}" in printed for rule in rules)
 
 
-def test_what_was_seen_becomes_a_cluster(call, command):
-    case = str(GOLDEN / "healthy_h100")
-    ended, printed = call("--from", case, "--as-cluster", "mine", "--dry-run", "--json")
-    assert (ended, json.loads(printed)["link_class"]) == (0, "nvswitch")
-    assert "mine" not in {entry.item.name for entry in command.store.clusters()}
-
-    call("--from", case, "--as-cluster", "mine", "--set", "description=rack 7")
-    assert command.store.cluster("mine").description == "rack 7"
-    ended, _ = call("--from", case, "--cluster", "mine", "--json")
-    assert ended == 0
-
-
 def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
     """A line of nccl.conf that sets otherwise what was proven."""
     command.store.add_cluster(sample_cluster())
@@ -101,12 +89,10 @@ def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--set", "cpu=amd"),
         ("--model", "bert"),
         ("--launcher", "local"),
         ("--launcher", "simulate", "--gpus-per-node", "2"),
         ("--from", str(GOLDEN), "--launcher", "local"),
-        ("--from", str(GOLDEN / "healthy_h100"), "--as-cluster", "mine", "--set", "cpu"),
         ("--nccl-version", "new"),
     ],
 )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ncclt.cli.cluster_detect import detect
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.errors import InputError
+from ncclt.errors import InputError, UsageError, reason
 
-app = typer.Typer(help="List, show and add clusters.", no_args_is_help=True)
+app = typer.Typer(help="List, show, add and detect clusters.", no_args_is_help=True)
 
 
 @app.callback()
 def cluster() -> None:
-    """List, show and add clusters."""
+    """List, show, add and detect clusters."""
 
 
 @app.command("list")
@@ -50,48 +51,58 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
 @app.command("show")
 def show(
     name: Annotated[str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.")],
+    toml: Annotated[bool, typer.Option("--toml", help="As a file for `ncclt cluster add`, with units.")] = False,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one cluster with its sources."""
+    """Show one cluster with its sources. link_gbps and nic_gbps count GB/s (1e9 bytes/s), not Gb/s."""
+    from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, shown_gbps
     from ncclt.store import open_to_read
 
+    if toml and as_json:
+        raise UsageError("give --toml or --json, not both")
     with open_to_read(storage) as store:
         found = store.cluster(name)
     if as_json:
         print_json({"schema": 1, **found.to_document()})
         return
+    if toml:
+        sys.stdout.write(cluster_toml(found))
+        return
     document = found.to_document()
     sources = document.pop("sources")
-    rows = [(key, str(value)) for key, value in document.items()] + [("source", text) for text in sources]
-    print_table(("field", "value"), rows)
+    rows = [(key, shown_gbps(value) if key in BANDWIDTHS else str(value)) for key, value in document.items()]
+    print_table(("field", "value"), rows + [("source", text) for text in sources])
 
 
 @app.command("add")
 def add(
-    file: Annotated[Path, typer.Argument(help="TOML file with the fields that `cluster show NAME --json` prints.")],
+    file: Annotated[Path, typer.Argument(help="TOML file, as `cluster show NAME --toml` prints one.")],
     replace: ReplaceCluster = False,
     dry_run: DryRun = False,
     storage: Storage = None,
 ) -> None:
-    """Add a cluster of your own from a TOML file."""
-    from ncclt.core.cluster import Cluster
+    """Add a cluster of your own from a TOML file.
+
+    link_gbps and nic_gbps are numbers in GB/s (1e9 bytes/s), or texts with a unit such as "400 Gb/s" or "50 GB/s".
+    `ncclt cluster detect` writes a cluster from what nvidia-smi and NCCL print.
+    """
+    from ncclt.core.cluster_file import cluster_of_toml
+    from ncclt.health.detect.detection import require_plausible_links
     from ncclt.store import open_store
 
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}", hint="give a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text", hint="give a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(
-            f"{file} is not TOML: {error}", hint="`ncclt cluster show leonardo` names the fields"
-        ) from error
-    added = Cluster.from_document(document)
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {reason(error)}", hint="give a TOML file") from error
+    added = cluster_of_toml(text, str(file))
+    require_plausible_links(added)
     if dry_run:
         print_json({"schema": 1, **added.to_document()})
         return
     with open_store(storage) as store:
         store.add_cluster(added, replace=replace)
         say(f"ncclt: added {added.name} to {store.shown}")
+
+
+app.command("detect")(detect)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, ReplaceCluster, Storage
+from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Option
@@ -19,7 +19,6 @@ from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.health.doctor import Diagnosis
     from ncclt.nccl.log.facts import LogFacts
 
 app = typer.Typer()
@@ -65,15 +64,6 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="Workload whose recommendation on --cluster the files must not contradict.")
     ] = None,
-    as_cluster: Annotated[
-        str | None, typer.Option(help="Store what was seen as a cluster of this name, for --cluster.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="FIELD=VALUE of that cluster, for what this machine does not show; repeatable."),
-    ] = None,
-    replace: ReplaceCluster = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cluster, store nothing.")] = False,
     rules: Annotated[bool, typer.Option("--rules", help="List every rule and exit.")] = False,
     storage: Storage = None,
     as_json: AsJson = False,
@@ -87,8 +77,6 @@ def doctor(
     if rules:
         print_json(rules_document()) if as_json else print_rules()
         return
-    if (set_ or replace or dry_run) and not as_cluster:
-        raise UsageError("--set, --replace and --dry-run need --as-cluster NAME")
     if from_ and target.launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
     from ncclt.core.nccl_version import NcclVersion
@@ -110,11 +98,9 @@ def doctor(
         diagnosis = examine_here(
             os.environ, cluster=meant, version=version, recommended=recommended, log=log, missing=missing
         )
-    if as_cluster:
-        _store_cluster(as_cluster, diagnosis, set_ or [], storage, replace=replace, dry_run=dry_run, as_json=as_json)
-    if as_json and not (as_cluster and dry_run):
+    if as_json:
         print_json(diagnosis.to_document())
-    elif not as_json:
+    else:
         print_diagnosis(diagnosis)
     raise typer.Exit(EXIT_CODES[diagnosis.verdict])
 
@@ -171,39 +157,6 @@ def _job_of_unknown_gpus(target: Target) -> Cluster:
             "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
             hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
         )
-    from ncclt.core.cluster import Cluster
+    from ncclt.health.doctor.service import job_of_unknown_gpus
 
-    return Cluster(
-        name="not-named", nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node, gpu="unknown",
-        compute_capability=80, link_class="pcie", link_gbps=1.0, fabric="ethernet", nics_per_node=1, nic_gbps=1.0,
-        nccl_version="2.28.9",
-    )  # fmt: skip
-
-
-def _store_cluster(
-    name: str,
-    diagnosis: Diagnosis,
-    texts: list[str],
-    storage: str | None,
-    *,
-    replace: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    from ncclt.health.doctor.cluster_draft import draft_cluster
-
-    given: dict[str, str] = {}
-    for text in texts:
-        field, equals, value = text.partition("=")
-        if not equals or not field.strip():
-            raise UsageError(f"--set {text!r} is not FIELD=VALUE", hint="for example --set nic_gbps=25")
-        given[field.strip()] = value.strip()
-    drafted = draft_cluster(name, diagnosis.facts, given)
-    if dry_run:
-        print_json({"schema": 1, **drafted.to_document()})
-        return
-    from ncclt.store import open_store
-
-    with open_store(storage) as store:
-        store.add_cluster(drafted, replace=replace)
-        say(f"ncclt: stored cluster {name} in {store.shown}; `ncclt cluster show {name}` shows it")
+    return job_of_unknown_gpus(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)

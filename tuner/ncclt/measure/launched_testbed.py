@@ -247,8 +247,7 @@ def cluster_here(target: Target) -> Cluster:
     if target.backend != "gloo":
         raise UsageError(
             "--cluster is needed to say what is measured",
-            hint="`ncclt cluster list` shows those that are known; `ncclt doctor --as-cluster NAME` makes one of this "
-            "machine",
+            hint="`ncclt cluster list` shows those that are known; `ncclt cluster detect` makes one of this machine",
         )
     if (target.nodes or 1) > 1:
         raise UsageError("several nodes need a --cluster, which names their network", hint="see `ncclt cluster add`")

@@ -7,8 +7,8 @@ import pytest
 from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor import RULES, Facts, Severity, diagnose
+from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.conf_file import parse_conf_file
-from ncclt.health.doctor.facts import Adapter
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 from ncclt.health.doctor.matrix import parse_matrix
 from ncclt.nccl.log.evidence import Evidence, Variable

@@ -7,28 +7,12 @@ from typing import Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.conf_file import ConfFile
 from ncclt.health.doctor.gpu_report import GpuReport
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """An RDMA network device as listed by Linux.
-
-    Attributes:
-        name: `mlx5_0`.
-        link_layer: `InfiniBand`, `Ethernet`, or another word of the driver.
-        gbps: of the first port, 1e9 bytes/s; 0 = not known.
-        active: the port is up.
-    """
-
-    name: str
-    link_layer: str = ""
-    gbps: float = 0.0
-    active: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +26,8 @@ class Facts:
         environment: inherited NCCL_* variables of this program.
         conf_files: those that NCCL would read, in its order: what comes first counts.
         conf_problems: files that NCCL would not find or not be able to read.
-        adapters: RDMA devices of this machine.
+        adapters: of this machine, or of the nodes whose outputs were saved.
+        peer_memory: the kernel module that lets RDMA devices reach GPU memory is loaded; False = not seen.
         cpu: `intel`, `amd` or `arm` of this machine; empty = not examined.
         driver: NVIDIA's on this machine; empty = not examined, or none.
         cluster: that the user names.
@@ -58,6 +43,7 @@ class Facts:
     conf_files: tuple[ConfFile, ...] = ()
     conf_problems: tuple[Evidence, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    peer_memory: bool = False
     cpu: str = ""
     driver: str = ""
     cluster: Cluster | None = None
@@ -104,11 +90,7 @@ class Facts:
 
     def fast_adapters(self) -> tuple[Evidence, ...]:
         """Return every sign of a network faster than sockets: RDMA devices of the machine, the matrix and the log."""
-        found = [
-            Evidence(source="/sys/class/infiniband", text=f"{a.name} {a.link_layer}".strip())
-            for a in self.adapters
-            if a.active
-        ]
+        found = [Evidence(source=a.source, text=f"{a.name} {a.link_layer}".strip()) for a in self.adapters if a.active]
         found += [
             Evidence(source=m.source, text=f"the matrix lists {', '.join(m.nics)}") for m in self.matrices if m.nics
         ]

@@ -14,6 +14,7 @@ from typing import IO
 
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.errors import InputError
+from ncclt.health.doctor.adapters import Adapter, parse_adapters, shows_adapters
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
@@ -30,7 +31,27 @@ _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?[\"']?NCCL_\w+\s*=")
 _MOST_LINE_CHARACTERS = 64 * 1024
 """Longer lines are read in pieces: a file without line ends must not exhaust memory."""
 
-_HINT = "give the output of `nvidia-smi topo -m`, of `nvidia-smi -q -x`, NCCL's log (NCCL_DEBUG=INFO) or an nccl.conf"
+_HINT = "give outputs of `nvidia-smi topo -m`, `nvidia-smi -q -x`, `ibstat`, NCCL's log (NCCL_DEBUG=INFO), nccl.conf"
+
+_AMD = re.compile(r"ROCm System Management|rocm-smi|AMDSMI|AMD-SMI|\bamdgpu\b|\bGPU\[\d+\]\s*:|\bXGMI\b")
+_REFUSED = (
+    (
+        _AMD,
+        "is about AMD GPUs, which are not supported: ncclt tunes NCCL on NVIDIA GPUs",
+        "give files of a machine with NVIDIA GPUs",
+    ),
+    (
+        re.compile(r"NVIDIA-SMI has failed|No devices were found|Failed to initialize NVML|nvidia-smi: .*not found"),
+        "holds the failure of nvidia-smi",
+        "run it on a node whose driver works; `ncclt doctor` there says more",
+    ),
+    (
+        re.compile(r"NV#\s+=|^Legend:", re.M),
+        "holds the legend of `nvidia-smi topo -m` without its matrix",
+        "run it on a node with GPUs and save the whole output",
+    ),
+)
+"""What a file shows that cannot be used, what is wrong with it, and what to do."""
 
 
 def facts_of_files(paths: Sequence[Path]) -> Facts:
@@ -49,6 +70,7 @@ def _facts(paths: Sequence[Path]) -> Facts:
     matrices: list[TopologyMatrix] = []
     reports: list[GpuReport] = []
     confs: list[ConfFile] = []
+    adapters: list[Adapter] = []
     skipped: list[str] = []
     log = LogReader()
     logs = 0
@@ -56,7 +78,7 @@ def _facts(paths: Sequence[Path]) -> Facts:
         kinds = _kinds(path)
         if not kinds:
             if required:
-                raise InputError(f"{path} is not a file that the doctor can read", hint=_HINT)
+                raise _refusal(path)
             skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
         if Kind.GPU_REPORT in kinds:
             with _opened(path) as stream:
@@ -64,6 +86,9 @@ def _facts(paths: Sequence[Path]) -> Facts:
         if Kind.MATRIX in kinds:
             with _lines(path) as lines:
                 matrices.append(parse_matrix(lines, path.name))
+        if Kind.ADAPTERS in kinds:
+            with _lines(path) as lines:
+                adapters += parse_adapters(lines, path.name)
         if Kind.LOG in kinds:
             with _lines(path) as lines:
                 log.read(lines, path.name)
@@ -71,12 +96,13 @@ def _facts(paths: Sequence[Path]) -> Facts:
         if Kind.CONF in kinds:
             with _lines(path) as lines:
                 confs.append(parse_conf_file(lines, path.name))
-    if not (matrices or reports or confs or logs):
+    if not (matrices or reports or confs or adapters or logs):
         raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor", hint=_HINT)
     return Facts(
         matrices=tuple(matrices),
         gpu_reports=tuple(reports),
         conf_files=tuple(confs),
+        adapters=tuple(adapters),
         log=log.facts(),
         missing=tuple(skipped),
     )
@@ -108,7 +134,19 @@ def _kinds(path: Path) -> frozenset[Kind]:
         head = stream.read(HEAD_BYTES)
     if not head.strip():
         raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
-    return recognise(head)
+    kinds = recognise(head)
+    # rocm-smi prints matrices too, and their cells are numbers.
+    return frozenset() if kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace")) else kinds
+
+
+def _refusal(path: Path) -> InputError:
+    """Return the error for a file of no known kind; it names what the file is, where that is known."""
+    with _opened(path) as stream:
+        text = stream.read(HEAD_BYTES).decode(errors="replace")
+    for pattern, what, hint in _REFUSED:
+        if pattern.search(text):
+            return InputError(f"{path} {what}", hint=hint)
+    return InputError(f"{path} is not a file that the doctor can read", hint=_HINT)
 
 
 @contextmanager
@@ -140,6 +178,7 @@ class Kind(StrEnum):
 
     GPU_REPORT = "nvidia-smi -q -x"
     MATRIX = "nvidia-smi topo -m"
+    ADAPTERS = "ibstat"
     LOG = "NCCL log"
     CONF = "NCCL configuration file"
 
@@ -154,6 +193,8 @@ def recognise(head: bytes) -> frozenset[Kind]:
         found.add(Kind.MATRIX)
     if any("NCCL INFO " in line or "NCCL WARN " in line for line in lines):
         found.add(Kind.LOG)
+    if any(map(shows_adapters, lines)):
+        found.add(Kind.ADAPTERS)
     if not found and _is_conf(lines):
         found.add(Kind.CONF)
     return frozenset(found)

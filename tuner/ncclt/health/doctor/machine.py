@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ncclt.health.doctor.adapters import adapters_here
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
-from ncclt.health.doctor.facts import Adapter, Facts
+from ncclt.health.doctor.facts import Facts
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.evidence import Evidence, Variable, shortened
 
@@ -17,7 +17,6 @@ SYSTEM_CONF = Path("etc/nccl.conf")
 USER_CONF = ".nccl.conf"
 CONF_VARIABLE = "NCCL_CONF_FILE"
 
-_RATE = re.compile(r"([\d.]+) Gb/sec")
 _CPU_HEAD_CHARACTERS = 4096
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 
@@ -39,8 +38,9 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
         ),
         conf_files=files,
         conf_problems=problems,
-        adapters=_adapters(root / "sys/class/infiniband"),
-        cpu=_cpu(root / "proc/cpuinfo"),
+        adapters=adapters_here(root),
+        peer_memory=(root / "sys/module/nvidia_peermem").is_dir(),
+        cpu=cpu_vendor(_text(root / "proc/cpuinfo")[:_CPU_HEAD_CHARACTERS]),
         driver=next(iter(drivers_in(_text(root / DRIVER_FILE.lstrip("/")))), ""),
     )
 
@@ -74,28 +74,6 @@ def _conf_files(
     return tuple(found), tuple(problems)
 
 
-def _adapters(folder: Path) -> tuple[Adapter, ...]:
-    """Return the RDMA devices of this machine; a container has only those that were passed to it."""
-    found = []
-    for device in sorted(folder.iterdir()) if folder.is_dir() else []:
-        port = device / "ports" / "1"
-        state = _first_line(port / "state")
-        rate = _RATE.match(_first_line(port / "rate"))
-        found.append(
-            Adapter(
-                name=device.name,
-                link_layer=_first_line(port / "link_layer"),
-                gbps=float(rate[1]) / 8 if rate else 0.0,
-                active="ACTIVE" in state or not state,
-            )
-        )
-    return tuple(found)
-
-
-def _first_line(path: Path) -> str:
-    return _text(path).split("\n", 1)[0].strip()
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -103,12 +81,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _cpu(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_CPU_HEAD_CHARACTERS)
-    except OSError:
-        return ""
+def cpu_vendor(text: str) -> str:
+    """Return `intel`, `amd` or `arm` for the beginning of /proc/cpuinfo; empty = not known."""
     if "CPU implementer" in text:
         return "arm"
     return next((name for word, name in _VENDORS.items() if word in text), "")

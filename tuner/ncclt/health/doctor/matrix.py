@@ -15,6 +15,9 @@ from ncclt.health.doctor.link import Link, Path, parse_link
 _ANSI = re.compile(r"\x1b?\[[0-9;]*m")  # nvidia-smi underlines its header, even in a pipe; copying loses the escape
 _GPU = re.compile(r"GPU(\d+)")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
+_PEER_ACCESS = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
+"""Cells of `nvidia-smi topo -p2p`, whose head is the same."""
+
 _MOST_DEVICES = 1024
 """Virtual functions make dozens of NICs per node; a header with more than this is damaged."""
 
@@ -143,6 +146,9 @@ def _matrix(source: str, devices: list[str], cells: dict[str, list[str]], names:
             )
         for device, word in zip(devices, row, strict=False):
             links[int(gpu[3:]), names.get(device, device)] = parse_link(word)
+    between = {links[int(a[3:]), b].word for a in gpus for b in gpus if a != b}
+    if between and between <= _PEER_ACCESS:
+        raise InputError(f"{source} has no paths between GPUs", hint="give `nvidia-smi topo -m`, not -p2p")
     return TopologyMatrix(
         source=source,
         gpus=tuple(int(gpu[3:]) for gpu in gpus),

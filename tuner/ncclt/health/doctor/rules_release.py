@@ -115,7 +115,7 @@ RELEASE_RULES = (
     DoctorRule(
         id="CLU001", severity=Severity.WARNING, title="not the cluster that was named", check=_other_cluster,
         why="Results are published for the cluster that was named, and would be served where they do not hold.",
-        fix="name the right cluster, or store this one: `ncclt doctor --as-cluster NAME`",
+        fix="name the right cluster, or store this one: `ncclt cluster detect --name NAME`",
         source="ncclt",
     ),
     DoctorRule(

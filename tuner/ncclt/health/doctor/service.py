@@ -115,6 +115,14 @@ def examine_here(
     return diagnose(_with(facts, cluster=cluster, version=version, recommended=recommended))
 
 
+def job_of_unknown_gpus(*, nodes: int, gpus_per_node: int) -> Cluster:
+    """Return a cluster that only says how many ranks to start, for machines that are not yet described."""
+    return Cluster(
+        name="not-named", nodes=nodes, gpus_per_node=gpus_per_node, gpu="unknown", compute_capability=80,
+        link_class="pcie", link_gbps=1.0, fabric="ethernet", nics_per_node=1, nic_gbps=1.0, nccl_version="2.28.9",
+    )  # fmt: skip
+
+
 def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tuple[LogFacts, tuple[str, ...]]:
     """Start one small all_reduce on all ranks and return what NCCL logged, and what went wrong.
 

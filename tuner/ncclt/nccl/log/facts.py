@@ -189,6 +189,7 @@ class LogFacts:
         multicast: (available, line) of NVLink SHARP.
         warnings: of NCCL, each text once.
         net_gbps: bandwidth of a network device as NCCL detected it, GB/s; 0 = not logged.
+        nvlink_ends: where NVLinks lead: `NVS` = NVSwitch, `GPU` = another GPU.
         cpu: `intel`, `amd` or `arm`; empty = not logged.
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
     """
@@ -208,6 +209,7 @@ class LogFacts:
     multicast: tuple[tuple[bool, Evidence], ...] = ()
     warnings: tuple[Evidence, ...] = ()
     net_gbps: float = 0.0
+    nvlink_ends: frozenset[str] = frozenset()
     cpu: str = ""
     jobs: tuple[tuple[tuple[str, int], ...], ...] = ()
 

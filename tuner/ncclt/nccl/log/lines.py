@@ -48,6 +48,7 @@ P2P_PROBLEM = re.compile(
 GPUDIRECT = re.compile(r"GPU Direct RDMA (?:\(\w+\) )?(Enabled|enabled|Disabled|disabled) for (?:HCA|GPU)")
 MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+")
 NET_DEVICE = re.compile(r"\+ NET\[([\d.]+)\] - NET/")
+NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (NVS|GPU)\b")
 CPU = re.compile(r"CPU/[\w-]+ \((\d+)/(\d+)/-?\d+\)")
 ANNOUNCED = re.compile(r"NCCL version (\d+\.\d+\.\d+)|# nccl-tests version .*nccl-library=(\d+)")
 TEST_DEVICE = re.compile(r"#\s+Rank\s+\d+ .*\bdevice\s+\d+ \[[0-9a-fA-Fx:.]+\] (\S.*)")

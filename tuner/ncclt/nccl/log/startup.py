@@ -27,6 +27,7 @@ from ncclt.nccl.log.lines import (
     MULTICAST,
     NET_DEVICE,
     NETWORK,
+    NVLINK,
     P2P_PROBLEM,
     PLUGIN,
     PROVIDER,
@@ -77,6 +78,7 @@ class LogReader:
         self._gpudirect: list[tuple[bool, Evidence]] = []
         self._multicast: list[tuple[bool, Evidence]] = []
         self._net_gbps = 0.0
+        self._nvlink_ends: set[str] = set()
         self._cpu = ""
 
     def read(self, lines: Iterable[str], source: str) -> None:
@@ -121,6 +123,7 @@ class LogReader:
             multicast=tuple(self._multicast),
             warnings=tuple(self._warnings.values()),
             net_gbps=self._net_gbps,
+            nvlink_ends=frozenset(self._nvlink_ends),
             cpu=self._cpu,
             jobs=jobs_of(starts),
         )
@@ -175,6 +178,8 @@ class LogReader:
             self._multicast.append((not match[1], evidence))
         if match := NET_DEVICE.search(said.text):
             self._net_gbps = max(self._net_gbps, _float(match[1]))
+        if match := NVLINK.search(said.text):
+            self._nvlink_ends.add(match[1])
         if not self._cpu and (match := CPU.search(said.text)):
             self._cpu = "arm" if int(match[1]) == CPU_ARM else CPU_VENDORS.get(int(match[2]), "")
         if "|" in said.text:

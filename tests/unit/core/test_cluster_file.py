@@ -1,0 +1,58 @@
+"""Clusters as people write them: units, and figures that are surely in another one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_of_toml, cluster_toml, gbps_of
+from ncclt.errors import InputError
+from ncclt.testing.store_contract import sample_cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "gbps"),
+    [
+        ("400 Gb/s", 50.0), ("400Gb/s", 50.0), ("400Gbps", 50.0), ("200 Gbit/s", 25.0), ("50 GB/s", 50.0), ("50", 50.0),
+        (12.5, 12.5), (25, 25.0), ("0.8 Tb/s", 100.0), ("100 GB/s", 100.0), (0, 0.0),
+    ],
+)  # fmt: skip
+def test_bandwidths_with_and_without_units(text, gbps):
+    assert gbps_of(text, "nic_gbps") == gbps
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (400, "did you mean 50 GB/s (400 Gb/s)?"), ("100", "did you mean 12.5 GB/s (100 Gb/s)?"),
+        ("400 GB/s", "did you mean 50 GB/s (400 Gb/s)?"), ("fast", "'400 Gb/s'"), ("400 gb/s", "'400 Gb/s'"),
+        ("-3", "'400 Gb/s'"), (True, "'400 Gb/s'"), ("nan", "'400 Gb/s'"),
+    ],
+)  # fmt: skip
+def test_what_is_implausible_is_refused(text, hint):
+    with pytest.raises(InputError) as refused:
+        gbps_of(text, "nic_gbps")
+    assert hint in refused.value.hint
+
+
+def test_links_are_faster_than_ports():
+    assert gbps_of(900, "link_gbps") == 900.0
+    with pytest.raises(InputError):
+        gbps_of(7200, "link_gbps")
+
+
+names = st.text(min_size=1, max_size=40)
+
+
+@given(name=names, description=names, sources=st.lists(names, max_size=3), nic=st.floats(0.1, 200.0))
+def test_every_cluster_is_read_back(name, description, sources, nic):
+    made = Cluster.from_document(
+        sample_cluster().to_document() | {"name": name, "description": description, "sources": sources, "nic_gbps": nic}
+    )
+    assert cluster_of_toml(cluster_toml(made, {"gpu": "from a\nfile"}), "it") == made
+
+
+def test_documents_that_were_stored_stay_readable():
+    """Whatever they say: a study was measured under it."""
+    old = sample_cluster().to_document() | {"nic_gbps": 400.0}
+    assert Cluster.from_document(old).nic_gbps == 400.0

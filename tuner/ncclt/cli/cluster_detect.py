@@ -1,0 +1,157 @@
+"""`ncclt cluster detect`: a cluster from what nvidia-smi, the network adapters and NCCL's log show."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.options import AsJson, ReplaceCluster, Storage, storage_option
+from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.spread import Fields, spread
+from ncclt.core.option import Option
+from ncclt.errors import UsageError
+from ncclt.measure.target import Target
+
+if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
+    from ncclt.health.detect.detection import Detection
+    from ncclt.health.doctor import Facts
+
+_OF_DETECTION = {
+    "launcher": Option(
+        "Look at nodes through mpirun, slurm or ssh, and start one small all_reduce there with NCCL's log on; local "
+        "and torchrun do so on this machine. Default: slurm in an allocation, else this machine without the all_reduce."
+    ),
+    "nodes": Option("Nodes to look at.", least=1),
+    "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
+    "hosts": Option("Nodes to look at by name, comma-separated.", comma=True),
+    "nccl_version": Option("NCCL version of the jobs, if no log shows it."),
+    "benchmark": Option("What runs the all_reduce: nccl_tests or torch_collectives; default: what fits."),
+}
+"""Help of the options, where it differs from that for trials."""
+
+
+@spread
+def detect(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="More files for --from, so that a pattern of the shell works.")
+    ] = None,
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Saved output, recognised by content: `nvidia-smi topo -m`, `nvidia-smi -q -x`, `ibstat`, rows of "
+            "/sys/class/infiniband, NCCL's log of a start; or a folder of such. This machine is then not looked at.",
+        ),
+    ] = None,
+    *,
+    name: Annotated[str, typer.Option(help="Name of the cluster; default: made of its GPUs.")] = "",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Give a field of the cluster, for what cannot be seen; repeatable. Bandwidths are in GB/s, or with a "
+            "unit: --set nic_gbps='400 Gb/s'.",
+        ),
+    ] = None,
+    target: Annotated[
+        Target,
+        Fields("launcher nodes gpus_per_node hosts hostfile nccl_version benchmark nccl_tests python", _OF_DETECTION),
+    ],
+    replace: ReplaceCluster = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file; store nothing.")] = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a cluster from what its nodes show, and store it for --cluster.
+
+    Every field is shown with its source. What cannot be seen is requested at once, as --set options.
+    """
+    from ncclt.health.detect.detection import detect as detected
+
+    given = _given(set_ or [])
+    paths = [*(from_ or []), *(files or [])]
+    nodes, missing = _facts(paths, target)
+    found = detected(nodes, given, name=name.strip())
+    if as_json:
+        print_json({**found.to_document(), "not_seen": list(missing)})
+    elif not dry_run:
+        print_table(("field", "value", "seen in"), [(s.field, _shown(s.value), s.source) for s in found.found.values()])
+    for line in (*missing, *found.notes):
+        say(f"ncclt: note: {line}")
+    cluster = found.cluster(_command(paths, target, found.name, given, storage))
+    if dry_run:
+        if not as_json:
+            sys.stdout.write(found.toml(cluster))
+        return
+    _store(found, cluster, nodes, storage, replace=replace)
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _given(texts: list[str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for text in texts:
+        field, equals, value = text.partition("=")
+        if not equals or not field.strip():
+            raise UsageError(f"--set {text!r} is not FIELD=VALUE", hint="for example --set nic_gbps='400 Gb/s'")
+        given[field.strip()] = value.strip()
+    return given
+
+
+def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
+    """Return the facts of files, of this machine, or of nodes, and what is missing."""
+    from dataclasses import replace as changed
+
+    from ncclt.core.nccl_version import NcclVersion
+
+    version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
+    if paths:
+        if target.launcher:
+            raise UsageError("--from reads files, --launcher looks at nodes", hint="give one of them")
+        from ncclt.health.doctor.files import facts_of_files
+
+        facts = facts_of_files(paths)
+        return (changed(facts, version=version),), facts.missing
+    from ncclt.health.detect.nodes import look
+
+    nodes, missing = look(target.resolved(os.environ, drill=True), os.environ)
+    return tuple(changed(facts, version=version) for facts in nodes), missing
+
+
+def _command(paths: list[Path], target: Target, name: str, given: dict[str, str], storage: str | None) -> str:
+    """Return this command, to be repeated with more fields."""
+    words = ["ncclt", "cluster", "detect"]
+    for path in paths:
+        words += ["--from", str(path)]
+    for option in ("launcher", "nodes", "gpus_per_node", "hostfile", "nccl_version", "benchmark", "nccl_tests"):
+        if value := getattr(target, option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    if target.hosts:
+        words += ["--hosts", ",".join(target.hosts)]
+    words += ["--name", name]
+    for field, value in given.items():
+        words += ["--set", f"{field}={value}"]
+    return shlex.join(words) + storage_option(storage, "")
+
+
+def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, replace: bool) -> None:
+    from ncclt.health.doctor import diagnose
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        store.add_cluster(cluster, replace=replace)
+        say(f"ncclt: stored cluster {cluster.name} in {store.shown}")
+        option = storage_option(storage, store.shown)
+    named = shlex.quote(cluster.name)
+    if any(diagnose(facts).blocking for facts in nodes):
+        say("ncclt: something is broken there; `ncclt doctor` on the same sources names it. Repair it first")
+    say(f"next: ncclt tune --model bert --cluster {named}{option} --dry-run")

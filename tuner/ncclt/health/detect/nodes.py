@@ -1,0 +1,168 @@
+"""Look at nodes: at this machine, or through a launcher with one small shell script on each."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ncclt.core.message import Collective
+from ncclt.errors import InputError, UsageError
+from ncclt.health.doctor.adapters import parse_adapters
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.gpu_report import parse_gpu_report
+from ncclt.health.doctor.machine import cpu_vendor
+from ncclt.health.doctor.matrix import parse_matrix
+from ncclt.health.doctor.service import examine_here, job_of_unknown_gpus, start_log
+from ncclt.launch.launcher import Launcher
+from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+from ncclt.measure.redact import without_secrets
+from ncclt.measure.target import SHARES_FILES, Target
+from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
+from ncclt.nccl.log.facts import LogFacts
+
+_TIMEOUT_S = 120.0
+_PARTS = {
+    "matrix": "nvidia-smi topo -m",
+    "report": "nvidia-smi -q -x",
+    "adapters": "grep -r . /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/rate "
+    "/sys/class/infiniband/*/ports/*/link_layer",
+    "slingshot": "[ -d /sys/class/cxi ] && grep . /sys/class/net/hsn*/speed /dev/null",
+    "ibstat": "[ -d /sys/class/infiniband ] || ibstat",
+    "cpu": "head -c 4096 /proc/cpuinfo",
+    "driver": f"cat {DRIVER_FILE}",
+    "peer_memory": "ls -d /sys/module/nvidia_peermem",
+}
+"""Part -> the command that prints it; one that fails prints nothing on stdout."""
+
+_MARK = "ncclt-part "
+_NODE = "ncclt-node"
+_LINE = re.compile(rf"{_NODE} ([\w.-]{{1,255}}) ([A-Za-z0-9+/=]+)")
+_MOST_BYTES = 64 * 1024 * 1024
+
+SCRIPT = (
+    "{ "
+    + "; ".join(f"echo '{_MARK}{part}'; {command} 2>/dev/null" for part, command in _PARTS.items())
+    # Short lines: launchers pass them on whole, and lines of several nodes may alternate.
+    + f'; }} | gzip -c | base64 -w 512 | sed "s/^/{_NODE} $(uname -n) /"'
+)
+"""What runs on each node. Its output is packed, because launchers prefix, cut and mix lines."""
+
+
+def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
+    """Return the facts of each node, and what could not be found out, one sentence each.
+
+    Args:
+        target: resolved. Without a launcher that reaches nodes this machine is looked at; a launcher that was asked for
+            also starts one small all_reduce, because NCCL's log shows its version, its network and GPUDirect.
+        environ: the process environment.
+
+    Raises:
+        UsageError: the launcher cannot be used for this.
+    """
+    if target.launcher == "kubernetes":
+        raise UsageError(
+            "--launcher kubernetes: nodes are not asked, since that takes pods and an image of your own",
+            hint="run `ncclt cluster detect` in a pod with all GPUs of a node, or give saved outputs by --from",
+        )
+    if not target.is_launched or target.launcher in SHARES_FILES:
+        facts = examine_here(environ).facts
+        nodes, missing = [replace(facts, missing=())], facts.missing
+    else:
+        shape = job_of_unknown_gpus(nodes=target.nodes or len(target.hosts) or 1, gpus_per_node=1)
+        found, missing = ask_nodes(launcher_of(shape, target, target.hosts[: shape.nodes], environ=environ))
+        nodes = list(found.values())
+    if target.is_launched and target.reason == "as asked":
+        log, problems = _log_of_start(nodes, target, environ)
+        nodes.append(Facts(log=log))
+        missing = (*missing, *problems)
+    return tuple(nodes), missing
+
+
+def _log_of_start(
+    nodes: Sequence[Facts], target: Target, environ: Mapping[str, str]
+) -> tuple[LogFacts, tuple[str, ...]]:
+    gpus = target.gpus_per_node or min((len(m.gpus) for facts in nodes for m in facts.matrices), default=0)
+    if not gpus:
+        return LogFacts(), ("NCCL was not started, since no node shows GPUs",)
+    job = job_of_unknown_gpus(nodes=target.nodes or len(target.hosts) or 1, gpus_per_node=gpus)
+    kept = replace(target, keep_env=True)
+    try:
+        starter = launcher_of(job, kept, kept.hosts[: job.nodes], environ=environ)
+        benchmark, _ = benchmark_of(job, kept, starter, frozenset({Collective.ALL_REDUCE}))
+    except UsageError as error:
+        return LogFacts(), (f"NCCL was not started: {error.message}",)
+    return start_log(starter, benchmark, job)
+
+
+def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
+    """Return the facts of each node by its name, and what went wrong, one sentence each.
+
+    Args:
+        launcher: of one process per node.
+    """
+    result = launcher.run(launcher.plan(("sh", "-c", SCRIPT), variables={}, timeout_s=_TIMEOUT_S))
+    if result.killed:
+        raise KeyboardInterrupt
+    missing = []
+    if result.failure or result.timed_out or result.exit_code != 0:
+        said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[-1:]
+        why = result.failure or ("no answer in time" if result.timed_out else f"exit code {result.exit_code}")
+        missing.append(f"asking the nodes by {launcher.name} failed: {without_secrets('; '.join([why, *said]))}")
+    packed: dict[str, list[str]] = defaultdict(list)
+    for host, piece in _LINE.findall(result.stdout):
+        packed[host].append(piece)
+    nodes = {}
+    for host, pieces in packed.items():
+        try:
+            text = _unpacked("".join(pieces))
+        except (ValueError, EOFError, OSError, zlib.error):
+            missing.append(f"the answer of {host} is damaged")
+            continue
+        nodes[host], problems = facts_of_text(host, text)
+        missing += problems
+    return nodes, tuple(missing)
+
+
+def _unpacked(text: str) -> str:
+    with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(text, validate=True))) as stream:
+        return stream.read(_MOST_BYTES).decode(errors="replace")
+
+
+def facts_of_text(host: str, text: str) -> tuple[Facts, list[str]]:
+    """Return the facts in one node's answer, and what it lacks, one sentence each."""
+    parts: dict[str, list[str]] = defaultdict(list)
+    part = ""
+    for line in text.splitlines():
+        if line.startswith(_MARK) and line.removeprefix(_MARK) in _PARTS:
+            part = line.removeprefix(_MARK)
+        else:
+            parts[part].append(line)
+    matrices, reports, missing = [], [], []
+    try:
+        matrices.append(parse_matrix(parts["matrix"], f"{host}: {_PARTS['matrix']}"))
+    except InputError as error:
+        missing.append(error.message)
+    try:
+        stream = io.BytesIO("\n".join(parts["report"]).encode())
+        reports.append(parse_gpu_report(stream, f"{host}: {_PARTS['report']}"))
+    except InputError as error:
+        missing.append(error.message)
+    adapters = parse_adapters(
+        (*parts["adapters"], *parts["slingshot"], *parts["ibstat"]),
+        f"{host}: {'ibstat' if parts['ibstat'] else '/sys'}",
+    )
+    facts = Facts(
+        matrices=tuple(matrices),
+        gpu_reports=tuple(reports),
+        adapters=adapters,
+        cpu=cpu_vendor("\n".join(parts["cpu"])),
+        driver=next(iter(drivers_in("\n".join(parts["driver"]))), ""),
+        peer_memory=bool(parts["peer_memory"]),
+    )
+    return facts, missing
