@@ -135,12 +135,38 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help of every command, as a manual for `less` and `grep`."""
+    if not wanted:
+        return
+    group: Any = ctx.command
+    sys.stdout.write(group.get_help(ctx) + "\n")
+    for name in COMMANDS:
+        if name in _PLAIN:
+            sys.stdout.write(_parser_of(name).format_help() + "\n")
+            continue
+        command = group.get_command(ctx, name)
+        below = getattr(command, "commands", {})
+        for words, one in [(name, command), *((f"{name} {word}", below[word]) for word in sorted(below))]:
+            # The framework prints it; where it does not, it returns it.
+            sys.stdout.write(one.get_help(typer.Context(one, info_name=f"ncclt {words}")) + "\n")
+            sys.stdout.flush()
+    raise typer.Exit
+
+
+def _parser_of(name: str) -> Any:
+    return importlib.import_module({"env": "ncclt.cli.env", "run": "ncclt.cli.run_options"}[name]).parser()
+
+
 @app.callback()
 def root(
     ctx: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show the help of every command.")
     ] = False,
 ) -> None:
     """Find, prove and serve the NCCL configuration that moves one training workload fastest on one cluster.

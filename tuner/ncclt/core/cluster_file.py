@@ -100,13 +100,8 @@ def cluster_toml(cluster: Cluster, origins: dict[str, str] | None = None) -> str
     lines = []
     for name, value in cluster.to_document().items():
         lines += [f"# {line}" for line in textwrap.wrap((origins or {}).get(name, ""), 110)]
-        if name in BANDWIDTHS:
-            text, unit = (
-                _text(f"{value!r} GB/s".replace(".0 ", " ")),
-                f", {value * 8:g} Gb/s" if name == "nic_gbps" else "",
-            )
-        else:
-            text, unit = _text(value), ""
+        text = _text(f"{value!r} GB/s".replace(".0 ", " ") if name in BANDWIDTHS else value)
+        unit = f", {value * 8:g} Gb/s" if name == "nic_gbps" else ""
         comment = f"  # {_MEANT[name]}{unit}" if name in _MEANT else ""
         lines.append(f"{name} = {text}{comment}")
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ncclt.core.recommendation import Recommendation, Request, select
 from ncclt.errors import MissingDependencyError
@@ -14,9 +14,8 @@ from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published
 
 if TYPE_CHECKING:
-    from ncclt.store.catalogue import CatalogueEntry
     from ncclt.store.migrate import Migration
-    from ncclt.store.shipped import profiles_folder
+    from ncclt.store.shipped import CatalogueEntry, profiles_folder
     from ncclt.store.store import Store
     from ncclt.store.summaries import StudyPage, StudySummary
 
@@ -35,9 +34,9 @@ __all__ = [
     "published",
 ]
 
-# Imported on first use: all but the last need SQLAlchemy, and the last would slow down the start of `ncclt env`, too.
+# Imported on first use: most need SQLAlchemy, and the others would slow down the start of `ncclt env`, too.
 _LATER = {
-    "CatalogueEntry": "ncclt.store.catalogue",
+    "CatalogueEntry": "ncclt.store.shipped",
     "Migration": "ncclt.store.migrate",
     "Store": "ncclt.store.store",
     "StudyPage": "ncclt.store.summaries",
@@ -69,7 +68,12 @@ def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Stor
         store.close()
     if not location.is_default and not (would_be_made and location.path is not None and not location.path.exists()):
         raise no_store(location)
-    return _open(Location(url="sqlite://", path=Path(":memory:")), migrate=True)
+    try:
+        return _open(Location(url="sqlite://", path=Path(":memory:")), migrate=True)
+    except MissingDependencyError as error:
+        from ncclt.store.shipped import ShippedOnly
+
+        return cast("Store", ShippedOnly(error))
 
 
 def open_store(

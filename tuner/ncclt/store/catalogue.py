@@ -14,23 +14,10 @@ from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
+from ncclt.store.shipped import CatalogueEntry
 from ncclt.store.tables import clusters, workloads
 
-Item = TypeVar("Item")
 Entry = TypeVar("Entry", Workload, Cluster)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry(Generic[Item]):
-    """A workload or cluster that can be named.
-
-    Attributes:
-        item: the workload or cluster.
-        shipped: it came with ncclt and cannot be replaced.
-    """
-
-    item: Item
-    shipped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
-from ncclt.errors import InputError, NccltError, reason
+from ncclt.errors import InputError, MissingDependencyError, NccltError, NotFoundError, reason
+from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
 
 
 class Named(Protocol):
@@ -23,6 +25,66 @@ class Named(Protocol):
 
 
 Entry = TypeVar("Entry", bound=Named)
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry(Generic[Item]):
+    """A workload or cluster that can be named.
+
+    Attributes:
+        item: the workload or cluster.
+        shipped: it came with ncclt and cannot be replaced.
+    """
+
+    item: Item
+    shipped: bool
+
+
+class ShippedOnly:
+    """What can be read of a store that does not exist yet where SQLAlchemy is not installed: what is shipped.
+
+    Args:
+        lacks: raised for everything else.
+    """
+
+    def __init__(self, lacks: MissingDependencyError) -> None:
+        self._lacks = lacks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._lacks
+
+    def workloads(self) -> tuple[CatalogueEntry[Workload], ...]:
+        """Return every workload by name."""
+        return _entries(shipped_workloads(profiles_folder()))
+
+    def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
+        """Return every cluster by name."""
+        return _entries(shipped_clusters(profiles_folder()))
+
+    def workload(self, name: str) -> Workload:
+        """Return a workload; NotFoundError for an unknown name."""
+        return _entry("workload", shipped_workloads(profiles_folder()), name, WORKLOAD_LIST)
+
+    def cluster(self, name: str) -> Cluster:
+        """Return a cluster; NotFoundError for an unknown name."""
+        return _entry("cluster", shipped_clusters(profiles_folder()), name, CLUSTER_LIST)
+
+
+def _entries(shipped: Mapping[str, Item]) -> tuple[CatalogueEntry[Item], ...]:
+    return tuple(CatalogueEntry(item=shipped[name], shipped=True) for name in sorted(shipped))
+
+
+def _entry(kind: str, shipped: Mapping[str, Item], name: str, command: str) -> Item:
+    if name not in shipped:
+        raise NotFoundError(f"there is no {kind} {name!r}", hint=close_names(name, shipped, command=command))
+    return shipped[name]
 
 
 def profiles_folder() -> Path:

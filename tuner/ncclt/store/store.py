@@ -16,7 +16,7 @@ from ncclt.core.study import Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
 from ncclt.store import recommendations, studies, summaries, trials
-from ncclt.store.catalogue import CLUSTERS, WORKLOADS, CatalogueEntry
+from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import Leases, close_claim
@@ -26,7 +26,7 @@ from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
 from ncclt.store.records import Records, with_staleness
-from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
+from ncclt.store.shipped import CatalogueEntry, profiles_folder, shipped_clusters, shipped_workloads
 from ncclt.store.summaries import StudyPage
 
 Answer = TypeVar("Answer")

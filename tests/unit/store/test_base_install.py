@@ -1,0 +1,63 @@
+"""The base installation alone: without SQLAlchemy, numpy, Optuna and PyTorch what is shipped can be read."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ncclt.store import open_to_read
+
+ABSENT = ("sqlalchemy", "alembic", "numpy", "scipy", "optuna", "torch", "fastapi")
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Return a caller of the command line of an installation without any extra."""
+
+    def run(*words):
+        code = f"import sys; sys.modules.update(dict.fromkeys({ABSENT})); from ncclt.cli import main; main()"
+        environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environ)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--help",), "cluster"),
+        (("env", "--help"), "--cluster"),
+        (("profile", "list"), "bert"),
+        (("profile", "show", "bert"), "all_reduce"),
+        (("cluster", "list"), "leonardo"),
+        (("cluster", "show", "dgx-h100", "--toml"), 'nic_gbps = "50 GB/s"'),
+    ],
+)
+def test_what_is_shipped_can_be_read(base, words, said):
+    done = base(*words)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said in done.stdout
+
+
+def test_an_unknown_name_has_the_usual_hint(base):
+    done = base("cluster", "show", "leonard")
+
+    assert done.returncode == 3
+    assert "did you mean leonardo?" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("studies", "list"), ("cluster", "list", "--storage", "postgresql://u@h/d")])
+def test_what_needs_a_store_says_what_to_install(base, words):
+    done = base(*words)
+
+    assert done.returncode == 1
+    assert "pip install 'ncclt[store]'" in done.stderr
+
+
+def test_both_ways_read_the_same(base):
+    with open_to_read() as store:
+        names = [entry.item.name for entry in store.clusters() if entry.shipped]
+    listed = base("cluster", "list").stdout
+
+    assert [name for name in names if name not in listed] == []
