@@ -1,0 +1,54 @@
+"""Shell completion, in the shells themselves: the script that `ncclt --show-completion` prints is loaded and asked."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ASK = {
+    "bash": """
+        COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _ncclt_completion ncclt; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """,
+    # What completion hands to zsh's own _arguments is printed in its place.
+    "zsh": "words=({words}); CURRENT=${{#words}}; _arguments() {{ print -rl -- $@ }}; _ncclt_completion",
+    "fish": "complete --do-complete '{words}'",
+}
+LOAD = {"bash": "source {script}", "zsh": "compdef() {{ }}; source {script}", "fish": "source {script}"}
+OPTIONS = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """The environment of a user whose `ncclt` is on the PATH."""
+    program = tmp_path / "bin" / "ncclt"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom ncclt.cli import main\nmain()\n")
+    program.chmod(0o755)
+    return {
+        "HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ASK)
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("ncclt clus", "cluster"), ("ncclt cluster det", "detect"), ("ncclt cluster show --to", "--toml")],
+)
+def test_the_shell_completes(shell, words, offered, environ, tmp_path):
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "completion"
+    asked = ["ncclt", "--show-completion", shell]
+    shown = subprocess.run(asked, env=environ, capture_output=True, text=True, check=True)
+    script.write_text(shown.stdout)
+    text = f"{LOAD[shell].format(script=script)}\n{ASK[shell].format(words=words)}"
+    done = subprocess.run([program, *OPTIONS[shell], "-c", text], env=environ, capture_output=True, text=True)
+
+    assert done.stderr == ""
+    assert offered in done.stdout
+    assert "estimate" not in done.stdout
