@@ -114,6 +114,13 @@ class WorkloadMessage(MessageDocument):
     recorded_us: float | None = None
 
 
+class TimedCallDocument(MessageDocument):
+    """A call of the median step."""
+
+    start_us: float = Field(description="after the first call of the step")
+    duration_us: float
+
+
 class ProvenanceDocument(AnswerModel):
     """Where a workload came from."""
 
@@ -140,6 +147,8 @@ class WorkloadDocument(AnswerModel):
     messages: list[WorkloadMessage]
     step_time_us: float | None = None
     exposed_us: float | None = None
+    copied_us: float | None = Field(default=None, description="copies within the GPU, per step")
+    timeline: list[TimedCallDocument] = Field(default=[], description="the calls of the median step of one rank")
 
 
 class CatalogueWorkload(WorkloadDocument):

@@ -39,6 +39,23 @@ class MessageCalls(Documented):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCall(Documented):
+    """One call of one recorded step, on the GPU's own time line.
+
+    Attributes:
+        message: what is sent.
+        start_us: when its kernel started, µs after the first of the step.
+        duration_us: how long the kernel ran, µs; waiting for other ranks counts.
+    """
+
+    SHAPE: ClassVar = Shape(inlined=("message",))
+
+    message: Message
+    start_us: float
+    duration_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Documented):
     """Where a workload came from, so that it can be judged and repeated.
 
@@ -75,11 +92,13 @@ class Workload(Documented):
         messages: one entry per distinct message, largest share of bytes first.
         step_time_us: mean step time in the recording, µs, where the source has it.
         exposed_us: communication not hidden behind compute, µs per step, where the source has it.
+        copied_us: copies within the GPU, µs per step, where the source has them.
+        timeline: the calls of the median step of one rank in order of time, where the source has it.
     """
 
     SHAPE: ClassVar = Shape(
         name="a workload document", hint="see profiles/workload.schema.json for the fields", schema=1,
-        omitted=("step_time_us", "exposed_us"),
+        omitted=("step_time_us", "exposed_us", "copied_us", "timeline"),
     )  # fmt: skip
 
     name: str
@@ -87,6 +106,8 @@ class Workload(Documented):
     messages: tuple[MessageCalls, ...]
     step_time_us: float | None = None
     exposed_us: float | None = None
+    copied_us: float | None = None
+    timeline: tuple[TimedCall, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime
 from typing import Protocol, TypeVar
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import MessageCalls, Provenance, TimedCall, Workload
 
 
 class _Half(Protocol):
@@ -44,6 +44,8 @@ def workload_of(
     times_us: Mapping[Message, float] | None = None,
     step_time_us: float | None = None,
     exposed_us: float | None = None,
+    copied_us: float | None = None,
+    timeline: tuple[TimedCall, ...] = (),
 ) -> Workload:
     """Return the workload of counted messages.
 
@@ -52,7 +54,7 @@ def workload_of(
         calls_per_step: the messages.
         origin: where they come from.
         times_us: mean duration of a call, µs, of messages that have one.
-        step_time_us, exposed_us: see `Workload`.
+        step_time_us, exposed_us, copied_us, timeline: see `Workload`.
     """
     times = times_us or {}
     return Workload(
@@ -64,6 +66,8 @@ def workload_of(
         provenance=origin,
         step_time_us=step_time_us,
         exposed_us=exposed_us,
+        copied_us=copied_us,
+        timeline=timeline,
     )
 
 

@@ -127,3 +127,18 @@ def test_resnet_on_two_gpus_exposes_most_of_its_communication(shared_data):
 def test_gloo_on_cpus_is_not_known(shared_data):
     timeline, steps = _read(shared_data / "traces" / "generated" / "kineto_gloo_torch2.8_rank0.json.gz")
     assert timeline.exposure(steps) == RankExposure(note=NO_KERNELS)
+
+
+def test_copies_within_the_gpu_count_per_step():
+    timeline = _timeline((NCCL, 10, 20), (GEMM, 15, 5))
+    timeline.add_copy(30, 8)
+    timeline.add_copy(34, 8)
+    timeline.add_copy(500, 8)
+    assert timeline.exposure([(1, (0.0, 50.0)), (2, (50.0, 100.0))]).copied_us == 6.0
+    assert timeline.exposure([]).copied_us is None
+
+
+def test_copies_alone_are_no_kernels():
+    timeline = KernelTimeline()
+    timeline.add_copy(0, 5)
+    assert timeline.exposure([]).note == NO_KERNELS

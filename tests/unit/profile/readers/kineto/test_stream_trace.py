@@ -17,9 +17,11 @@ from ncclt.profile.reading import without_answered_receives
 _NAMES = st.sampled_from(
     ["record_param_comms", "record_param_comms ", "nccl:all_reduce", "gloo:x", "xccl:send 0->1", "ucc", "c10d::barrier",
      "c10d::_allgather_base_", "ncclDevKernel_AllReduce", "ncclSymkDevKernel", "NCCLKernel", "ProfilerStep#7",
-     "ProfilerStep#", "aten::mm", "::{lambda()#1}", "a},\n  {b", "é"]
+     "ProfilerStep#", "aten::mm", "Memcpy DtoD (Device -> Device)", "::{lambda()#1}", "a},\n  {b", "é"]
 )  # fmt: skip
-_CATEGORIES = st.sampled_from(["cpu_op", "user_annotation", "Operator", "kernel", "Kernel", "cuda_runtime", "ac2g", 7])
+_CATEGORIES = st.sampled_from(
+    ["cpu_op", "user_annotation", "Operator", "kernel", "Kernel", "gpu_memcpy", "cuda_runtime", "ac2g", 7]
+)
 _ROWS = st.fixed_dictionaries(
     {"ph": st.sampled_from(["X", "X", "X", "f", None]), "cat": _CATEGORIES, "name": _NAMES | st.none()},
     optional={
@@ -64,11 +66,12 @@ def _full(document):
     for row in rows:
         picker.take(row)
     trace = picker.trace(parsed, document.label)
-    for row in rows:
-        if row and row.get("ph") == "X" and row.get("cat") in ("kernel", "Kernel"):
-            trace.timeline.add_kernel(
-                str(row["name"]), *(number(row.get(k)) for k in ("ts", "dur")), str(row.get("pid"))
-            )
+    for row in (one for one in rows if one and one.get("ph") == "X"):
+        name, times = str(row["name"]), [number(row.get(k)) for k in ("ts", "dur")]
+        if row.get("cat") in ("kernel", "Kernel"):
+            trace.timeline.add_kernel(name, *times, str(row.get("pid")))
+        elif row.get("cat") == "gpu_memcpy" and name.startswith("Memcpy DtoD"):
+            trace.timeline.add_copy(*times, str(row.get("pid")))
     return trace, rows
 
 

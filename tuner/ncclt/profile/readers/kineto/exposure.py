@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ncclt.profile.views.exposure import Exposure, Interval, exposure
+from ncclt.profile.views.exposure import Exposure, Interval, exposure, merged, overlaps
 
 # NCCL and RCCL name all their kernels so (profiling.md, d); symmetric-memory kernels are ncclSym(k)DevKernel_*.
 _COMMUNICATION = re.compile(r"nccl\w*Kernel|ncclSym", re.IGNORECASE)
@@ -29,11 +29,13 @@ class RankExposure:
     Attributes:
         communication_us: time in which it communicated, µs per step; None where not known.
         exposed_us: the part of it without compute beside it, µs per step; None where not known.
+        copied_us: copies within the GPU, µs per step; None where not known.
         note: what is missing or was assumed, empty where there is nothing to say.
     """
 
     communication_us: float | None = None
     exposed_us: float | None = None
+    copied_us: float | None = None
     note: str = ""
 
 
@@ -43,6 +45,7 @@ class _Device:
 
     communication: array[float] = field(default_factory=lambda: array("d"))
     compute: array[float] = field(default_factory=lambda: array("d"))
+    copies: array[float] = field(default_factory=lambda: array("d"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,13 +63,19 @@ class KernelTimeline:
             start_us, duration_us: on the trace's clock; what is not finite or not above 0 long is ignored.
             device: distinguishes the GPUs of one process (`pid` of the event).
         """
+        kind = "communication" if _COMMUNICATION.match(name) else "compute"
+        self._add(kind, start_us, duration_us, device)
+
+    def add_copy(self, start_us: float, duration_us: float, device: str = "") -> None:
+        """Note a copy from a GPU's memory to the same memory; arguments as in `add_kernel`."""
+        self._add("copies", start_us, duration_us, device)
+
+    def _add(self, kind: str, start_us: float, duration_us: float, device: str) -> None:
         end_us = start_us + duration_us
-        if not (duration_us > 0 and math.isfinite(start_us) and math.isfinite(end_us)):
-            return
-        found = self._devices.setdefault(device, _Device())
-        kind = found.communication if _COMMUNICATION.match(name) else found.compute
-        kind.append(start_us)
-        kind.append(end_us)
+        if duration_us > 0 and math.isfinite(start_us) and math.isfinite(end_us):
+            times: array[float] = getattr(self._devices.setdefault(device, _Device()), kind)
+            times.append(start_us)
+            times.append(end_us)
 
     def add_gpu_step(self, number: int, start_us: float, duration_us: float) -> None:
         """Note a `ProfilerStep#` range on the GPU's own time line (category `gpu_user_annotation`)."""
@@ -84,7 +93,7 @@ class KernelTimeline:
                 the CPU, by which the last step would lose its tail. A range there holds what the thread of the step
                 launched, which is not the backward pass: one that holds less communication than the CPU's is not used.
         """
-        if not self._devices:
+        if not any(device.communication or device.compute for device in self._devices.values()):
             return RankExposure(note=NO_KERNELS)
         found, note = self._least([interval for _, interval in steps]), _BY_CPU_STEPS if steps else ""
         if steps and all(number in self._steps for number, _ in steps):
@@ -97,8 +106,15 @@ class KernelTimeline:
         return RankExposure(
             communication_us=found.communication_us / max(1, len(steps)),
             exposed_us=found.exposed_us / max(1, len(steps)),
+            copied_us=self._copied_us([interval for _, interval in steps]),
             note=note,
         )
+
+    def _copied_us(self, windows: Sequence[Interval]) -> float | None:
+        """Return the copies of the busiest GPU per window, µs; None without windows, or where none was recorded."""
+        inside = [overlaps(merged(_pairs(device.copies)), merged(windows)) for device in self._devices.values()]
+        longest_us = max(sum(end - start for start, end in one) for one in inside)
+        return longest_us / len(windows) if windows and longest_us else None
 
     def _least(self, windows: Sequence[Interval]) -> Exposure | None:
         """Return the least exposed GPU's communication within windows; None where none sends that also computes."""

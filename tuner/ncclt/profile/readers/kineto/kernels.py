@@ -8,9 +8,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ncclt.core.message import Message
+from ncclt.core.workload import TimedCall
 from ncclt.profile.readers.kineto.calls import Call
 from ncclt.profile.readers.kineto.metadata import has_metadata
+from ncclt.profile.readers.kineto.steps import KinetoSteps
 from ncclt.profile.readers.kineto.trace import Event, RankTrace
+
+_MOST_CALLS = 1000
+"""Far above DDP and FSDP; a step with more would make its document large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +24,14 @@ class KernelTimes:
 
     Attributes:
         mean_us: message -> mean duration of its kernels, µs.
+        runs: kernels that belong to a call, in order of time, with its message and when the CPU made it.
         without_metadata: kernels without collective metadata of their own.
         unmatched: kernels that belong to no call of the file.
         total: all NCCL kernels.
     """
 
     mean_us: Mapping[Message, float]
+    runs: tuple[tuple[float, Message, Event], ...]
     without_metadata: int
     unmatched: int
     total: int
@@ -43,37 +50,56 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
     Raises:
         TraceError: from `find_launches`.
     """
-    by_id = {call.event.external_id: call.message for call in calls if call.event.external_id is not None}
+    by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
     # Without metadata the field "External id" repeats the correlation, a number of its own series.
     shared = (kernel.external_id if has_metadata(kernel) else None for kernel in trace.kernels)
     told = [by_id.get(number) if number is not None else None for number in shared]
     untold = zip(trace.kernels, told, strict=True)
-    launches = find_launches({k.correlation for k, message in untold if not message and k.correlation is not None})
+    launches = find_launches({k.correlation for k, call in untold if not call and k.correlation is not None})
     by_thread: dict[str, list[Call]] = defaultdict(list)
     for call in sorted(calls, key=lambda c: c.event.start_us):
         by_thread[call.event.thread].append(call)
     durations: dict[Message, list[float]] = defaultdict(list)
+    runs: list[tuple[float, Message, Event]] = []
     unmatched = 0
     for kernel, known in zip(trace.kernels, told, strict=True):
         launch = launches.get(kernel.correlation) if kernel.correlation is not None else None
-        message = known or _launched_in(launch, by_thread)
-        if message is None:
+        made = known or _launched_in(launch, by_thread)
+        if made is None:
             unmatched += 1
         else:
-            durations[message].append(kernel.duration_us)
+            durations[made.message].append(kernel.duration_us)
+            runs.append((made.event.start_us, made.message, kernel))
     return KernelTimes(
         mean_us={message: sum(found) / len(found) for message, found in durations.items()},
+        runs=tuple(runs),
         without_metadata=sum(not has_metadata(kernel) for kernel in trace.kernels),
         unmatched=unmatched,
         total=len(trace.kernels),
     )
 
 
-def _launched_in(launch: Event | None, by_thread: Mapping[str, Sequence[Call]]) -> Message | None:
-    """Return the message of the latest call that had begun, and not ended, when the launch was made."""
+def step_timeline(times: KernelTimes, steps: KinetoSteps) -> tuple[TimedCall, ...]:
+    """Return the calls of the step of median length, in order of time; none without marked steps or where too many."""
+    if not steps.ranges:
+        return ()
+    ordered = sorted(steps.ranges, key=lambda step: step[1][1] - step[1][0])
+    begin_us, end_us = ordered[len(ordered) // 2][1]
+    inside = [(message, kernel) for made_us, message, kernel in times.runs if begin_us <= made_us <= end_us]
+    if not 0 < len(inside) <= _MOST_CALLS:
+        return ()
+    first_us = inside[0][1].start_us
+    return tuple(
+        TimedCall(message=message, start_us=round(kernel.start_us - first_us, 3), duration_us=kernel.duration_us)
+        for message, kernel in inside
+    )
+
+
+def _launched_in(launch: Event | None, by_thread: Mapping[str, Sequence[Call]]) -> Call | None:
+    """Return the latest call that had begun, and not ended, when the launch was made."""
     candidates = by_thread.get(launch.thread, ()) if launch is not None else ()
     if launch is None or not candidates:
         return None
     before = bisect_right(candidates, launch.start_us, key=lambda call: call.event.start_us)
     call = candidates[before - 1] if before else None
-    return call.message if call is not None and launch.start_us <= call.event.end_us else None
+    return call if call is not None and launch.start_us <= call.event.end_us else None

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ncclt.core.workload import Workload
+from ncclt.core.workload import TimedCall, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.documents import Document, any_head, unmarked
 from ncclt.profile.readers.kineto.calls import CallBook
 from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed
-from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times
+from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times, step_timeline
 from ncclt.profile.readers.kineto.metadata import calls_from_metadata, is_sized_collective, torch_version_hint
 from ncclt.profile.readers.kineto.shapes import calls_from_shapes
 from ncclt.profile.readers.kineto.steps import calls_in_steps
@@ -56,6 +56,8 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     ranks.sort(key=lambda rank: rank_order(rank.reading))
     readings = [rank.reading for rank in ranks]
     step_times = [time_us for rank in ranks for time_us in rank.step_times_us]
+    # The rank that waits least shows best what the transfer itself takes.
+    least = min(ranks, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
     return workload_of(
         name,
         calls_per_step(readings),
@@ -63,6 +65,8 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         times_us=smallest(reading.mean_us for reading in readings),
         step_time_us=sum(step_times) / len(step_times) if step_times else None,
         exposed_us=least_exposed(rank.exposure for rank in ranks)[0],
+        copied_us=least.exposure.copied_us,
+        timeline=least.timeline,
     )
 
 
@@ -74,6 +78,7 @@ class _RankTrace:
     step_times_us: tuple[float, ...]
     times: KernelTimes
     exposure: RankExposure
+    timeline: tuple[TimedCall, ...]
     events_seen: int
 
 
@@ -112,6 +117,7 @@ def _read_rank(document: Document) -> _RankTrace:
         step_times_us=steps.step_times_us,
         times=times,
         exposure=exposure,
+        timeline=step_timeline(times, steps),
         events_seen=len(trace.comms) + len(trace.operators) + len(trace.annotations),
     )
 

@@ -12,6 +12,8 @@ from ncclt.profile.readers.kineto.job import number
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII
 
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
+_COPIES = "gpu_memcpy"
+_WITHIN_GPU = "Memcpy DtoD"
 
 _SPACE = rb"[ \t\n\r]*+"
 _COLON = _SPACE + rb":" + _SPACE
@@ -20,7 +22,7 @@ _NUMBER = rb"(-?[0-9]++(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+)"
 # The order in which Kineto writes the fields (libkineto/src/output_json.cpp, 2022 to 2026). Where others follow the
 # category, the category alone is found.
 _KERNEL = re.compile(
-    rb'"cat"' + _COLON + rb'"[kK]ernel"'
+    rb'"cat"' + _COLON + rb'"([kK]ernel|gpu_memcpy)"'
     rb"(?:" + _COMMA + rb'"name"' + _COLON + rb'"([^"]*+)"'
     + _COMMA + rb'"pid"' + _COLON + rb"([0-9]++)"
     + _COMMA + rb'"tid"' + _COLON + rb"[0-9]++"
@@ -33,7 +35,7 @@ _WITHIN = 64
 
 
 def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list[Any]]) -> None:
-    """Add the kernels among some events to a timeline.
+    """Add the kernels, and the copies within the GPU, among some events to a timeline.
 
     Args:
         timeline: what they are added to.
@@ -44,22 +46,29 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
         TraceError: from `parse`.
     """
     found = list(_KERNEL.finditer(data))
-    plain = all(kernel[1] is not None and _is_complete(data, kernel.start()) for kernel in found)
+    plain = all(kernel[2] is not None and _is_complete(data, kernel.start()) for kernel in found)
     if plain and data.find(b"\\") >= 0:
         # A quote may be escaped and the name go on behind it; or the category hides behind a number.
-        plain = not any(b"\\" in kernel[1] for kernel in found) and not ESCAPED_ASCII.search(data)
+        plain = not any(b"\\" in kernel[2] for kernel in found) and not ESCAPED_ASCII.search(data)
     if plain:
         for kernel in found:
-            name, device, start_us, duration_us = kernel.groups()
-            timeline.add_kernel(
-                name.decode(errors="replace"), float(start_us), float(duration_us), sys.intern(device.decode())
-            )
+            category, name, device, start_us, duration_us = kernel.groups()
+            _note(
+                timeline, category.decode(), name.decode(errors="replace"), float(start_us), float(duration_us),
+                sys.intern(device.decode()),
+            )  # fmt: skip
         return
     for row in parse():
-        if isinstance(row, Mapping) and row.get("ph") == "X" and row.get("cat") in KERNEL_CATEGORIES:
-            timeline.add_kernel(
-                str(row.get("name")), number(row.get("ts")), number(row.get("dur")), str(row.get("pid"))
-            )
+        if isinstance(row, Mapping) and row.get("ph") == "X":
+            times = number(row.get("ts")), number(row.get("dur"))
+            _note(timeline, str(row.get("cat")), str(row.get("name")), *times, str(row.get("pid")))
+
+
+def _note(timeline: KernelTimeline, category: str, name: str, start_us: float, duration_us: float, device: str) -> None:
+    if category in KERNEL_CATEGORIES:
+        timeline.add_kernel(name, start_us, duration_us, device)
+    elif category == _COPIES and name.startswith(_WITHIN_GPU):
+        timeline.add_copy(start_us, duration_us, device)
 
 
 def _is_complete(data: bytes, category: int) -> bool:
