@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "profile": "ncclt.cli.profile",
     "cluster": "ncclt.cli.cluster",
     "estimate": "ncclt.cli.estimate",
+    "advise": "ncclt.cli.advise",
     "studies": "ncclt.cli.studies",
     "serve": "ncclt.cli.serve",
     "store": "ncclt.cli.store",

@@ -73,6 +73,23 @@ def ddp_messages(
     """
     if not shapes:
         raise UsageError("a model without parameters sends nothing", hint="give the shapes of its parameters")
+    known = parse_dtype(dtype)
+    ready = [math.prod(shape) for _name, shape in reversed(shapes)]
+    return _calls(Collective.ALL_REDUCE, known, ddp_buckets(ready, known, bucket_cap_mb, first_bucket_mb))
+
+
+def ddp_buckets(ready: Sequence[int], dtype: str, bucket_cap_mb: float, first_bucket_mb: float) -> tuple[int, ...]:
+    """Return the elements of each bucket, in the order in which DDP sends them, by PyTorch's own assignment.
+
+    Args:
+        ready: elements of each gradient, in the order in which they become ready.
+        dtype: of the gradients, a key of `DTYPE_SIZES`.
+        bucket_cap_mb, first_bucket_mb: see `ddp_messages`.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        UsageError: a cap is not above 0.
+    """
     if bucket_cap_mb <= 0 or first_bucket_mb <= 0:
         raise UsageError("a bucket cap must be above 0 MiB", hint="DDP's own defaults are 25 and 1")
     try:
@@ -82,12 +99,10 @@ def ddp_messages(
         raise MissingDependencyError(
             "PyTorch is needed to assign parameters to DDP buckets", hint="pip install 'ncclt[tune]'"
         ) from error
-    known = parse_dtype(dtype)
-    meta = [torch.empty(shape, dtype=_torch_dtype(known), device="meta") for _name, shape in reversed(shapes)]
+    meta = [torch.empty(elements, dtype=_torch_dtype(dtype), device="meta") for elements in ready]
     limits = [int(first_bucket_mb * _MIB), int(bucket_cap_mb * _MIB)]
     buckets, _limits = _compute_bucket_assignment_by_size(meta, limits, [False] * len(meta))
-    sizes = (sum(meta[index].numel() for index in bucket) for bucket in buckets)
-    return _calls(Collective.ALL_REDUCE, known, sizes)
+    return tuple(sum(ready[index] for index in bucket) for bucket in buckets)
 
 
 def buffer_messages(buffers: Mapping[str, int]) -> tuple[MessageCalls, ...]:

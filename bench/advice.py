@@ -1,0 +1,229 @@
+"""How far are the predictions of `ncclt advise` from published steps?
+
+    python bench/advice.py [--json]
+
+The figures are those of the articles that this project grew from, carried below with their source. In a checkout with
+`../shared/data/seed-tables.md` beside it every figure is also looked up there, and one that is not found ends the run.
+A published ratio (+65 %) becomes a time by the base of the same block. Where an article says only "slower" or "alike",
+`measured_ms` is null and `said` has its words. Nothing is fitted to these figures: the model's constants come from data
+sheets, PyTorch's code and other measurements, see `ncclt.profile.advice`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import NccltError
+from ncclt.profile.advice.advice import Advice, StepTimes, advise
+from ncclt.profile.advice.call_times import call_times
+from ncclt.profile.advice.job import LIKELY
+from ncclt.profile.views.estimate import Curve
+from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
+
+SEED_TABLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "seed-tables.md"
+
+VIT, GPT, FABRIC = (
+    "Optimizing data transfer in distributed training",
+    "GPT Adventures, part 4",
+    "GPU fabric preflight checks",
+)
+
+QUOTED = (
+    "| 1 GPU, no DDP | 8.91 | 5.17 |", "| 1 GPU, DDP | 8.40 | 5.04 |", "587 of 701 ms", "8 % below 1 GPU",
+    "| + gradient_as_bucket_view | +1 % | +1 % |", "| + bf16 compression hook | +65 % | slower |",
+    "7.5 steps/s (more than 5×)", "| all together | +86 % (bf16) | +4 % |", "buckets of 1 MB are considerably slower",
+    "25 and 100 MB alike", "the all_reduce takes about 5×", "1250 µs (A100 40 GB) and 800 µs (A100 80 GB)",
+    "| 33554432 | 1798.5 | 1802.0 |", "| 1, no DDP | 0.064 |", "| 2 | 0.066 |", "| 4 | 0.068 |", "| 8 | 0.069 |",
+    "| 16 (2 nodes) | 0.089 |", "| 33554432 | 511.7 |", "| 4194304 | 148.7 |", "| 8388608 | 223.3 |",
+    "| 16777216 | 303.1 |", "| 67108864 | 953.1 |", "| 524288 | 97.47 |",
+)  # fmt: skip
+"""As they stand in seed-tables.md, so that a figure below cannot drift from it."""
+
+VIT_BYTES = 306_535_400 * 4
+PAIR_CURVE: Curve = (
+    (8388608, 580.2), (16777216, 947.6), (33554432, 1798.5), (67108864, 3528.4), (134217728, 6924.6),
+)  # fmt: skip
+TWO_NODES_CURVE: Curve = (
+    (524288, 97.47), (4194304, 148.7), (8388608, 223.3), (16777216, 303.1), (33554432, 511.7), (67108864, 953.1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One published figure and its prediction, ms; error = predicted / measured - 1."""
+
+    source: str
+    system: str
+    model: str
+    change: str
+    measured_ms: float | None
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    error: float | None
+    said: str = ""
+
+
+def _row(
+    source: str, system: str, model: str, change: str, measured_ms: float | None,
+    predicted: tuple[float, float, float], said: str = "",
+) -> Row:  # fmt: skip
+    likely, low, high = predicted
+    error = None if measured_ms is None else likely / measured_ms - 1
+    return Row(
+        source=source, system=system, model=model, change=change, measured_ms=measured_ms, predicted_ms=likely,
+        low_ms=low, high_ms=high, error=error, said=said,
+    )  # fmt: skip
+
+
+def _of(advice: Advice, pattern: str) -> tuple[float, float, float]:
+    """Return the prediction of the first change whose name the pattern matches, ms."""
+    found = next(row.prediction for row in advice.rows if row.prediction and re.match(pattern, row.change.name))
+    return found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3
+
+
+def _one_bucket(step_ms: float, compute_ms: float, call_ms: float | None) -> Workload:
+    """ViT-L/32 with one bucket of all gradients, as the article starts."""
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=VIT_BYTES)
+    calls = MessageCalls(message=message, calls_per_step=1.0, recorded_us=call_ms and call_ms * 1e3)
+    return Workload(
+        name="vit-l-32", messages=(calls,), provenance=Provenance(source="article"), step_time_us=step_ms * 1e3,
+        exposed_us=(step_ms - compute_ms) * 1e3,
+    )  # fmt: skip
+
+
+def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
+    """Give the rows of ViT-L/32 on 8 L40S and on 8 A100."""
+    system, base = "8 x L40S, SHM", 701.0
+    l40s = advise(_one_bucket(base, base - 587, 587), clusters["aws-g6e"], given=StepTimes(), measured={})
+    for change, name, measured in (
+        ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01),
+        ("bf16 compression", "bf16 or fp16", base / 1.65),
+        ("all together (bf16, buckets, view)", "bf16, bucket", base / 1.86),
+        ("PowerSGD", "PowerSGD", 1e3 / 7.5),
+    ):
+        yield _row(VIT, system, "ViT-L/32", change, measured, _of(l40s, name))
+    system, base = "8 x A100 40 GB, NVSwitch", 1e3 / (5.17 * 0.92)
+    a100 = advise(_one_bucket(base, 1e3 / 5.04, None), clusters["aws-p4d"], given=StepTimes(), measured={})
+    for change, name, known, said in (
+        ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01, ""),
+        ("all together (buckets, view)", r"bucket_cap_mb=\d+, bucket view", base / 1.04, ""),
+        ("bf16 compression", "bf16 or fp16", None, f"slower than {base:.1f} ms"),
+    ):
+        yield _row(VIT, system, "ViT-L/32", change, known, _of(a100, name), said)
+
+
+def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
+    """Give the rows of GPT on two to eight A100: calls alone, for no step times are published."""
+    pair = clusters["pcie-pair"]
+    measured = {(Collective.ALL_REDUCE, 2, False): PAIR_CURVE}
+    times = call_times(gpt2, pair, measured)
+    bus = replace(pair, gpus_per_node=8)
+    size, pair_us = 33554432, 1798.5
+    anchored = call_times(_recorded(size, pair_us), pair, measured)
+    four_us = anchored.time_us(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
+    spread = anchored.spread(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
+    yield _row(
+        GPT, "4 x A100, PCIe", "GPT", "2 to 4 GPUs: all_reduce of 32 MiB", 5 * pair_us / 1e3,
+        (four_us / 1e3, four_us / spread / 1e3, four_us * spread / 1e3),
+    )  # fmt: skip
+    for name, system, known in (("aws-p4d", "A100 40 GB", 1.25), ("dgx-a100", "A100 80 GB", 0.8)):
+        alone = call_times(gpt2, clusters[name], {})
+        time_ms = alone.time_us(Collective.ALL_REDUCE, 1e8) * LIKELY.stretch / 1e3
+        wide = alone.spread(Collective.ALL_REDUCE, 1e8)
+        yield _row(
+            GPT, f"8 x {system}, NVSwitch", "GPT", "all_reduce of 100 MB beside compute", known,
+            (time_ms, time_ms / wide, time_ms * wide),
+        )  # fmt: skip
+    whole = gpt2.bytes_per_step
+    for cap_mb, said in ((1, "considerably slower than 25 MB"), (25, ""), (100, "as 25 MB")):
+        count = math.ceil(whole / (cap_mb * 2**20))
+        total_ms = count * times.time_us(Collective.ALL_REDUCE, whole / count) / 1e3
+        wide = times.spread(Collective.ALL_REDUCE, whole / count)
+        yield _row(
+            GPT, "2 x A100, PCIe", "GPT-2", f"buckets of {cap_mb} MB, all calls", None,
+            (total_ms, total_ms / wide, total_ms * wide), said,
+        )  # fmt: skip
+
+
+def _recorded(size: int, time_us: float) -> Workload:
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size)
+    calls = MessageCalls(message=message, calls_per_step=1.0, recorded_us=time_us)
+    return Workload(name="gpt", messages=(calls,), provenance=Provenance(source="article"))
+
+
+def resnet(clusters: dict[str, Cluster], resnet101: Workload) -> Iterator[Row]:
+    """Give the rows of ResNet-101 under DDP: from the step of one GPU, and two nodes from one."""
+    cluster = clusters["dgx-a100"]
+    for gpus, known in ((2, 66.0), (4, 68.0), (8, 69.0)):
+        found = advise(
+            resnet101, cluster.sized(gpus_per_node=gpus), given=StepTimes(compute_us=64_000.0), measured={}
+        ).as_is
+        times = (found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3)
+        yield _row(FABRIC, f"{gpus} GPUs", "ResNet-101", f"1 to {gpus} GPUs", known, times)
+    two_nodes = advise(
+        resnet101, cluster, given=StepTimes(step_us=69_000.0, compute_us=64_000.0),
+        measured={(Collective.ALL_REDUCE, 16, True): TWO_NODES_CURVE}, others=(cluster.sized(nodes=2),),
+    )  # fmt: skip
+    yield _row(FABRIC, "2 x 8 GPUs, 1,600 Gb/s", "ResNet-101", "1 to 2 nodes", 89.0, _of(two_nodes, "2 nodes"))
+
+
+def check() -> str:
+    """Return a line on where the figures were looked up.
+
+    Raises:
+        SystemExit: a figure is not in seed-tables.md.
+    """
+    if not SEED_TABLES.is_file():
+        return "skipped: looking the figures up in ../shared/data/seed-tables.md, which is not there"
+    text = SEED_TABLES.read_text(encoding="utf-8")
+    missing = [quote for quote in QUOTED if quote not in text]
+    if missing:
+        print(f"bench/advice.py: not in {SEED_TABLES.name}: {'; '.join(missing)}", file=sys.stderr)
+        raise SystemExit(1)
+    return f"all {len(QUOTED)} figures are those of {SEED_TABLES.name}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as text."""
+    lines = [f"{'system':27} {'model':11} {'change':36} {'measured':>9} {'predicted':>10} {'range':>16} {'error':>7}"]
+    for row in rows:
+        known = "-" if row.measured_ms is None else f"{row.measured_ms:.2f}"
+        error = row.said if row.error is None else f"{row.error * 100:+6.1f} %"
+        spread = f"{row.low_ms:.1f} to {row.high_ms:.1f}"
+        lines.append(
+            f"{row.system:27} {row.model:11} {row.change:36} {known:>9} {row.predicted_ms:10.2f} {spread:>16} {error}"
+        )
+    errors = sorted(abs(row.error) for row in rows if row.error is not None)
+    inside = sum(row.low_ms <= row.measured_ms <= row.high_ms for row in rows if row.measured_ms is not None)
+    lines.append(f"ms; median error {errors[len(errors) // 2] * 100:.1f} %; {inside} of {len(errors)} inside the range")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one document with rows")
+    options = parser.parse_args(argv)
+    print(check(), file=sys.stderr)
+    try:
+        clusters, workloads = shipped_clusters(profiles_folder()), shipped_workloads(profiles_folder())
+        rows = [*vit(clusters), *gpt(clusters, workloads["gpt2"]), *resnet(clusters, workloads["resnet101"])]
+    except NccltError as error:
+        print(f"bench/advice.py: {error.message}", file=sys.stderr)
+        return 2
+    print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) if options.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

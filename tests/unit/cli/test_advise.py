@@ -1,0 +1,128 @@
+"""`ncclt advise`: from a trace or a shipped workload to a table of predictions, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.cli.advise import advise
+from ncclt.cli.profile import import_files
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import InputError, UsageError
+
+pytest.importorskip("torch")
+
+VIT = ("--profile", "vit-l-32", "--cluster", "aws-g6e", "--step-ms", "701", "--compute-ms", "114")
+R50 = ("kineto_hta", "nccl_parser_config__nccl_data.json.gz")
+
+
+def _json(command, *words):
+    return json.loads(command(advise, "--json", *words))
+
+
+def test_a_shipped_workload_needs_two_times_and_gets_its_table(command):
+    document = _json(command, *VIT)
+    assert (document["predicted"], document["simulated"], document["sharding"]) == (True, False, "DDP")
+    assert document["exposed_ms"] == pytest.approx(587)
+    by_name = {row["change"]: row for row in document["changes"]}
+    assert by_name["PowerSGD, rank 1"]["lossy"]
+    assert by_name["PowerSGD, rank 1"]["step_ms"] < by_name["bf16 or fp16 compression"]["step_ms"] < 701
+    assert by_name["static_graph"]["step_ms"] is None
+    assert "unused parameters" in by_name["static_graph"]["not_predicted"]
+    predicted = [row["step_ms"] for row in document["changes"] if row["step_ms"] is not None]
+    assert predicted == sorted(predicted)
+    assert all(row["code"] for row in document["changes"] if row["step_ms"] is not None)
+    assert document["test_with"].startswith("ncclt verify --against")
+
+
+def test_people_read_the_ceiling_first_and_the_way_to_test_last(command):
+    lines = command(advise, *VIT).splitlines()
+    assert lines[0] == "vit-l-32 on aws-g6e, 1 x 8 L40S"
+    assert lines[1].startswith("ceiling: 587.00 ms of a step of 701.00 ms (83.7 %) is exposed communication")
+    assert "PREDICTED" in lines[2]
+    assert lines[-1].strip().startswith("ncclt verify --against")
+    text = "\n".join(lines)
+    assert "model.register_comm_hook(None, bf16_compress_hook)" in text
+    assert "not predicted: static_graph" in text
+    assert "note: the backward pass is not seen" in text
+
+
+def test_compute_alone_predicts_the_step_itself(command):
+    words = ("--profile", "bert", "--cluster", "dgx-a100", "--nodes", "2", "--compute-ms", "100")
+    document = _json(command, *words)
+    assert not document["step"]["recorded"]
+    assert document["step"]["low_ms"] < document["step"]["step_ms"] < document["step"]["high_ms"]
+    names = [row["change"] for row in document["changes"]]
+    assert {"1 node x 8 GPUs", "4 nodes x 8 GPUs"} <= set(names)
+    assert "as predicted" in command(advise, *words)
+
+
+def test_a_sharded_workload(command):
+    document = _json(command, "--profile", "llama-7b", "--cluster", "dgx-h100", "--compute-ms", "300")
+    assert document["sharding"] == "FSDP"
+
+
+@pytest.mark.shared
+def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
+    command(import_files, str(shared_data.joinpath("traces", *R50)), "--name", "r50")
+    words = ("--profile", "r50", "--cluster", "pcie-pair")
+    document = _json(command, *words)
+    assert document["exposed_ms"] == pytest.approx(13.186, abs=0.001)
+    assert not any("not seen" in note or "scaled" in note for note in document["notes"])
+    by_name = {row["change"]: row for row in document["changes"]}
+    assert "0.75 ms of copies" in by_name["gradient_as_bucket_view"]["note"]
+    # Most of what is exposed lies in gaps of compute: no change may claim it.
+    assert document["model_step_ms"] < document["step"]["step_ms"] - 5
+    assert min(row["step_ms"] for row in document["changes"] if row["step_ms"]) > 218
+    assert "the CPU launches late" in command(advise, *words)
+
+
+@pytest.mark.shared
+def test_a_trace_without_kernels_asks_for_compute(command, shared_data):
+    path = shared_data / "traces" / "generated" / "kineto_gloo_torch2.8_rank0.json.gz"
+    command(import_files, str(path), "--name", "gloo")
+    words = ("--profile", "gloo", "--cluster", "pcie-pair")
+    with pytest.raises(UsageError, match="exposed communication") as refused:
+        command(advise, *words)
+    assert "ncclt profile record" in refused.value.hint
+    assert _json(command, *words, "--compute-ms", "90")["exposed_ms"] == pytest.approx(38.57, abs=0.01)
+
+
+@pytest.mark.shared
+def test_a_trace_of_embeddings_is_read_on_its_sixteen_gpus(command, shared_data):
+    path = shared_data / "traces" / "kineto_hta" / "negative_queue_length_values_check__rank0.json.gz"
+    command(import_files, str(path), "--name", "dlrm")
+    document = _json(command, "--profile", "dlrm", "--cluster", "aws-p4d")
+    assert (document["nodes"], document["gpus_per_node"]) == (2, 8)
+    with pytest.raises(UsageError, match="recorded on 16 GPUs"):
+        command(advise, "--profile", "dlrm", "--cluster", "aws-p4d", "--nodes", "1")
+
+
+def test_without_step_times_it_says_what_to_record(command):
+    with pytest.raises(UsageError, match="does not know its time per step") as refused:
+        command(advise, "--profile", "bert", "--cluster", "dgx-a100")
+    assert "ncclt profile record --name" in refused.value.hint
+
+
+@pytest.mark.parametrize("words", [("--compute-ms", "0"), ("--step-ms", "nan", "--compute-ms", "1"), ("--nodes", "0")])
+def test_options_that_make_no_sense(command, words):
+    with pytest.raises(UsageError):
+        command(advise, "--profile", "bert", "--cluster", "dgx-a100", *words)
+
+
+def test_a_cluster_without_a_network_has_no_row_for_more_nodes(command):
+    document = _json(command, "--profile", "bert", "--cluster", "pcie-pair", "--compute-ms", "100")
+    assert not any("nodes x" in row["change"] for row in document["changes"])
+
+
+def test_a_job_in_several_groups_is_refused(command):
+    message = Message(collective=Collective.ALL_REDUCE, dtype="bfloat16", size_bytes=800, group_size=2)
+    whole = replace(message, group_size=8)
+    calls = tuple(MessageCalls(message=one, calls_per_step=9) for one in (message, whole))
+    origin = Provenance(source="kineto", world_size=8)
+    command.store.add_workload(
+        Workload(name="mixed", messages=calls, provenance=origin, step_time_us=9e3, exposed_us=1e3)
+    )
+    with pytest.raises(InputError, match="neither like DDP nor like FSDP"):
+        command(advise, "--profile", "mixed", "--cluster", "dgx-a100")

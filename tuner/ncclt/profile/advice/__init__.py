@@ -1,0 +1,1 @@
+"""What would help a job more than NCCL settings: predicted step times of other buckets, hooks, sharding and nodes."""

@@ -1,0 +1,139 @@
+"""How long a call takes on a cluster: measured curves or NCCL's cost model, corrected by what a recording shows."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message, bus_factor
+from ncclt.core.workload import Workload
+from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.profile.views.estimate import Curve, CurveKey, link_busbw_gbps, on_curve
+
+Factors = tuple[tuple[float, float], ...]
+"""(log2 of the size, recorded time over the curve's) in order of size."""
+
+_IN_TRAINING = 1.3
+"""A call in a training step against nccl-tests alone, see `Assumed.stretch`."""
+
+_MODELLED = 2.0
+"""Nominal links and NCCL's own model, unlike measurements, miss bandwidths by up to this (8 L40S: by far more)."""
+
+_OTHER_SHAPE = 1.5
+"""A correction that was recorded on one number of nodes, used for another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimes:
+    """Times of calls of the whole job.
+
+    Attributes:
+        cluster: of the recording, sized to its job.
+        measured: curves of NCCL's own choice there, also for other numbers of nodes.
+        factors: by collective, how the recording differs from the curves; empty = it has no times.
+    """
+
+    cluster: Cluster
+    measured: Mapping[CurveKey, Curve]
+    factors: Mapping[Collective, Factors]
+
+    def time_us(self, collective: Collective, size_bytes: float, cluster: Cluster | None = None) -> float:
+        """Return the time of one call, µs.
+
+        Args:
+            collective: what is called.
+            size_bytes: NCCL's tuning size, above 0.
+            cluster: another number of nodes or GPUs than the recording's.
+        """
+        where = cluster or self.cluster
+        return self._on_curve(collective, size_bytes, where) * self._factor(collective, size_bytes)
+
+    def spread(self, collective: Collective, size_bytes: float, cluster: Cluster | None = None) -> float:
+        """Return the factor, at least 1, by which the true time may be more, or less, than `time_us`.
+
+        A recorded size on the recorded cluster is exact. Each doubling away from it adds a tenth; a
+        collective that was not recorded itself a third.
+        """
+        where, known = cluster or self.cluster, self._factors(collective)
+        if not known:
+            return _IN_TRAINING if self._curve(collective, where) else _MODELLED
+        distance = min(abs(math.log2(size_bytes) - at) for at, _ in known)
+        near = min(1 + 0.1 * distance, _OTHER_SHAPE) * (1 if collective in self.factors else _IN_TRAINING)
+        same = where.world_size == self.cluster.world_size and where.nodes == self.cluster.nodes
+        return near if same else near * (_IN_TRAINING if self._curve(collective, where) else _OTHER_SHAPE)
+
+    def _curve(self, collective: Collective, where: Cluster) -> Curve:
+        return self.measured.get((collective, where.world_size, where.nodes > 1), ())
+
+    def _on_curve(self, collective: Collective, size_bytes: float, where: Cluster) -> float:
+        size = max(1, round(size_bytes))
+        if where.world_size == 1:
+            return 0.0
+        if curve := self._curve(collective, where):
+            found = on_curve(curve, size)
+            if found is not None:
+                return found[0]
+            (first, least_us), (last, most_us) = curve[0], curve[-1]
+            if size > last:
+                return most_us * size / last
+            return least_us * min(1.0, _modelled_us(collective, size, where) / _modelled_us(collective, first, where))
+        return _modelled_us(collective, size, where)
+
+    def _factors(self, collective: Collective) -> Factors:
+        return self.factors.get(collective) or next(iter(self.factors.values()), ())
+
+    def _factor(self, collective: Collective, size_bytes: float) -> float:
+        known = self._factors(collective)
+        if not known:
+            return 1.0
+        at = math.log2(max(1.0, size_bytes))
+        right = bisect_left(known, (at,))
+        if right in (0, len(known)):
+            return known[min(right, len(known) - 1)][1]
+        (low, before), (high, after) = known[right - 1], known[right]
+        return float(before + (after - before) * (at - low) / (high - low))
+
+
+def _modelled_us(collective: Collective, size: int, where: Cluster) -> float:
+    choice = nccl_choice(collective, size, where)
+    if choice is not None:
+        return choice.time_us
+    message = Message(
+        collective=collective, dtype="uint8", size_bytes=size, group_size=where.world_size,
+        spans_nodes=where.nodes > 1,
+    )  # fmt: skip
+    return size * bus_factor(collective, where.world_size) / link_busbw_gbps(where, message) / 1e3
+
+
+def call_times(workload: Workload, cluster: Cluster, measured: Mapping[CurveKey, Curve]) -> CallTimes:
+    """Return the times of calls as a recording corrects them.
+
+    A recorded call that took longer than a larger one waited for other ranks; the larger one's time counts for it.
+
+    Args:
+        workload: recorded with times, or without.
+        cluster: where it was recorded, sized to the job.
+        measured: see `CallTimes`.
+    """
+    plain = CallTimes(cluster=cluster, measured=measured, factors={})
+    recorded: dict[Collective, dict[int, float]] = {}
+    for calls in workload.messages:
+        message = calls.message
+        whole = message.group_size in (0, workload.provenance.world_size or 0, cluster.world_size)
+        if calls.recorded_us and whole and message.collective.is_tunable:
+            times = recorded.setdefault(message.collective, {})
+            times[message.size_bytes] = min(calls.recorded_us, times.get(message.size_bytes, math.inf))
+    factors: dict[Collective, Factors] = {}
+    for collective, times in recorded.items():
+        found, least_us = [], math.inf
+        for size in sorted(times, reverse=True):
+            least_us = min(least_us, times[size])
+            if (curve_us := plain.time_us(collective, size)) > 0:
+                found.append((math.log2(size), least_us / curve_us))
+        if found:
+            factors[collective] = tuple(sorted(found))
+    # All_reduce first: its times stand in for collectives that were not recorded.
+    return replace(plain, factors=dict(sorted(factors.items(), key=lambda one: one[0] is not Collective.ALL_REDUCE)))

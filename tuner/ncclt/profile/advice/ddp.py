@@ -1,0 +1,269 @@
+"""Changes to a job under DistributedDataParallel."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import DTYPE_SIZES, Collective
+from ncclt.core.workload import MessageCalls
+from ncclt.errors import MissingDependencyError
+from ncclt.profile.advice.job import LIKELY, Assumed, Change, Job
+from ncclt.profile.advice.step_model import Bucket, Unit, ddp_us, fsdp_us, slowdown_beside
+from ncclt.profile.model.workload import FIRST_BUCKET_MB, ddp_buckets
+
+_MIB = 2**20
+_CAPS_MB = (10, 25, 50, 100, 250, 500)
+_FIRST_MB = (4, 8, 25)
+_DEFAULT_CAP_MB = 25
+
+_PIECE_BYTES = 4 * _MIB
+"""Tensors are not recorded: a bucket is taken to be made of pieces of this size, a common weight matrix."""
+
+ACCUMULATED = 4
+"""Micro-batches per optimizer step in the row on gradient accumulation."""
+
+_CAST = (2.5, 1.5)
+"""Bytes that PyTorch's bf16 and fp16 hooks touch per byte of float32 gradients, before and after the call: cast (4
+read, 2 written per element) and division by the world size (2, 2), then the way back (2, 4); default_hooks.py there."""
+
+_POWER_SGD = 11.0
+"""The same of PowerSGD: error added (3), copy kept (2), two products with the gradients (2), their approximation
+written (1), new error (3); torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py."""
+
+_POWER_SGD_TENSOR_US = 50.0
+"""Orthogonalisation and small kernels per matrix at worst: about ten launches of 5 µs."""
+
+_BUCKET_COPY = (2.0, 4.0)
+"""Bytes touched per byte of gradients by the copy out of the buckets, which gradient_as_bucket_view saves; at best also
+by the one into them (torch/csrc/distributed/c10d/reducer.cpp, finalize_bucket_dense and copy_grad)."""
+
+_SAVED_NOTE = "gradients share memory with the buckets: no detach_() on them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How gradients travel.
+
+    Attributes:
+        sizes: bytes of each bucket, in order.
+        hook: `bf16`, `powersgd` or empty.
+        view: gradients are views of the buckets.
+    """
+
+    sizes: tuple[float, ...]
+    hook: str = ""
+    view: bool = False
+
+
+class Ddp:
+    """The all_reduces of a job's gradients, and what else they could be."""
+
+    def __init__(self, job: Job, gradients: Sequence[MessageCalls], order: Sequence[int]) -> None:
+        """Take the job, its gradients, and the bytes of its buckets in order."""
+        self.job = job
+        self.dtype = max(gradients, key=lambda calls: calls.bytes_per_step).message.dtype
+        self.current = Layout(sizes=tuple(order))
+        self.bytes = float(sum(order))
+        self.parameters = self.bytes / DTYPE_SIZES[self.dtype]
+        self.assigned = cache(self._assigned)
+
+    def step_us(self, layout: Layout, where: Cluster, assumed: Assumed, free: bool) -> float:
+        """Return the modelled step, µs."""
+        backward = self.job.backward(self.parameters, assumed)
+        buckets = [self._bucket(size, layout.hook, where, assumed, free) for size in layout.sizes]
+        step = ddp_us(
+            buckets, backward, front_us=self.job.compute_us - backward.length_us, stretch=assumed.stretch,
+            slowdown=slowdown_beside(where, round(max(layout.sizes))),
+        )  # fmt: skip
+        saved_us = self._copied_us(assumed) if layout.view else 0.0
+        return step + self.job.waiting_us(assumed, where) - saved_us
+
+    def as_is(self, assumed: Assumed, free: bool) -> float:
+        """Return the modelled step of the job as it is, µs."""
+        return self.step_us(self.current, self.job.cluster, assumed, free)
+
+    def changes(self, others: Iterable[Cluster]) -> Iterator[Change]:
+        """Yield everything to try; `others` are other numbers of nodes."""
+        yield from self._buckets()
+        yield from self._hooks()
+        yield Change(
+            name=f"gradient accumulation over {ACCUMULATED}",
+            code="with model.no_sync(): loss.backward()    # all micro-batches but the last",
+            modelled=self._accumulated,
+            why=f"time per micro-batch; the batch of an optimizer step is {ACCUMULATED} times as large",
+        )
+        yield Change(
+            name="gradient_as_bucket_view",
+            code="DDP(model, gradient_as_bucket_view=True)",
+            modelled=self._with(Layout(sizes=self.current.sizes, view=True)),
+            why=f"{self._copies()}; {_SAVED_NOTE}",
+        )
+        if (cap := self._best_cap("")) is not None:
+            yield Change(
+                name=f"bucket_cap_mb={cap}, bucket view",
+                code=f"DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True)",
+                modelled=self._with(Layout(sizes=self.assigned(cap, cap), view=True)),
+                why=_SAVED_NOTE,
+            )
+        yield Change(
+            name="static_graph",
+            code="DDP(model, static_graph=True)",
+            why="it saves the search for unused parameters, which no recording shows; nothing without "
+            "find_unused_parameters=True",
+        )
+        yield Change(
+            name="FSDP instead of DDP",
+            code="from torch.distributed.fsdp import fully_shard; [fully_shard(block) for block in blocks]; "
+            "fully_shard(model)",
+            modelled=self._sharded,
+            why="half as many bytes again, also in the forward pass; parameters, gradients and optimizer take "
+            f"1/{self.job.cluster.world_size} of the memory",
+        )
+        for where in others:
+            yield Change(
+                name=f"{where.nodes} node{'s' * (where.nodes > 1)} x {where.gpus_per_node} GPUs",
+                code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
+                modelled=partial(self.step_us, self.current, where),
+                why=f"the same batch per GPU: {where.world_size / self.job.cluster.world_size:g} times the whole batch",
+            )
+
+    def _copies(self) -> str:
+        seen_us = self.job.workload.copied_us
+        return "copies are not seen" if seen_us is None else f"the trace shows {seen_us / 1e3:.2f} ms of copies a step"
+
+    def _copied_us(self, assumed: Assumed) -> float:
+        """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""
+        copied_us = self.job.memory_us(_BUCKET_COPY[assumed.calls < 0] * self.bytes, assumed)
+        seen_us = self.job.workload.copied_us
+        if seen_us is None:
+            return copied_us
+        # Small tensors copy slowly, so likely all that is seen is this copy; at worst only what its bytes take.
+        return min(copied_us, seen_us) if assumed.calls > 0 else seen_us
+
+    def _with(self, layout: Layout) -> partial[float]:
+        return partial(self.step_us, layout, self.job.cluster)
+
+    def _buckets(self) -> Iterator[Change]:
+        try:
+            default = self.assigned(_DEFAULT_CAP_MB, FIRST_BUCKET_MB)
+        except MissingDependencyError as error:
+            yield Change(
+                name="bucket_cap_mb", code="DDP(model, bucket_cap_mb=...)", why=f"{error.message} ({error.hint})"
+            )
+            return
+        is_default = abs(len(default) - len(self.current.sizes)) <= max(1, len(default) / 5)
+        if not is_default:
+            yield Change(
+                name="DDP's default buckets",
+                code="DDP(model)    # bucket_cap_mb=None: 25 MiB, and 1 MiB for the first bucket",
+                modelled=self._with(Layout(sizes=default)),
+            )
+        cap = self._best_cap("")
+        if cap is not None:
+            yield Change(
+                name=f"bucket_cap_mb={cap}",
+                code=f"DDP(model, bucket_cap_mb={cap})    # of the first bucket too",
+                modelled=self._with(Layout(sizes=self.assigned(cap, cap))),
+            )
+        if is_default:
+            first = min(_FIRST_MB, key=lambda mb: self._likely(Layout(sizes=self.assigned(_DEFAULT_CAP_MB, mb))))
+            yield Change(
+                name=f"first bucket of {first} MiB",
+                code=f"torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = {first} * 2**20    # before DDP(model)",
+                modelled=self._with(Layout(sizes=self.assigned(_DEFAULT_CAP_MB, first))),
+            )
+
+    def _hooks(self) -> Iterator[Change]:
+        module = "torch.distributed.algorithms.ddp_comm_hooks"
+        if DTYPE_SIZES[self.dtype] <= 2:
+            yield Change(name="bf16 or fp16 compression", why=f"gradients are sent in {self.dtype} already")
+        else:
+            code = f"from {module}.default_hooks import bf16_compress_hook; "
+            code += "model.register_comm_hook(None, bf16_compress_hook)"
+            yield Change(
+                name="bf16 or fp16 compression",
+                code=code,
+                modelled=self._with(Layout(sizes=self.current.sizes, hook="bf16")),
+                lossy=True,
+            )
+            if (cap := self._best_cap("bf16")) is not None:
+                yield Change(
+                    name=f"bf16, bucket_cap_mb={cap}, bucket view",
+                    code=f"model = DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True); {code}",
+                    modelled=self._with(Layout(sizes=self.assigned(cap, cap), hook="bf16", view=True)),
+                    why=_SAVED_NOTE,
+                    lossy=True,
+                )
+        yield Change(
+            name="PowerSGD, rank 1",
+            code=f"from {module}.powerSGD_hook import PowerSGDState, powerSGD_hook; "
+            "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
+            modelled=self._with(Layout(sizes=self.current.sizes, hook="powersgd")),
+            why="from step 1,000 on; keeps a second copy of the gradients",
+            lossy=True,
+        )
+
+    def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumed, free: bool) -> Bucket:
+        """Return what a bucket costs with a hook."""
+        job = self.job
+        call = partial(job.call_us, Collective.ALL_REDUCE, assumed=assumed, where=where)
+        if hook == "bf16":
+            before, after = (job.memory_us(share * size, assumed) for share in _CAST)
+            return Bucket(bytes=size, call_us=0.0 if free else call(size * 2 / DTYPE_SIZES[self.dtype]), before_us=before, after_us=after)
+        if hook == "powersgd":
+            matrices = max(1, round(size / _PIECE_BYTES))
+            side = math.sqrt(size / matrices / DTYPE_SIZES[self.dtype])
+            factor_bytes = matrices * side * DTYPE_SIZES[self.dtype]
+            small = _POWER_SGD_TENSOR_US * matrices if assumed.memory < LIKELY.memory else 0.0
+            # P, Q, and the tensors that are no matrices.
+            calls_us = 0.0 if free else 2 * call(factor_bytes) + call(max(1.0, factor_bytes / 2))
+            before = job.memory_us(_POWER_SGD * size, assumed) + small
+            return Bucket(bytes=size, call_us=calls_us, before_us=before)
+        return Bucket(bytes=size, call_us=0.0 if free else call(size))
+
+    def _accumulated(self, assumed: Assumed, free: bool) -> float:
+        return (self.as_is(assumed, free) + (ACCUMULATED - 1) * self.as_is(assumed, True)) / ACCUMULATED
+
+    def _sharded(self, assumed: Assumed, free: bool) -> float:
+        job, sizes = self.job, self.current.sizes
+        if len(sizes) < 8:
+            sizes = tuple(self.bytes / 12 for _ in range(12))  # layers of a common model
+        calls = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+        units = []
+        for size in reversed(sizes):
+            gather, reduce = (0.0 if free else job.call_us(kind, size, assumed, job.cluster) for kind in calls)
+            units.append(Unit(gather_us=gather, reduce_us=reduce))
+        compute = job.sharded_compute(self.parameters, assumed)
+        step_us = fsdp_us(units, compute, gathers_again=True, stretch=assumed.stretch)
+        return step_us + job.waiting_us(assumed, job.cluster)
+
+    def _best_cap(self, hook: str) -> int | None:
+        """Return the cap whose step is likely shortest, the smallest of equal ones; None without PyTorch."""
+        try:
+            return min(_CAPS_MB, key=lambda mb: self._likely(Layout(sizes=self.assigned(mb, mb), hook=hook)))
+        except MissingDependencyError:
+            return None
+
+    def _likely(self, layout: Layout) -> float:
+        return round(self.step_us(layout, self.job.cluster, LIKELY, False), 3)
+
+    def _assigned(self, cap_mb: float, first_mb: float) -> tuple[float, ...]:
+        """Return the bytes of the buckets that DDP makes of these gradients."""
+        width = DTYPE_SIZES[self.dtype]
+        return tuple(float(n * width) for n in ddp_buckets(self._pieces(), self.dtype, cap_mb, first_mb))
+
+    def _pieces(self) -> list[int]:
+        """Return the elements of the tensors the buckets could hold; one far above the others holds a large one."""
+        width, usual = DTYPE_SIZES[self.dtype], statistics.median(self.current.sizes)
+        pieces: list[int] = []
+        for size in self.current.sizes:
+            whole = size - usual if size > 2 * usual and len(self.current.sizes) > 2 else 0.0
+            count = max(1, round((size - whole) / _PIECE_BYTES))
+            pieces += [max(1, round((size - whole) / count / width))] * count
+            pieces += [round(whole / width)] if whole else []
+        return pieces
