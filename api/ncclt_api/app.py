@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ncclt import __version__
+from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt.store.store import Store
+from ncclt_api.access import AccessMiddleware, Forbidden, forbidden
 from ncclt_api.answers import FRESH_S, AnswersMiddleware
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
@@ -25,6 +27,8 @@ from ncclt_api.routes import attestations, catalogue, env, health, pages, recomm
 
 _LEAST_ZIPPED_BYTES = 2000
 """Shorter answers fit two packets anyway; zipping costs more than it saves."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _ASSETS = Path(__file__).parent / "pages" / "assets"
 
@@ -43,7 +47,12 @@ class _Service(FastAPI):
 
 
 def create_app(
-    storage: str | Store, *, dashboard: bool = True, fresh_s: float = FRESH_S, large: str | None = None
+    storage: str | Store,
+    *,
+    dashboard: bool = True,
+    fresh_s: float = FRESH_S,
+    large: str | None = None,
+    hosts: Collection[str] | None = None,
 ) -> FastAPI:
     """Return the application.
 
@@ -52,6 +61,7 @@ def create_app(
         dashboard: whether optuna-dashboard is served at /dashboard.
         fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
         large: URL of the store, for a process of its own that makes large answers; None = they are made here.
+        hosts: names that are answered to while the store has no keys; None = any.
 
     Raises:
         StoreError: at start, when the store cannot be reached.
@@ -91,11 +101,13 @@ def create_app(
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
+    app.add_exception_handler(Forbidden, forbidden)
     # The middleware added last is the outermost.
     app.add_middleware(AnswersMiddleware, store=lambda: app.state.store, fresh_s=fresh_s)
     if large_answers:
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     app.add_middleware(DashboardMiddleware, dashboard=board)
+    app.add_middleware(AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, hosts=hosts)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadMiddleware)
@@ -125,6 +137,8 @@ def serve(
     *,
     dashboard: bool = True,
     log_level: str = "info",
+    insecure: bool = False,
+    allow_hosts: Collection[str] = (),
 ) -> None:
     """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
 
@@ -132,15 +146,23 @@ def serve(
 
     Args:
         storage: the store's URL.
-        host: address to listen on; anything but loopback exposes the studies to the network, without a login.
+        host: address to listen on; anything but loopback needs a key in the store.
         port: TCP port.
         dashboard: whether optuna-dashboard is served at /dashboard.
         log_level: uvicorn's word: critical, error, warning, info, debug.
+        insecure: listen there even without a key.
+        allow_hosts: names that are answered to while there is no key, beside loopback's.
 
     Raises:
         StoreError: the store cannot be reached.
-        UsageError: the URL is invalid.
+        UsageError: the URL is invalid, or the whole network could read the studies.
     """
     with open_service_store(storage) as store:
-        app = create_app(store, dashboard=dashboard, large=store.url)
+        if host not in LOOPBACK and not insecure and not store.keys():
+            raise UsageError(
+                f"without keys the whole network of {host} could read the studies",
+                hint="`ncclt keys create` makes the first key; --insecure-no-auth listens anyway",
+            )
+        hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
+        app = create_app(store, dashboard=dashboard, large=store.url, hosts=hosts)
         uvicorn.run(app, host=host, port=port, log_level=log_level, server_header=False)

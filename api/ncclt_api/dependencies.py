@@ -9,7 +9,10 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import Study
 from ncclt.store.store import Store
+from ncclt_api.access import require_cluster
 
 
 def current_store(request: Request) -> Store:
@@ -19,6 +22,26 @@ def current_store(request: Request) -> Store:
 
 
 CurrentStore = Annotated[Store, Depends(current_store)]
+
+
+def permitted_study(id: str, store: CurrentStore, request: Request) -> Study:
+    """Return the study of a path; its cluster must be one that the key of the request is for."""
+    study = store.study(id)
+    require_cluster(request, study.cluster.name)
+    return study
+
+
+PermittedStudy = Annotated[Study, Depends(permitted_study)]
+
+
+def permitted_recommendation(id: str, store: CurrentStore, request: Request) -> Recommendation:
+    """Return the recommendation of a path; its cluster must be one that the key of the request is for."""
+    found = store.recommendation(id)
+    require_cluster(request, found.cluster)
+    return found
+
+
+PermittedRecommendation = Annotated[Recommendation, Depends(permitted_recommendation)]
 
 
 class StrictQuery(BaseModel):

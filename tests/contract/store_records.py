@@ -16,7 +16,8 @@ from ncclt.store import known_names, open_store, published
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
 
 FROM_HEAD_TO_0001 = (
-    "DROP TABLE leases", "DROP TABLE records", "DROP TABLE changes", "DROP INDEX ix_recommendations_newest",
+    "DROP TABLE leases", "DROP TABLE records", "DROP TABLE changes", "DROP TABLE keys",
+    "DROP INDEX ix_recommendations_newest",
     "ALTER TABLE recommendations DROP COLUMN origin", "UPDATE ncclt_alembic_version SET version_num = '0001'",
 )  # fmt: skip
 """Makes a store one that has never heard of anything later."""

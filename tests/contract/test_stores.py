@@ -31,7 +31,8 @@ from ncclt.testing.store_contract import (
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
-    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records", "changes",
+    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records",
+    "changes", "keys",
     "ncclt_alembic_version",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import HTMLResponse
 
 from ncclt_api import dashboard
-from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.dependencies import CurrentStore, PermittedStudy, StrictQuery
 from ncclt_api.documents import LAST_SHOWN
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.index_view import study_rows
@@ -68,9 +68,10 @@ def show_index(query: Annotated[IndexQuery, Query()], store: CurrentStore, reque
 
 
 @router.get("/studies/{id}")
-def show_study(id: str, query: Annotated[StudyQuery, Query()], store: CurrentStore, request: Request) -> HTMLResponse:
+def show_study(
+    study: PermittedStudy, query: Annotated[StudyQuery, Query()], store: CurrentStore, request: Request
+) -> HTMLResponse:
     """Show one study with its evidence."""
-    study = store.study(id)
     published = store.recommendations(study=study.id)
     now = datetime.now(UTC)
     jobs = NO_JOBS

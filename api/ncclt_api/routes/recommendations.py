@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from ncclt.core.recommendation import Request
-from ncclt_api.dependencies import CurrentStore, StrictQuery, normal_version
+from ncclt_api.dependencies import CurrentStore, PermittedRecommendation, StrictQuery, normal_version
 from ncclt_api.documents import proven_recommendation
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import ProvenRecommendation, RecommendationList
@@ -57,9 +57,9 @@ def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store:
 
 
 @router.get("/{id}", operation_id="getRecommendation", summary="One published revision")
-def get_recommendation(id: str, store: CurrentStore) -> ProvenRecommendation:
+def get_recommendation(found: PermittedRecommendation, store: CurrentStore) -> ProvenRecommendation:
     """Return one revision with its last verifications and attestations."""
-    return proven_recommendation(store, store.recommendation(id))
+    return proven_recommendation(store, found)
 
 
 def explain_absence(store: CurrentStore, *, cluster: str | None, model: str | None) -> None:

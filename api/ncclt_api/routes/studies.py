@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ncclt.errors import NotFoundError
 from ncclt.prove.proof_document import evidence_document
-from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.dependencies import CurrentStore, PermittedStudy, StrictQuery
 from ncclt_api.documents import study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import EvidenceDocument, StudyDetail, StudyList, TrialList
@@ -38,9 +38,8 @@ def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, r
 
 
 @router.get("/{id}", operation_id="getStudy", summary="One study")
-def get_study(id: str, store: CurrentStore) -> StudyDetail:
+def get_study(study: PermittedStudy, store: CurrentStore) -> StudyDetail:
     """Return one study by id or name, with its workload and what it published."""
-    study = store.study(id)
     return study_detail(store, study, store.recommendations(study=study.id))
 
 
@@ -52,9 +51,10 @@ class TrialsQuery(StrictQuery):
 
 
 @router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")
-def list_trials(id: str, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response) -> TrialList:
+def list_trials(
+    study: PermittedStudy, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response
+) -> TrialList:
     """List one page of trials with their measurements, by number; the Link header leads to the next."""
-    study = store.study(id)
     page = store.trial_page(study.id, after=query.after, limit=query.limit)
     following = page[-1].number if len(page) == query.limit else None
     if following is not None:
@@ -65,9 +65,8 @@ def list_trials(id: str, query: Annotated[TrialsQuery, Query()], store: CurrentS
 
 
 @router.get("/{id}/evidence", operation_id="getEvidence", summary="What the newest verdict of a study rests on")
-def get_evidence(id: str, store: CurrentStore) -> EvidenceDocument:
+def get_evidence(study: PermittedStudy, store: CurrentStore) -> EvidenceDocument:
     """Judge the newest verdict again from the stored trials, block by block."""
-    study = store.study(id)
     published = store.recommendations(study=study.id)
     if not published:
         raise NotFoundError(

@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "studies": "ncclt.cli.studies",
     "serve": "ncclt.cli.serve",
     "store": "ncclt.cli.store",
+    "keys": "ncclt.cli.keys",
     "plugin": "ncclt.cli.plugin",
     "config": "ncclt.cli.config",
 }

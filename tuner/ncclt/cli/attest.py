@@ -95,9 +95,10 @@ def _recommendation(id: str, *, server: str | None, storage: str | None, timeout
     if server:
         from ncclt.client.fetch import ClientError, fetch_recommendation
         from ncclt.core.recommendation import Recommendation
+        from ncclt.deliver.offer import api_key
 
         try:
-            found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=os.environ.get("NCCLT_API_KEY"))
+            found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
             kind = NoRecommendationError if error.status == 404 else ServerError
             raise kind(error.message, hint=error.hint) from error
@@ -117,11 +118,10 @@ def keep(attestation: Attestation, *, server: str | None, storage: str | None, t
     """
     if server:
         from ncclt.client.fetch import ClientError, post_attestation
+        from ncclt.deliver.offer import api_key
 
         try:
-            post_attestation(
-                server, attestation.to_document(), timeout_s=timeout_s, api_key=os.environ.get("NCCLT_API_KEY")
-            )
+            post_attestation(server, attestation.to_document(), timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
             kind = NoRecommendationError if error.status == 404 else ServerError
             raise kind(error.message, hint=error.hint) from error

@@ -167,7 +167,7 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
     from ncclt.client.fetch import ClientError, fetch_env
-    from ncclt.deliver.offer import kept_answers
+    from ncclt.deliver.offer import api_key, kept_answers
 
     try:
         fetched = fetch_env(
@@ -185,7 +185,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
             fallback=arguments.fallback,
             **(kept_answers() if arguments.fallback == "cached" else {}),
             # A key on the command line would show in the process list.
-            api_key=os.environ.get("NCCLT_API_KEY"),
+            api_key=api_key(os.environ),
         )
     except ClientError as error:
         kind = {404: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError}.get(

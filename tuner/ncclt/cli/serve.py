@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.options import Storage
-from ncclt.cli.output import say
 from ncclt.errors import MissingDependencyError, UsageError
 
 app = typer.Typer()
@@ -21,8 +20,18 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
     storage: Storage = None,
     dashboard: Annotated[bool, typer.Option(help="Mount optuna-dashboard, read-only, at /dashboard.")] = True,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback even though the store has no keys.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Answer to this name too while the store has no keys, beside localhost; repeatable."),
+    ] = None,
 ) -> None:
-    """Serve recommendations, studies and pages over HTTP."""
+    """Serve recommendations, studies and pages over HTTP.
+
+    Once `ncclt keys create` has made a key, every request needs one. Until then only loopback is listened on.
+    """
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
     for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy"):
@@ -31,10 +40,11 @@ def serve(
     from ncclt.store import default_url
     from ncclt_api.app import serve as run
 
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        say("ncclt: the service has no authentication yet: anyone who can reach this address can read the studies")
     _can_listen(host, port)
-    run(storage or default_url(), host=host, port=port, dashboard=dashboard)
+    run(
+        storage or default_url(), host=host, port=port, dashboard=dashboard,
+        insecure=insecure_no_auth, allow_hosts=allow_host or (),
+    )  # fmt: skip
 
 
 def _can_listen(host: str, port: int) -> None:

@@ -28,6 +28,8 @@ from ncclt.errors import (
 )
 from ncclt.user_dirs import user_folder
 
+_MOST_KEY_BYTES = 1000
+
 _LEAST_S = 0.01
 """Shortest timeout that is passed on: for a socket 0 means no timeout."""
 
@@ -228,7 +230,7 @@ def _fetching(
                 timeout_s=max(deadline_s - time.monotonic(), _LEAST_S),
                 **kept_answers(),
                 fallback="cached" if from_cache else "none",
-                api_key=os.environ.get("NCCLT_API_KEY"),
+                api_key=api_key(os.environ),
             )
         except ClientError as error:
             kind = {404: NoRecommendationError, 410: StaleRecommendationError}.get(error.status or 0, ServerError)
@@ -252,6 +254,28 @@ def kept_answers() -> dict[str, Any]:
     if days and not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5})?", days, re.ASCII):
         raise UsageError(f"NCCLT_CACHE_DAYS is {days!r}, which is not a number of days", hint="for example 7")
     return {"cache_dir": cache_folder() / "env", "max_age_s": float(days) * 86400 if days else MAX_AGE_S}
+
+
+def api_key(environ: Mapping[str, str]) -> str | None:
+    """Return the key of NCCLT_API_KEY, else the one in the file that NCCLT_API_KEY_FILE names; None = there is none.
+
+    Raises:
+        UsageError: the file cannot be read, or does not hold a key alone.
+    """
+    if (key := environ.get("NCCLT_API_KEY")) or not (name := environ.get("NCCLT_API_KEY_FILE")):
+        return key or None
+    try:
+        # Opening a FIFO would wait for a writer.
+        with os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            text = file.read(_MOST_KEY_BYTES + 1) or b""
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"NCCLT_API_KEY_FILE {name!r} cannot be read: {reason(error)}", hint="name a file that holds the key alone"
+        ) from error
+    found = text.decode("latin-1").strip()
+    if not re.fullmatch(rf"[!-~]{{1,{_MOST_KEY_BYTES}}}", found):
+        raise UsageError(f"NCCLT_API_KEY_FILE {name!r} does not hold a key", hint="it holds the key alone, on one line")
+    return found
 
 
 def cache_folder() -> Path:

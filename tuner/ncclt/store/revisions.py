@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
@@ -21,6 +21,9 @@ FIRST_WITH_RECORDS = "0007"
 
 FIRST_WITH_ORIGINS = "0008"
 """The revision that added the origin of recommendations and the numbers of changes."""
+
+FIRST_WITH_KEYS = "0009"
+"""The revision that added the keys of the service."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

@@ -19,6 +19,7 @@ from ncclt.store import recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
+from ncclt.store.keys import Keys
 from ncclt.store.leases import Leases, close_claim
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
@@ -37,7 +38,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store(Records, Leases):
+class Store(Records, Leases, Keys):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.

@@ -143,3 +143,15 @@ records = Table(
     Index("ix_records_recommendation", "kind", "recommendation"),
     Index("ix_records_cluster_model", "kind", "cluster", "model"),
 )
+
+# Who may use the service: the hash of a secret, and what its holder may do.
+keys = Table(
+    "keys",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("digest", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_keys_id"),
+    UniqueConstraint("digest", name="uq_keys_digest"),
+)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.api_key import ApiKey, Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
@@ -329,6 +330,20 @@ class StoreContract:
             other.add_trial("abc123", sample_trial(0))
         assert news() == set()
         assert numbers == sorted(numbers)
+
+    def test_keys_are_found_by_the_hash_of_their_secret(self, store: Store) -> None:
+        """Oldest first; the secret is not there; revoking is final and keeps its first time."""
+        keys = {digest: ApiKey(id=digest[:3], role=Role.REPORT, clusters=("pair",)) for digest in ("bbb1", "aaa2")}
+        for digest, key in keys.items():
+            store.add_key(key, digest=digest)
+        assert list(store.keys().items()) == list(keys.items())
+        with pytest.raises(StoreError, match="already stored"):
+            store.add_key(keys["bbb1"], digest="other")
+        assert store.revoke_key("bbb", now="2026-11-22").revoked == "2026-11-22"
+        assert store.revoke_key("bbb", now="2026-11-23").revoked == "2026-11-22"
+        assert [bool(key.revoked) for key in store.keys().values()] == [True, False]
+        with pytest.raises(NotFoundError):
+            store.revoke_key("zzz", now="2026-11-22")
 
     def test_the_catalogue_joins_shipped_and_added(self, store: Store) -> None:
         """Shipped names are taken, added ones are replaced on demand, unknown ones get close names."""

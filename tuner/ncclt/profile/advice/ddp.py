@@ -214,7 +214,12 @@ class Ddp:
         call = partial(job.call_us, Collective.ALL_REDUCE, assumed=assumed, where=where)
         if hook == "bf16":
             before, after = (job.memory_us(share * size, assumed) for share in _CAST)
-            return Bucket(bytes=size, call_us=0.0 if free else call(size * 2 / DTYPE_SIZES[self.dtype]), before_us=before, after_us=after)
+            return Bucket(
+                bytes=size,
+                call_us=0.0 if free else call(size * 2 / DTYPE_SIZES[self.dtype]),
+                before_us=before,
+                after_us=after,
+            )
         if hook == "powersgd":
             matrices = max(1, round(size / _PIECE_BYTES))
             side = math.sqrt(size / matrices / DTYPE_SIZES[self.dtype])

@@ -1,0 +1,193 @@
+"""Who may do what: every route of the service against every role, and against keys of other clusters."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+
+from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+from ncclt.errors import StoreError
+from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, needed_role
+from ncclt_api.app import create_app
+
+ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3"
+SECRETS = {(role, cluster): f"{PREFIX}{role}-{cluster}" for role in Role for cluster in ("", "leonardo", "elsewhere")}
+PATHS = {
+    "/healthz": None, "/readyz": None,
+    "/v1/clusters": Role.READ, "/v1/clusters/{cluster}": Role.READ, "/v1/clusters/{cluster}/env": Role.READ,
+    "/v1/workloads": Role.READ, "/v1/workloads/{name}": Role.READ,
+    "/v1/studies": Role.READ, "/v1/studies/{id}": Role.READ, "/v1/studies/{id}/trials": Role.READ,
+    "/v1/studies/{id}/evidence": Role.READ,
+    "/v1/recommendations": Role.READ, "/v1/recommendations/{id}": Role.READ,
+    "/v1/attestations": Role.READ, "POST /v1/attestations": Role.REPORT,
+    "/": Role.READ, "/studies/{id}": Role.READ,
+}  # fmt: skip
+"""What each route needs; None = nothing."""
+
+OF_ALL = ("/v1/workloads", "/v1/workloads/{name}")
+"""Routes of no cluster."""
+
+
+def routes(app):
+    """Return every route of every router, however deep the framework keeps it."""
+    found, left = {}, list(app.routes)
+    while left:
+        route = left.pop()
+        if isinstance(route, APIRoute):
+            for method in route.methods:
+                found[(f"{method} " if method != "GET" else "") + route.path] = (method, route.path)
+        left += getattr(getattr(route, "original_router", None), "routes", [])
+    return found
+
+
+@pytest.fixture(scope="module")
+def service(samples, profiles, tmp_path_factory):
+    """The service on a filled store with a key of each role, for all clusters, for leonardo and for another one."""
+    from ncclt.store import open_store
+
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('keys')}/ncclt.db", profiles=profiles) as store:
+        samples.fill(store)
+        for (role, cluster), secret in SECRETS.items():
+            key = ApiKey(id=f"{role}-{cluster}", role=role, clusters=(cluster,) if cluster else ())
+            store.add_key(key, digest=digest_of(secret))
+        with TestClient(create_app(store, fresh_s=0)) as client:
+            client.store = store
+            yield client
+
+
+def ask(service, method, path, secret, **more):
+    path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
+    path = path.replace("{id}", "0c0ffee1" if "recommendations" in path else "5e1f00aa")
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    return service.request(method, path, headers=headers, **more)
+
+
+def test_every_route_has_an_entry(service):
+    assert set(routes(service.app)) == set(PATHS)
+    assert {name: needed_role(*routes(service.app)[name]) for name in PATHS} == PATHS
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_roles(service, name):
+    method, path = routes(service.app)[name]
+    needed = PATHS[name]
+    assert (ask(service, method, path, None).status_code == 401) == (needed is not None)
+    for role in Role:
+        status = ask(service, method, path, SECRETS[role, ""]).status_code
+        assert status != 401
+        assert (status == 403) == (needed is not None and not role.includes(needed))
+
+
+@pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name]])
+def test_keys_of_one_cluster(service, name, samples):
+    """A list must be asked for by cluster; what belongs to another cluster is refused."""
+    method, path = routes(service.app)[name]
+    mine, other = (SECRETS[Role.ADMIN, cluster] for cluster in ("leonardo", "elsewhere"))
+    query = {
+        "/v1/clusters/{cluster}/env": {"model": "bert"}, "/v1/attestations": {"recommendation": "0c0ffee1"},
+        "/v1/studies": {"cluster": "leonardo"}, "/v1/recommendations": {"cluster": "leonardo"},
+        "/": {"cluster": "leonardo"}, "/v1/clusters": {"cluster": "leonardo"},
+    }.get(name, {})  # fmt: skip
+    report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document()
+    body = {"json": report} if method == "POST" else {}
+    assert ask(service, method, path, mine, params=query, **body).status_code not in (401, 403)
+    status = ask(service, method, path, other, params=query, **body).status_code
+    assert status == (200 if name in OF_ALL else 403)
+    if "cluster" in query:
+        assert ask(service, method, path, mine).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer ", f"Bearer {PREFIX}wrong", "Basic abc", f"Bearer {'x' * 100_000}", "Bearer \u00fc".encode(),
+     f"bearer {digest_of(SECRETS[Role.ADMIN, ''])}", "Bearer a b c"],
+)  # fmt: skip
+def test_what_is_no_key_is_401_and_says_how_to_get_one(service, authorization):
+    answer = service.get(ENV, headers={"Authorization": authorization})
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ncclt"')
+    assert answer.json()["type"] == "urn:ncclt:problem:unauthorized"
+    assert "ncclt keys create" in answer.json()["hint"]
+    assert "x" * 300 not in answer.text
+
+
+def test_a_kept_answer_needs_a_key_too_and_a_revoked_one_gets_nothing(service):
+    secret = new_secret()
+    key = ApiKey(id="short", role=Role.READ, expires="2999-01-01")
+    service.store.add_key(key, digest=digest_of(secret))
+    assert ask(service, "GET", ENV, secret).status_code == 200
+    assert service.get(ENV).status_code == 401
+    service.store.revoke_key("short", now="2026-11-22")
+    refused = ask(service, "GET", ENV, secret)
+    assert (refused.status_code, refused.json()["detail"]) == (401, "the key short was revoked")
+
+
+def test_an_expired_key_is_refused(service):
+    service.store.add_key(ApiKey(id="old", role=Role.READ, expires="2020-01-01"), digest=digest_of("old"))
+    assert ask(service, "GET", ENV, "old").json()["detail"] == "the key old has expired"
+
+
+def test_a_page_of_another_host_may_not_write(service):
+    headers = {"Authorization": f"Bearer {SECRETS[Role.ADMIN, '']}", "Origin": "https://elsewhere.example"}
+    assert service.post("/v1/attestations", json={}, headers=headers).status_code == 403
+    assert (
+        service.post("/v1/attestations", json={}, headers={**headers, "Origin": "http://testserver"}).status_code == 422
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:9", 200), ("rebound.example", 421),
+        ("127.0.0.1.evil", 421), ("", 421),
+    ],
+)  # fmt: skip
+def test_without_keys_only_known_names_are_answered_to(filled_store, host, status):
+    with TestClient(create_app(filled_store, hosts=("127.0.0.1", "localhost", "[::1]"))) as service:
+        assert service.get("/v1/studies", headers={"Host": host}).status_code == status
+
+
+def test_the_last_known_keys_hold_while_the_database_is_away():
+    class Store:
+        away = False
+
+        def keys(self):
+            if self.away:
+                raise StoreError("away")
+            return {digest_of("mine"): ApiKey(id="a", role=Role.READ)}
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    store, now = Store(), [0.0]
+    access = AccessMiddleware(app, store=lambda: store, fresh_s=0, clock=lambda: now[0])
+
+    async def status(secret):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"authorization", f"Bearer {secret}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/v1/studies", "query_string": b"", "headers": headers}
+        await access(scope, None, send)
+        return sent[0]["status"]
+
+    async def test():
+        assert [await status("mine"), await status("other")] == [200, 401]
+        store.away = True
+        now[0] += 3600
+        assert [await status("mine"), await status("other")] == [200, 401]
+        now[0] += LAST_KNOWN_S
+        assert await status("mine") == 503
+
+    asyncio.run(test())
+
+
+def test_the_secret_is_nowhere_in_the_store(service):
+    assert all(secret not in str(service.store.keys()) for secret in SECRETS.values())
+    assert replace(ApiKey(id="a", role=Role.READ)).to_document()["role"] == "read"
+    assert len(new_secret()) >= len(PREFIX) + 43
+    assert new_secret() != new_secret()

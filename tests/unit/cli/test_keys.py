@@ -1,0 +1,57 @@
+"""`ncclt keys`: the secret is printed once, and only its hash is kept."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ncclt.cli.keys import app
+from ncclt.core.api_key import digest_of
+from ncclt.errors import NotFoundError, UsageError
+
+
+@pytest.fixture
+def call(command):
+    """Return a caller of a subcommand that gives its standard output."""
+
+    def run(*words):
+        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    return run
+
+
+def test_a_key_is_created_listed_and_revoked(call, command):
+    secret = call("create", "--role", "report", "--cluster", "leonardo", "--note", "job starts").strip()
+    (key,) = json.loads(call("list", "--json"))["keys"]
+    assert (key["role"], key["clusters"], key["note"], key["revoked"]) == ("report", ["leonardo"], "job starts", "")
+    assert key["expires"][:4] > key["created"][:4]
+    assert list(command.store.keys()) == [digest_of(secret)]
+    assert secret.encode() not in command.store.path.read_bytes()
+    call("revoke", key["id"])
+    assert "no longer valid" in call("list")
+    assert json.loads(call("list", "--json"))["keys"][0]["revoked"]
+
+
+def test_a_key_may_be_kept_for_ever(call):
+    call("create", "--expires", "never")
+    assert json.loads(call("list", "--json"))["keys"][0]["expires"] == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("--expires", "0"), ("--expires", "soon"), ("--note", "x" * 201), ("--note", "a\nb")]
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_stored(call, command, words):
+    with pytest.raises(UsageError):
+        call("create", *words)
+    assert command.store.keys() == {}
+
+
+def test_unknown_clusters_and_keys_are_named(call, command):
+    with pytest.raises(NotFoundError, match="leonrado"):
+        call("create", "--cluster", "leonrado")
+    with pytest.raises(NotFoundError, match="abc"):
+        call("revoke", "abc")
+    assert command.store.keys() == {}

@@ -1,0 +1,92 @@
+"""`ncclt keys`: who may use the service."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
+from ncclt.errors import UsageError
+
+app = typer.Typer(help="Create, list and revoke the keys of the service.", no_args_is_help=True)
+
+_MOST_NOTE = 200
+
+
+@app.command("create")
+def create(
+    role: Annotated[Role, typer.Option(help="What the key may do; each may do what those before it may.")] = Role.READ,
+    cluster: Annotated[list[str] | None, typer.Option(help="Only for this cluster; repeatable. Default: all.")] = None,
+    expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = "365",
+    note: Annotated[str, typer.Option(help="Who or what uses it.")] = "",
+    storage: Storage = None,
+) -> None:
+    """Create a key and print its secret, which is shown only now; the store keeps its hash.
+
+    Once there is a key, the service refuses requests without one. Launchers read it from NCCLT_API_KEY, or from the file
+    that NCCLT_API_KEY_FILE names.
+    """
+    from ncclt.store import open_store
+    from ncclt.store.store import utc_now
+
+    if len(note) > _MOST_NOTE or not note.isprintable():
+        raise UsageError(f"--note has at most {_MOST_NOTE} printable characters")
+    until = "" if expires == "never" else _in_days(expires)
+    secret = new_secret()
+    digest = digest_of(secret)
+    key = ApiKey(
+        id=digest[:12], role=role, clusters=tuple(sorted(set(cluster or ()))), note=note, created=utc_now(),
+        expires=until,
+    )  # fmt: skip
+    with open_store(storage) as store:
+        for name in key.clusters:
+            store.cluster(name)
+        store.add_key(key, digest=digest)
+    say(f"ncclt: key {key.id}, {role}, {f'expires {until[:10]}' if until else 'never expires'}; keep the secret:")
+    sys.stdout.write(f"{secret}\n")
+
+
+@app.command("list")
+def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
+    """List the keys, oldest first; secrets are not kept."""
+    from ncclt.store import open_to_read
+    from ncclt.store.store import utc_now
+
+    with open_to_read(storage) as store:
+        found = list(store.keys().values())
+    if as_json:
+        print_json({"schema": 1, "keys": [key.to_document() for key in found]})
+        return
+    rows = [
+        (
+            key.id, key.role.value, ", ".join(key.clusters) or "all", key.created[:10], key.expires[:10] or "never",
+            "no longer valid" if key.invalid(utc_now()) else "valid", key.note,
+        )
+        for key in found
+    ]  # fmt: skip
+    print_table(("key", "role", "clusters", "created", "expires", "state", "note"), rows)
+
+
+@app.command("revoke")
+def revoke(
+    id: Annotated[str, typer.Argument(help="Of the key, see `ncclt keys list`.")], storage: Storage = None
+) -> None:
+    """Revoke a key: every service refuses it within a second."""
+    from ncclt.store import open_store
+    from ncclt.store.store import utc_now
+
+    with open_store(storage) as store:
+        key = store.revoke_key(id, now=utc_now())
+    say(f"ncclt: the key {key.id} was revoked at {key.revoked}")
+
+
+def _in_days(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", text):
+        raise UsageError(f"--expires {text!r} is not a number of days", hint="for example 90, or never")
+    return (datetime.now(UTC) + timedelta(days=int(text))).isoformat(timespec="milliseconds")

@@ -1,0 +1,76 @@
+"""Keys of the service: who may do what, on which clusters, and until when. The secret itself is never kept."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from ncclt.core.documents import Documented, Shape
+
+PREFIX = "ncclt_"
+"""Secret scanners find a key by it."""
+
+_SECRET_BYTES = 32
+
+
+class Role(StrEnum):
+    """What a key may do; each role may do what those before it may."""
+
+    READ = "read"
+    REPORT = "report"
+    TUNE = "tune"
+    APPROVE = "approve"
+    ADMIN = "admin"
+
+    def includes(self, other: Role) -> bool:
+        """Return whether this role may do what the other may."""
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey(Documented):
+    """A key as it is stored.
+
+    Attributes:
+        id: short, public.
+        role: what it may do.
+        clusters: names of those it is for; empty = all.
+        note: who or what uses it.
+        created: ISO time.
+        expires: ISO time; empty = never.
+        revoked: ISO time; empty = it is valid.
+    """
+
+    SHAPE: ClassVar = Shape(schema=1)
+
+    id: str
+    role: Role
+    clusters: tuple[str, ...] = ()
+    note: str = ""
+    created: str = ""
+    expires: str = ""
+    revoked: str = ""
+
+    def invalid(self, now: str) -> str:
+        """Return why the key is no longer valid; empty = it is.
+
+        Args:
+            now: ISO time in UTC, as the others.
+        """
+        if self.revoked:
+            return f"the key {self.id} was revoked"
+        return f"the key {self.id} has expired" if self.expires and self.expires <= now else ""
+
+
+def new_secret() -> str:
+    """Return a new secret of 32 random bytes."""
+    return PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def digest_of(secret: str) -> str:
+    """Return what is stored of a secret: its SHA-256; random bytes need no slower hash."""
+    return hashlib.sha256(secret.encode()).hexdigest()

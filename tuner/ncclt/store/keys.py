@@ -1,0 +1,67 @@
+"""Keys of the service as rows, found by the hash of their secret."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from sqlalchemy import Connection, insert, select, text, update
+
+from ncclt.core.api_key import ApiKey
+from ncclt.errors import NotFoundError
+from ncclt.store.database import Database
+from ncclt.store.documents import stored, to_text
+from ncclt.store.failures import repeatable
+from ncclt.store.revisions import FIRST_WITH_KEYS, VERSION_QUERY
+from ncclt.store.tables import keys
+
+
+class Keys:
+    """The part of a store that keeps keys; see `Store`."""
+
+    _database: Database
+    is_patient: bool
+
+    @repeatable
+    def add_key(self, key: ApiKey, *, digest: str) -> None:
+        """Store a key under the hash of its secret, once; StoreError if another one has its id."""
+        with self._database.alone(conflict=f"the key {key.id} is already stored") as connection:
+            row = {"id": key.id, "digest": digest, "document": to_text(key.to_document())}
+            same = [keys.c[name] == value for name, value in row.items()]
+            if connection.execute(select(keys.c.id).where(*same)).first() is None:
+                connection.execute(insert(keys).values(**row))
+
+    @repeatable
+    def keys(self) -> dict[str, ApiKey]:
+        """Return every key by the hash of its secret, oldest first; none in a store that was not migrated."""
+        with self._database.reading() as connection:
+            if (connection.execute(text(VERSION_QUERY)).scalar() or "") < FIRST_WITH_KEYS:
+                return {}
+            rows = connection.execute(select(keys).order_by(keys.c.sequence)).all()
+        return {row.digest: _read(row.id, row.document) for row in rows}
+
+    @repeatable
+    def revoke_key(self, id: str, *, now: str) -> ApiKey:
+        """Revoke a key, from `now` on, and return it; one that was revoked before stays as it is.
+
+        Raises:
+            NotFoundError: there is no key of this id.
+        """
+        with self._database.alone() as connection:
+            key = self._key(connection, id)
+            if not key.revoked:
+                key = replace(key, revoked=now)
+                connection.execute(update(keys).where(keys.c.id == id).values(document=to_text(key.to_document())))
+        return key
+
+    @staticmethod
+    def _key(connection: Connection, id: str) -> ApiKey:
+        document = connection.execute(select(keys.c.document).where(keys.c.id == id)).scalar()
+        if document is None:
+            raise NotFoundError(f"there is no key {id!r}", hint="`ncclt keys list` shows all")
+        return _read(id, document)
+
+
+def _read(id: str, document: str) -> ApiKey:
+    with stored(f"the key {id}"):
+        return ApiKey.from_document(json.loads(document))
