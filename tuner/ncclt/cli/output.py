@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from ncclt.errors import (
     NccltError,
@@ -77,10 +77,12 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", caption=caption or None, caption_justify="left")
-    for title in header:
+    for position, title in enumerate(header):
         number = title in numbers
-        whole = number or title == header[0]
-        table.add_column(title, justify="right" if number else "left", overflow="fold", no_wrap=whole)
+        # Names and figures stay whole; where even these do not fit, an ellipsis shows it.
+        whole = number or title == header[0] or not any(" " in row[position] for row in rows)
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if whole else "fold"
+        table.add_column(title, justify="right" if number else "left", overflow=overflow, no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(stderr=to_stderr)
