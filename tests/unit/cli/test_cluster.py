@@ -1,5 +1,6 @@
 """`ncclt cluster` as a user calls it."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.cluster import app
+from ncclt.cli.output import print_table
 from ncclt.errors import InputError, UsageError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -29,10 +31,26 @@ def call(command):
 def test_what_was_seen_becomes_a_cluster(call, command):
     printed, said = call("detect", "--from", HEALTHY, "--name", "mine", "--set", "description=rack 7")
 
-    assert "link_gbps 450 topo.txt: 18 NVLinks of 25 GB/s" in " ".join(printed.split())
+    assert "link_gbps 450 GB/s (3600 Gb/s) topo.txt: 18 NVLinks of 25 GB/s" in " ".join(printed.split())
     assert "next: ncclt tune --model bert --cluster mine" in said
     assert command.store.cluster("mine").description == "rack 7"
     assert command.store.cluster("mine").nic_gbps == 50.0
+
+
+def test_names_stay_whole_in_a_narrow_terminal(monkeypatch):
+    """Only texts of several words are folded."""
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_table(("name", "fabric", "text"), [("8x-a100-sxm4-80gb", "infiniband", "one word after another " * 4)])
+
+    lines = screen.getvalue().splitlines()
+    assert lines[1].startswith("8x-a100-sxm4-80gb  infiniband  one word")
+    assert len(lines) > 2
+    assert max(map(len, lines[1:])) <= 60
 
 
 def test_a_pattern_of_the_shell_and_a_name_of_its_own(call, command):
@@ -140,6 +158,7 @@ def test_files_that_cannot_be_used(call, tmp_path, content, said):
         ("detect", "--from", HEALTHY, "--set", "nic_gbps=..."),
         ("detect", "--launcher", "kubernetes"),
         ("detect", "--launcher", "none-such"),
+        ("detect", "--launcher", "simulate"),
         ("show", "leonardo", "--toml", "--json"),
     ],
 )

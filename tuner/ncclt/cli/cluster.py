@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,9 @@ from ncclt.cli.cluster_detect import detect
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import InputError, UsageError, reason
+
+_WIDE = 120
+"""Columns of a terminal that has room for descriptions."""
 
 app = typer.Typer(help="List, show, add and detect clusters.", no_args_is_help=True)
 
@@ -45,7 +49,10 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
         for e in entries
         for c in (e.item,)
     ]
-    print_table(("name", "nodes x GPUs", "GPU", "links", "fabric", "NCCL", "origin", "description"), rows)
+    header = ("name", "nodes x GPUs", "GPU", "links", "fabric", "NCCL", "origin", "description")
+    # `cluster show` has the description where the terminal has no room for it.
+    shown = slice(-1) if sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE else slice(None)
+    print_table(header[shown], [row[shown] for row in rows])
 
 
 @app.command("show")

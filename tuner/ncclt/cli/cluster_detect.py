@@ -20,6 +20,7 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.health.detect.detection import Detection
+    from ncclt.health.detect.seen import Seen
     from ncclt.health.doctor import Facts
 
 _OF_DETECTION = {
@@ -27,7 +28,7 @@ _OF_DETECTION = {
         "Look at nodes through mpirun, slurm or ssh, and start one small all_reduce there with NCCL's log on; local "
         "and torchrun do so on this machine. Default: slurm in an allocation, else this machine without the all_reduce."
     ),
-    "nodes": Option("Nodes to look at.", least=1),
+    "nodes": Option("Nodes to look at; default: those of the allocation, up to 32, else 1.", least=1),
     "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
     "hosts": Option("Nodes to look at by name, comma-separated.", comma=True),
     "nccl_version": Option("NCCL version of the jobs, if no log shows it."),
@@ -82,7 +83,7 @@ def detect(
     if as_json:
         print_json({**found.to_document(), "not_seen": list(missing)})
     elif not dry_run:
-        print_table(("field", "value", "seen in"), [(s.field, _shown(s.value), s.source) for s in found.found.values()])
+        print_table(("field", "value", "seen in"), [(s.field, _shown(s), s.source) for s in found.found.values()])
     for line in (*missing, *found.notes):
         say(f"ncclt: note: {line}")
     cluster = found.cluster(_command(paths, target, found.name, given, storage))
@@ -93,8 +94,10 @@ def detect(
     _store(found, cluster, nodes, storage, replace=replace)
 
 
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+def _shown(seen: Seen) -> str:
+    from ncclt.core.cluster_file import BANDWIDTHS, shown_gbps
+
+    return shown_gbps(seen.value) if seen.field in BANDWIDTHS else str(seen.value)
 
 
 def _given(texts: list[str]) -> dict[str, str]:

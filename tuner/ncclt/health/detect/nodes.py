@@ -19,10 +19,11 @@ from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import cpu_vendor
 from ncclt.health.doctor.matrix import parse_matrix
 from ncclt.health.doctor.service import examine_here, job_of_unknown_gpus, start_log
+from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of
 from ncclt.measure.redact import without_secrets
-from ncclt.measure.target import SHARES_FILES, Target
+from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.facts import LogFacts
 
@@ -39,6 +40,9 @@ _PARTS = {
     "peer_memory": "ls -d /sys/module/nvidia_peermem",
 }
 """Part -> the command that prints it; one that fails prints nothing on stdout."""
+
+_MOST_GRANTED = 32
+"""Nodes of an allocation that are looked at without --nodes; a node answers with some 30 KB."""
 
 _MARK = "ncclt-part "
 _NODE = "ncclt-node"
@@ -70,18 +74,29 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
             "--launcher kubernetes: nodes are not asked, since that takes pods and an image of your own",
             hint="run `ncclt cluster detect` in a pod with all GPUs of a node, or give saved outputs by --from",
         )
+    asked = target.reason == "as asked"
+    if asked and not target.is_launched:
+        raise UsageError(
+            f"--launcher {target.launcher} reaches no nodes", hint="leave it out, or use slurm, mpirun or ssh"
+        )
     if not target.is_launched or target.launcher in SHARES_FILES:
         facts = examine_here(environ).facts
         nodes, missing = [replace(facts, missing=())], facts.missing
     else:
-        shape = job_of_unknown_gpus(nodes=target.nodes or len(target.hosts) or 1, gpus_per_node=1)
+        shape = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=1)
         found, missing = ask_nodes(launcher_of(shape, target, target.hosts[: shape.nodes], environ=environ))
         nodes = list(found.values())
-    if target.is_launched and target.reason == "as asked":
+    if asked:
         log, problems = _log_of_start(nodes, target, environ)
         nodes.append(Facts(log=log))
         missing = (*missing, *problems)
     return tuple(nodes), missing
+
+
+def nodes_to_look_at(target: Target, environ: Mapping[str, str]) -> int:
+    """Return how many nodes to look at: as asked, else those of the allocation up to a limit, else one."""
+    granted = granted_hosts(environ) if target.launcher in TAKES_GRANTED else ()
+    return target.nodes or len(target.hosts) or min(len(granted), _MOST_GRANTED) or 1
 
 
 def _log_of_start(
@@ -90,7 +105,7 @@ def _log_of_start(
     gpus = target.gpus_per_node or min((len(m.gpus) for facts in nodes for m in facts.matrices), default=0)
     if not gpus:
         return LogFacts(), ("NCCL was not started, since no node shows GPUs",)
-    job = job_of_unknown_gpus(nodes=target.nodes or len(target.hosts) or 1, gpus_per_node=gpus)
+    job = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=gpus)
     kept = replace(target, keep_env=True)
     try:
         starter = launcher_of(job, kept, kept.hosts[: job.nodes], environ=environ)
