@@ -9,6 +9,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.errors import HostLostError
+from ncclt.health.detect.nodes import ask_nodes
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import members, new_mark
@@ -50,6 +51,15 @@ class TestSshLauncher(LauncherContract):
 
     def launcher(self):
         return over_ssh(self._sshd, self._sshd.hosts[0])
+
+
+def test_nodes_are_asked_what_they_are(sshd):
+    """Both answer at once, and neither spoils the other's lines."""
+    nodes, missing = ask_nodes(over_ssh(sshd, *sshd.hosts))
+
+    assert len(nodes) == 2
+    assert {facts.cpu for facts in nodes.values()} <= {"intel", "amd", "arm"}
+    assert not [text for text in missing if "damaged" in text or "failed" in text]
 
 
 def test_two_hosts_compute_together_with_a_file_that_they_are_sent(sshd, tmp_path):

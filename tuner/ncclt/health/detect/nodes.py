@@ -46,14 +46,15 @@ _MOST_GRANTED = 32
 
 _MARK = "ncclt-part "
 _NODE = "ncclt-node"
-_LINE = re.compile(rf"{_NODE} ([\w.-]{{1,255}}) ([A-Za-z0-9+/=]+)")
+_LINE = re.compile(rf"{_NODE} ([\w.-]{{1,255}}) (\d+) ([A-Za-z0-9+/=]+)")
 _MOST_BYTES = 64 * 1024 * 1024
 
 SCRIPT = (
     "{ "
     + "; ".join(f"echo '{_MARK}{part}'; {command} 2>/dev/null" for part, command in _PARTS.items())
-    # Short lines: launchers pass them on whole, and lines of several nodes may alternate.
-    + f'; }} | gzip -c | base64 -w 512 | sed "s/^/{_NODE} $(uname -n) /"'
+    # torchrun turns $$ into $, so a shell inside asks for the number that tells equal host names apart.
+    # Short lines, written one by one: lines of several nodes may alternate, and gzip notices any that were cut.
+    + f"; }} | gzip -c | base64 -w 512 | sed -u \"s/^/{_NODE} $(uname -n) $(sh -c 'echo $PPID') /\""
 )
 """What runs on each node. Its output is packed, because launchers prefix, cut and mix lines."""
 
@@ -129,15 +130,16 @@ def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
         said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[-1:]
         why = result.failure or ("no answer in time" if result.timed_out else f"exit code {result.exit_code}")
         missing.append(f"asking the nodes by {launcher.name} failed: {without_secrets('; '.join([why, *said]))}")
-    packed: dict[str, list[str]] = defaultdict(list)
-    for host, piece in _LINE.findall(result.stdout):
-        packed[host].append(piece)
-    nodes = {}
-    for host, pieces in packed.items():
+    packed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for host, process, piece in _LINE.findall(result.stdout):
+        packed[host, process].append(piece)
+    nodes: dict[str, Facts] = {}
+    for (named, process), pieces in packed.items():
+        host = f"{named} ({process})" if named in nodes else named  # containers may share a name
         try:
             text = _unpacked("".join(pieces))
         except (ValueError, EOFError, OSError, zlib.error):
-            missing.append(f"the answer of {host} is damaged")
+            missing.append(f"the answer of {host} is damaged: run it again, or on fewer nodes")
             continue
         nodes[host], problems = facts_of_text(host, text)
         missing += problems
