@@ -79,6 +79,7 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/search.py --quick
 	$(BIN)/python bench/policy.py
 	$(BIN)/python bench/verdict.py
+	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/preflight.py
 	$(BIN)/python bench/plugin.py
 	$(BIN)/python bench/persistent.py

@@ -141,7 +141,7 @@ def _print(advice: Advice, simulated: bool) -> None:
     explained_us = max(0.0, advice.model_us - job.compute_us)
     if job.step_us is not None and explained_us < 0.8 * advice.exposed_us:
         print(f"  by its model {explained_us / 1e3:.2f} ms of it is waiting for gradients and slow ranks;")
-        print("  the rest are gaps in compute, where the CPU launches late: no row shortens those")
+        print("  the rest is in gaps of compute, where the CPU launches late: no row shortens those")
     rows = [(number, row.change, row.prediction) for number, row in enumerate(advice.rows, 1) if row.prediction]
     header = ("", "PREDICTED", "step", "range", "speed-up", "")
     print_table(

@@ -1,5 +1,7 @@
 """The table of changes: what it can know, what it must not claim, and what it refuses."""
 
+import ast
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -196,3 +198,31 @@ def test_other_parallel_jobs_are_refused():
         _advise(_workload(_calls(Collective.ALL_TO_ALL, 800)), given=StepTimes(compute_us=9.0))
     with pytest.raises(UsageError, match="one GPU"):
         _advise(_workload(_calls(REDUCE, 8)), NODE.sized(gpus_per_node=1), given=StepTimes(compute_us=9.0))
+
+
+def test_every_line_to_try_is_valid_for_the_pytorch_at_hand():
+    """Imports are made for real, and options looked up in the signatures that take them."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    assert isinstance(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, int)
+    takers = {"DDP": DistributedDataParallel, "PowerSGDState": PowerSGDState}
+    takers |= {"MixedPrecisionPolicy": MixedPrecisionPolicy, "fully_shard": fully_shard}
+    jobs = [
+        _workload(_calls(REDUCE, 4 * 10**8), step_time_us=2e5, exposed_us=5e4),
+        _workload(*ddp_messages([("w", (1024, 1024))] * 60, "float32"), step_time_us=2e5, exposed_us=5e4),
+        _sharded(step_time_us=6e5, exposed_us=2e5),
+    ]
+    lines = [row.change.code for job in jobs for row in _advise(job).rows if row.change.code]
+    assert len(lines) > 20
+    looked_up = set()
+    for line in lines:
+        for node in ast.walk(ast.parse(line)):
+            if isinstance(node, ast.ImportFrom):
+                exec(ast.unparse(node), {})
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in takers:
+                known = inspect.signature(takers[node.func.id]).parameters
+                looked_up |= {keyword.arg for keyword in node.keywords}
+                assert {keyword.arg for keyword in node.keywords} <= set(known)
+    assert {"bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "reshard_after_forward"} <= looked_up

@@ -68,3 +68,9 @@ def test_collectives_that_were_not_recorded_are_corrected_like_all_reduce():
     plain, recorded = (call_times(_workload((2**24, us)), ONE_NODE, {}) for us in (None, 9e5))
     ratio = recorded.time_us(REDUCE, 2**24) / plain.time_us(REDUCE, 2**24)
     assert recorded.time_us(GATHER, 2**24) == pytest.approx(ratio * plain.time_us(GATHER, 2**24))
+
+
+def test_another_number_of_nodes_takes_what_the_model_says_of_both():
+    plain, measured = (call_times(_workload((64, None)), ONE_NODE, curves) for curves in ({}, CURVE))
+    ratio = plain.time_us(REDUCE, 2**24, TWO_NODES) / plain.time_us(REDUCE, 2**24)
+    assert measured.time_us(REDUCE, 2**24, TWO_NODES) == pytest.approx(1000 * ratio)

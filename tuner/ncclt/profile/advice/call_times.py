@@ -80,7 +80,12 @@ class CallTimes:
             if size > last:
                 return most_us * size / last
             return least_us * min(1.0, _modelled_us(collective, size, where) / _modelled_us(collective, first, where))
-        return _modelled_us(collective, size, where)
+        modelled_us = _modelled_us(collective, size, where)
+        if where != self.cluster and self._curve(collective, self.cluster):
+            # What the model misses here it is taken to miss there.
+            here_us = self._on_curve(collective, size, self.cluster)
+            return here_us * modelled_us / _modelled_us(collective, size, self.cluster)
+        return modelled_us
 
     def _factors(self, collective: Collective) -> Factors:
         return self.factors.get(collective) or next(iter(self.factors.values()), ())

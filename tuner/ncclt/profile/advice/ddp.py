@@ -93,7 +93,7 @@ class Ddp:
         yield from self._hooks()
         yield Change(
             name=f"gradient accumulation over {ACCUMULATED}",
-            code="with model.no_sync(): loss.backward()    # all micro-batches but the last",
+            code="with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last",
             modelled=self._accumulated,
             why=f"time per micro-batch; the batch of an optimizer step is {ACCUMULATED} times as large",
         )

@@ -68,8 +68,8 @@ class Fsdp:
         if self.width > 2:
             yield Change(
                 name="gradients reduced in bf16",
-                code="fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
-                "reduce_dtype=torch.bfloat16))",
+                code="from torch.distributed.fsdp import MixedPrecisionPolicy; fully_shard(block, "
+                "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))",
                 modelled=self._with(width=2.0),
                 lossy=True,
             )
