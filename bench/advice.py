@@ -26,6 +26,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NccltError
 from ncclt.profile.advice.advice import Advice, StepTimes, advise
 from ncclt.profile.advice.call_times import call_times
+from ncclt.profile.advice.ddp import BUCKET_COPY
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.views.estimate import Curve
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
@@ -113,6 +114,7 @@ def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
         ("PowerSGD", "PowerSGD", 1e3 / 7.5),
     ):
         yield _row(VIT, system, "ViT-L/32", change, measured, _of(l40s, name))
+    yield _copies(l40s, "1 x L40S", 1e3 / 8.91, 1e3 / 8.40)
     system, base = "8 x A100 40 GB, NVSwitch", 1e3 / (5.17 * 0.92)
     a100 = advise(_one_bucket(base, 1e3 / 5.04, None), clusters["aws-p4d"], given=StepTimes(), measured={})
     for change, name, known, said in (
@@ -121,6 +123,18 @@ def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
         ("bf16 compression", "bf16 or fp16", None, f"slower than {base:.1f} ms"),
     ):
         yield _row(VIT, system, "ViT-L/32", change, known, _of(a100, name), said)
+    yield _copies(a100, "1 x A100 40 GB", 1e3 / 5.17, 1e3 / 5.04)
+
+
+def _copies(advice: Advice, system: str, without_ms: float, with_ms: float) -> Row:
+    """DDP on one GPU: nothing is sent, and gradients are copied into the bucket and out of it."""
+
+    def step_ms(memory: float) -> float:
+        touched = BUCKET_COPY[True] * VIT_BYTES
+        return without_ms + advice.job.memory_us(touched, replace(LIKELY, memory=memory)) / 1e3
+
+    times = (step_ms(LIKELY.memory), step_ms(0.95), step_ms(0.6))
+    return _row(VIT, system, "ViT-L/32", "DDP on one GPU: copies", with_ms, times)
 
 
 def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:

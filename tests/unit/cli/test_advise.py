@@ -8,8 +8,11 @@ import pytest
 from ncclt.cli.advise import advise
 from ncclt.cli.profile import import_files
 from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
+from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
+from ncclt.testing.store_contract import sample_cluster, sample_study, sample_trial
 
 pytest.importorskip("torch")
 
@@ -114,6 +117,21 @@ def test_options_that_make_no_sense(command, words):
 def test_a_cluster_without_a_network_has_no_row_for_more_nodes(command):
     document = _json(command, "--profile", "bert", "--cluster", "pcie-pair", "--compute-ms", "100")
     assert not any("nodes x" in row["change"] for row in document["changes"])
+
+
+def test_simulated_studies_are_named(command):
+    cluster = replace(sample_cluster("fabric"), gpus_per_node=8, nic_gbps=31.25)
+    command.store.add_cluster(cluster)
+    study = replace(sample_study("sim", id="sim"), cluster=cluster.sized(nodes=2), simulated=True)
+    command.store.open_study(study)
+    message = Message(
+        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=28351488, group_size=16, spans_nodes=True
+    )
+    result = TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=message, samples_us=(9e4,)),))
+    command.store.add_trial("sim", replace(sample_trial(0), setting=DEFAULT, result=result))
+    words = ("--profile", "bert", "--cluster", "fabric", "--nodes", "2", "--compute-ms", "100")
+    assert _json(command, *words)["simulated"]
+    assert "SIMULATED" in command(advise, *words)
 
 
 def test_a_job_in_several_groups_is_refused(command):

@@ -38,7 +38,7 @@ written (1), new error (3); torch/distributed/algorithms/ddp_comm_hooks/powerSGD
 _POWER_SGD_TENSOR_US = 50.0
 """Orthogonalisation and small kernels per matrix at worst: about ten launches of 5 µs."""
 
-_BUCKET_COPY = (2.0, 4.0)
+BUCKET_COPY = (2.0, 4.0)
 """Bytes touched per byte of gradients by the copy out of the buckets, which gradient_as_bucket_view saves; at best also
 by the one into them (torch/csrc/distributed/c10d/reducer.cpp, finalize_bucket_dense and copy_grad)."""
 
@@ -138,7 +138,7 @@ class Ddp:
 
     def _copied_us(self, assumed: Assumed) -> float:
         """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""
-        copied_us = self.job.memory_us(_BUCKET_COPY[assumed.calls < 0] * self.bytes, assumed)
+        copied_us = self.job.memory_us(BUCKET_COPY[assumed.calls < 0] * self.bytes, assumed)
         seen_us = self.job.workload.copied_us
         if seen_us is None:
             return copied_us
