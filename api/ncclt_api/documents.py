@@ -140,4 +140,5 @@ def _workload_fields(workload: Workload) -> dict[str, Any]:
 
 
 def _study_fields(study: Study) -> dict[str, Any]:
-    return study.to_document() | {"model": study.workload.name, "workload_digest": study.workload.digest()}
+    names = {"model": study.workload.name, "workload_digest": study.workload.digest(), "label": study.label}
+    return study.to_document() | names

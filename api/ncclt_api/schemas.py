@@ -43,6 +43,7 @@ class AvailableShape(AnswerModel):
     nccl_version: str
     recommendation: str = Field(description="id of the newest revision of this shape")
     simulated: bool
+    recorded: bool = Field(description="its times were recorded elsewhere and replayed")
     stale: bool
 
 
@@ -235,6 +236,7 @@ class RecommendationDocument(AnswerModel):
     variables: DeliveryDocument | None
     simulated: bool = Field(description="the times come from a model, not from measurements")
     launcher: str
+    recorded: str = Field(default="", description="`recorded: SYSTEM, SOURCE` where the times were replayed")
     created: str
     source_digest: str = Field(description="hash of the stored workload's messages; empty = not recorded")
     stale: str = Field(description="why it is no longer served; empty while it is")
@@ -276,6 +278,7 @@ class StudyDocument(AnswerModel):
     workload_digest: str
     launcher: str
     simulated: bool = Field(description="the times come from a model, not from measurements")
+    label: str = Field(description="SIMULATED, `recorded: SYSTEM, SOURCE`, or empty where they were measured")
     process_wide: list[str]
     seed: int
     state: StudyState

@@ -37,6 +37,7 @@ _NUMBERS: dict[str, set[int]] = {
     "NCCL_IB_QPS_PER_CONNECTION": set(range(1, 129)),
     "NCCL_IB_SPLIT_DATA_ON_QPS": {0, 1},
     "NCCLT_SIMULATED": {1},
+    "NCCLT_RECORDED": {1},
 }
 _FUNCTIONS = {"allreduce", "allgather", "reducescatter", "broadcast", "reduce"}
 _ALGORITHMS = {"tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"}

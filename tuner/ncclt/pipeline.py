@@ -328,7 +328,7 @@ def _recommendation(
         study=study.id, cluster=study.cluster.name, model=workload.name, workload_digest=workload.digest(),
         collectives=workload.collectives, fingerprint=study.cluster.fingerprint(), table=table, variables=variables,
         simulated=study.simulated, launcher=study.launcher, created=context.now(), source_digest=source_digest,
-        dtypes=workload.dtypes,
+        dtypes=workload.dtypes, recorded="" if study.simulated else study.label,
     )  # fmt: skip
 
 

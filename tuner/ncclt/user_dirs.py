@@ -1,4 +1,4 @@
-"""Where the files of a user lie, also for a user of whom the machine knows nothing but a number."""
+"""Where files lie: those of a user, even one of whom the machine knows only a number, and those that ncclt ships."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def user_folder(variable: str, beside: str) -> Path:
     """
     named = Path(os.environ.get(variable, ""))
     return named if named.is_absolute() else Path(with_home(os.environ)["HOME"]) / beside
+
+
+def shipped_folder() -> Path | None:
+    """Return the folder of what is shipped: inside an installed wheel, else the repository's `profiles`."""
+    package = Path(__file__).resolve().parent
+    # pyproject.toml force-includes profiles/ as ncclt/profiles_data; an editable install has only the repository.
+    return next((f for f in (package / "profiles_data", package.parents[1] / "profiles") if f.is_dir()), None)
 
 
 def _account_home() -> str:

@@ -192,7 +192,7 @@ def _heading(
         if recommendation.stale:
             sentence = f"No longer served: {recommendation.stale}. Tune again, or run ncclt check once it is repaired."
             return Heading(mood="failed", word="stale", sentence=sentence)
-        return _verdict_heading(recommendation.table.verdict, simulated=recommendation.simulated)
+        return _verdict_heading(recommendation.table.verdict, label=recommendation.label)
     so_far = ""
     if best_us and default_us and best_us < default_us:
         so_far = f" The best setting so far would be {format_speedup(default_us / best_us)}, not yet proven."
@@ -206,10 +206,10 @@ def _heading(
     return Heading(mood="open", word="no verdict", sentence=f"It ended without a verdict. {study.reason}".strip())
 
 
-def _verdict_heading(verdict: Verdict, *, simulated: bool) -> Heading:
+def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
     if verdict.decision is Decision.TUNED:
         gain = f"{format_speedup(verdict.speedup)} against NCCL's own choice, {format_saving(verdict)} less"
-        how = "In the simulation" if simulated else "Proven"
+        how = "In the simulation" if label == "SIMULATED" else "On the recorded times" if label else "Proven"
         return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time.")
     if verdict.decision is Decision.UNDECIDED:
         sentence = f"NCCL's own choice stays: the proof ended before it was decided. {verdict.reason}."

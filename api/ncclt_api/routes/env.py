@@ -72,6 +72,7 @@ def get_environment(cluster: str, query: Annotated[EnvQuery, Query()], store: Cu
             "Cache-Control": CACHE_CONTROL,
             "X-Ncclt-Recommendation": chosen.id,
             "X-Ncclt-Simulated": "true" if chosen.simulated else "false",
+            "X-Ncclt-Recorded": "true" if chosen.launcher == "replay" else "false",
             "X-Ncclt-Decision": _decision(chosen, query.format),
         },
     )

@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "attest": "ncclt.cli.attest",
     "profile": "ncclt.cli.profile",
     "cluster": "ncclt.cli.cluster",
+    "landscape": "ncclt.cli.landscape",
     "estimate": "ncclt.cli.estimate",
     "advise": "ncclt.cli.advise",
     "studies": "ncclt.cli.studies",

@@ -27,7 +27,8 @@ def cluster() -> None:
 
 @app.command("list")
 def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
-    """List the clusters that ncclt knows."""
+    """List the clusters that ncclt knows; `ncclt landscape show NAME` shows the times of a recorded one."""
+    from ncclt.measure.target import recorded_tables
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
@@ -43,7 +44,7 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
             c.link_class,
             c.fabric,
             c.nccl_version,
-            "shipped" if e.shipped else "added",
+            "recorded" if c.name in recorded_tables() else "shipped" if e.shipped else "added",
             c.description,
         )
         for e in entries

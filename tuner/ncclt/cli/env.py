@@ -162,6 +162,8 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
     found = chosen(storage, request_of(arguments, cluster))
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
+    elif found.label:
+        say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
     return render(found, format=arguments.format, **form, warn=lambda remark: say(f"ncclt: {remark}"))
 
 

@@ -51,7 +51,7 @@ def list_studies(
             s.study.workload.name,
             s.study.cluster.name,
             f"{s.study.cluster.nodes} x {s.study.cluster.gpus_per_node}",
-            s.study.launcher + (" (SIMULATED)" if s.study.simulated else ""),
+            s.study.launcher + (f" ({s.study.label.partition(':')[0]})" if s.study.label else ""),
             str(s.trials),
             s.study.state.value,
             _outcome(s),
@@ -101,13 +101,14 @@ def show(
             {
                 "schema": 1,
                 **replace(study, printed_costs=None).to_document(),
+                "label": study.label,
                 "recommendation": newest.to_document() if newest else None,
                 "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
                 "trials": [trial_row(t, study.cluster) for t in trials],
             }
         )
         return
-    mark = " (SIMULATED)" if study.simulated else ""
+    mark = f" ({study.label})" if study.label else ""
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
     if newest:
         print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
@@ -177,6 +178,7 @@ def _summary_row(summary: StudySummary) -> dict[str, Any]:
         "gpus_per_node": study.cluster.gpus_per_node,
         "launcher": study.launcher,
         "simulated": study.simulated,
+        "label": study.label,
         "state": study.state.value,
         "trials": summary.trials,
         "verdict": found.table.verdict.to_document() if found else None,

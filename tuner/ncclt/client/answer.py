@@ -256,6 +256,8 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
         pairs["NCCLT_RECOMMENDATION"] = label
         if document["simulated"]:
             pairs["NCCLT_SIMULATED"] = "1"
+        elif document["launcher"] == "replay":
+            pairs["NCCLT_RECORDED"] = "1"
     remarks = comment_lines(document["remarks"])
     if form == "slurm-taskprolog":
         return task_prolog(document, pairs, remarks, uid=uid)

@@ -91,6 +91,13 @@ class Cluster(Documented):
         """Return nodes x gpus_per_node."""
         return self.nodes * self.gpus_per_node
 
+    @property
+    def recorded_label(self) -> str:
+        """Return the mark of results that were recorded here: system and source."""
+        # Studies of earlier versions have the word in the description.
+        system = (self.description or self.name).removeprefix("recorded: ")
+        return ", ".join((f"recorded: {system}", *self.sources[:1]))
+
     def sized(
         self, *, nodes: int | None = None, gpus_per_node: int | None = None, nccl_version: str | None = None
     ) -> Cluster:

@@ -107,9 +107,10 @@ class Recommendation(Documented):
         stale: why it is no longer served; empty while it is.
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
             recorded.
+        recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
     """
 
-    SHAPE: ClassVar = Shape(schema=1)
+    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded",))
 
     id: str
     revision: int
@@ -127,6 +128,14 @@ class Recommendation(Documented):
     source_digest: str = ""
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
+    recorded: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return the mark that everything derived from it carries; empty where it was measured in place."""
+        if self.simulated:
+            return "SIMULATED"
+        return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
 
     @property
     def origin(self) -> Origin:
@@ -191,9 +200,9 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
 def select(candidates: Iterable[Recommendation], request: Request, *, partly: bool = False) -> Recommendation:
     """Return the newest published revision that fits the request exactly; never the nearest one.
 
-    A measured recommendation is preferred to a simulated one of any age. If the newest one of a fingerprint is stale,
-    none of that fingerprint is served: the others were measured even earlier. Another fingerprint that fits is still
-    served.
+    A measured recommendation is preferred to a recorded one, and that to a simulated one, of any age. If the newest one
+    of a fingerprint is stale, none of that fingerprint is served: the others were measured even earlier. Another
+    fingerprint that fits is still served.
 
     Args:
         candidates: newest first, in the order in which the store received them, since clocks of machines differ.
@@ -226,7 +235,7 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
             hint=f"add the options of one of these, newest first:{_listed(fitting, request.unknown)}",
             available=_available(fitting),
         )
-    measured = [r for r in fitting if not r.simulated] or fitting
+    measured = [r for r in fitting if not r.label] or [r for r in fitting if not r.simulated] or fitting
     newest_of: dict[str, Recommendation] = {}
     for recommendation in measured:
         newest_of.setdefault(recommendation.fingerprint.digest(), recommendation)
@@ -244,7 +253,8 @@ def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...
     shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
     for found in published:
         shape = {part: getattr(found.fingerprint, part) for part in SHAPE_PARTS}
-        row = {**shape, "recommendation": found.id, "simulated": found.simulated, "stale": bool(found.stale)}
+        marks = {"simulated": found.simulated, "recorded": found.launcher == "replay", "stale": bool(found.stale)}
+        row = {**shape, "recommendation": found.id, **marks}
         shapes.setdefault(tuple(shape.values()), row)
     return tuple(shapes.values())[:MOST_LISTED]
 
@@ -254,6 +264,7 @@ def _listed(published: Iterable[Recommendation], parts: Collection[str]) -> str:
     lines: dict[str, None] = {}
     for row in _available(published):
         options = " ".join(f"--{part.replace('_', '-')} {row[part]}" for part in SHAPE_PARTS if part in parts)
-        marks = ", ".join([*(["SIMULATED"] if row["simulated"] else []), *(["stale"] if row["stale"] else [])])
+        words = {"simulated": "SIMULATED", "recorded": "recorded", "stale": "stale"}
+        marks = ", ".join(word for mark, word in words.items() if row[mark])
         lines.setdefault(f"\n    {options}{f'   ({marks})' if marks else ''}")
     return "".join(lines)

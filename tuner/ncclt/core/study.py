@@ -130,4 +130,4 @@ class Study(Documented):
         """Return the mark that every result of this study carries; empty where its times were measured."""
         if self.simulated:
             return "SIMULATED"
-        return (self.cluster.description or f"recorded: {self.cluster.name}") if self.launcher == "replay" else ""
+        return self.cluster.recorded_label if self.launcher == "replay" else ""

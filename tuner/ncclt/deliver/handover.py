@@ -104,6 +104,9 @@ def plan_handover(
     if offer.simulated:
         notes.append(f"SIMULATED: {offer.model} was tuned on a model of {offer.cluster}, nothing was measured")
         delivered["NCCLT_SIMULATED"] = "1"
+    elif offer.recorded:
+        notes.append(f"recorded: {offer.model} was tuned on times that were recorded elsewhere, nothing was launched")
+        delivered["NCCLT_RECORDED"] = "1"
     delivered["NCCLT_RECOMMENDATION"] = offer.recommendation
     return Handover(
         set_env=tuple(sorted(delivered.items())),

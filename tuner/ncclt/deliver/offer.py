@@ -48,6 +48,7 @@ class Offer:
         nccl_version: with which it was measured; empty = not known.
         nodes, ranks: of the measured job; 0 = not known.
         simulated: the times come from a model.
+        recorded: the times were recorded elsewhere and replayed.
         variables: (name, value) proven without the table.
         table: text for the plugin; empty = there is none, or it was not requested.
         rules: of the table.
@@ -62,6 +63,7 @@ class Offer:
     nodes: int = 0
     ranks: int = 0
     simulated: bool = False
+    recorded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
     table: str = ""
     rules: Policy = field(default_factory=Policy)
@@ -101,6 +103,7 @@ def offer_from_document(document: Any) -> Offer:
         nodes=known["nodes"],
         ranks=known["nodes"] * known["gpus_per_node"],
         simulated=known["simulated"],
+        recorded=known["launcher"] == "replay",
         variables=tuple(sorted(known["variables"].items())),
         rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
         table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),

@@ -11,7 +11,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.measure.driver import drivers_of_nodes
 from ncclt.measure.launched_testbed import cluster_here, launched_testbed
-from ncclt.measure.target import DEFAULT_CLUSTER, Target
+from ncclt.measure.target import DEFAULT_CLUSTER, Target, recorded_tables
 from ncclt.measure.testbed import Testbed, replayed_testbed, simulated_testbed
 
 
@@ -67,7 +67,11 @@ def open_testbed(
         InputError: the landscape cannot be read.
     """
     if target.landscape is not None:
-        return replayed_testbed(target.landscape, _conditions(target.where), seed=seed, reason=target.reason)
+        where = _conditions(target.where)
+        return replayed_testbed(target.landscape, where, seed=seed, reason=target.reason)
+    if target.launcher == "replay":
+        found = _recorded_cluster(target, clusters)
+        return replayed_testbed(recorded_tables()[found.name], {}, seed=seed, reason=target.reason, cluster=found)
     cluster = chosen_cluster(target, clusters)
     if target.launcher == "simulate":
         return simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
@@ -76,6 +80,26 @@ def open_testbed(
         installed = drivers_of_nodes(cluster, target, environ=environ).text
         cluster = replace(cluster, driver=installed or cluster.driver)
     return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
+
+
+def _recorded_cluster(target: Target, clusters: Clusters) -> Cluster:
+    """Return the recorded cluster of a target.
+
+    Raises:
+        UsageError: it was recorded with another number of nodes or GPUs, or another NCCL.
+    """
+    assert target.cluster is not None
+    found = clusters.cluster(target.cluster)
+    for option in ("nodes", "gpus_per_node", "nccl_version"):
+        wanted, recorded = getattr(target, option), getattr(found, option)
+        if wanted not in (None, recorded):
+            word = f"--{option.replace('_', '-')}"
+            raise UsageError(
+                f"{found.name} was recorded with {word} {recorded}, not {wanted} ({target.reason})",
+                hint=f"leave {word} out, name another recorded cluster (`ncclt landscape list`), or simulate one: "
+                f"--launcher simulate --cluster {DEFAULT_CLUSTER}",
+            )
+    return found
 
 
 def _conditions(where: tuple[str, ...]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +19,13 @@ from ncclt.launch.kubernetes.options import site_options
 from ncclt.measure.benchmarks import BENCHMARKS, benchmark_modules
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.user_dirs import shipped_folder
 
 DEFAULT_CLUSTER = "leonardo"
 """The cluster of the paper that ncclt grew from; the default only where trials are simulated."""
+
+DEFAULT_RECORDED = "mi355x-2x8"
+"""The default where nothing can be launched: of what was recorded it has the most settings, sizes and collectives."""
 
 NOT_LAUNCHED = {"simulate": "simulated", "replay": "replayed"}
 """Words of `--launcher` behind which nothing is launched; all others are launchers."""
@@ -36,6 +41,13 @@ SHARES_FILES = ("local", "torchrun")
 
 THROUGH = ("plugin", "variables")
 """Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
+
+
+@cache
+def recorded_tables() -> Mapping[str, Path]:
+    """Return the tables of the recorded clusters that ncclt ships, by name."""
+    folder = shipped_folder()
+    return {path.stem: path for path in sorted((folder / "landscapes").glob("*.csv"))} if folder else {}
 
 
 def gpus_visible() -> bool:
@@ -57,7 +69,8 @@ class Target:
         str | None,
         Option(
             "Name of the cluster, see `ncclt cluster list`. "
-            f"Default: {DEFAULT_CLUSTER} where trials are simulated; a landscape brings its own.",
+            "A recorded one (`ncclt landscape list`) is replayed. "
+            f"Default: {DEFAULT_RECORDED} where nothing can be launched, {DEFAULT_CLUSTER} where trials are simulated.",
             envvar="NCCLT_CLUSTER",
         ),
     ] = None
@@ -68,7 +81,8 @@ class Target:
         str,
         Option(
             "Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Default: slurm in "
-            "an allocation, local where GPUs are visible, else simulate; it says which and why.",
+            "an allocation, local where GPUs are visible, else replay, or simulate for a cluster that is not recorded; "
+            "it says which and why.",
             envvar="NCCLT_LAUNCHER",
         ),
     ] = ""
@@ -173,7 +187,8 @@ class Target:
     ) -> Target:
         """Return the target with its launcher and the names of its nodes: as asked, else as detected.
 
-        The default is the Slurm allocation, else the visible GPUs, else the simulation.
+        The default is the recorded cluster that was named, else the Slurm allocation, else the visible GPUs, else a
+        recorded cluster, or the simulation where another cluster is named.
 
         Args:
             environ: the process environment.
@@ -184,9 +199,12 @@ class Target:
             UsageError: the options contradict each other, or have no effect there.
             InputError: the host file cannot be read.
         """
-        chosen = self._with_launcher(environ, gpus_visible)
-        if chosen.launcher == "replay" and self.landscape is None:
-            raise UsageError("--launcher replay needs --landscape FILE.csv")
+        chosen = self._with_launcher(environ, gpus_visible, drill=drill)
+        if chosen.launcher == "replay" and self.landscape is None and chosen.cluster not in recorded_tables():
+            raise UsageError(
+                f"{chosen.cluster} is not a recorded cluster, so it cannot be replayed",
+                hint=f"one of {', '.join(recorded_tables())}, or --landscape FILE.csv, or --launcher simulate",
+            )
         if self.where and self.landscape is None:
             raise UsageError("--where needs --landscape")
         if self.hosts and self.hostfile:
@@ -207,21 +225,29 @@ class Target:
             return chosen
         return replace(chosen, hosts=tuple(host.label for host in read_hostfile(self.hostfile)), hostfile=None)
 
-    def _with_launcher(self, environ: Mapping[str, str], gpus_visible: Callable[[], bool]) -> Target:
+    def _with_launcher(self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, drill: bool) -> Target:
         if self.launcher:
             known = (*NOT_LAUNCHED, *launcher_modules())
             if self.launcher not in known:
                 raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
             if self.landscape is not None and self.launcher != "replay":
                 raise UsageError(f"--landscape is replayed, it cannot be combined with --launcher {self.launcher}")
-            return replace(self, reason="as asked")
+            name = self.cluster
+            if self.launcher == "replay" and self.landscape is None:
+                name = name or DEFAULT_RECORDED
+            return replace(self, cluster=name, reason="as asked")
         if self.landscape is not None:
             return replace(self, launcher="replay", reason="a landscape was given")
+        if self.cluster in recorded_tables() and not drill:
+            return replace(self, launcher="replay", reason=f"{self.cluster} is a recorded cluster")
         if job := environ.get("SLURM_JOB_ID"):
             return replace(self, launcher="slurm", reason=f"this is Slurm allocation {job}")
         if gpus_visible():
             return replace(self, launcher="local", reason="GPUs are visible here")
-        return replace(self, launcher="simulate", reason="no Slurm allocation and no GPU here")
+        reason = "no Slurm allocation and no GPU here"
+        if self.cluster is None and not drill:
+            return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
+        return replace(self, launcher="simulate", reason=reason)
 
     def _refuse_what_is_idle(self) -> None:
         """Refuse options that would silently have no effect where nothing is launched."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
@@ -17,6 +18,9 @@ from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
+
+if TYPE_CHECKING:
+    from ncclt.measure.simulated import Landscape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class Testbed:
         reason: why trials run there.
         covers: returns whether a message can be measured there.
         recorded: the recorded settings of a replay; None = whatever NCCL accepts.
+        landscape: what is replayed; None = nothing is.
         expressible: returns whether a setting can be forced there as a whole.
         beside_compute: a matrix product runs beside the collectives.
         notes: for readers of the result.
@@ -47,6 +52,7 @@ class Testbed:
     reason: str
     covers: Callable[[Message], bool]
     recorded: tuple[Setting, ...] | None = None
+    landscape: Landscape | None = None
     expressible: Callable[[Setting], bool] = lambda _setting: True
     beside_compute: bool = False
     notes: tuple[str, ...] = ()
@@ -148,6 +154,8 @@ class Testbed:
                 f"{share * 100:.2g} % of the bytes) are outside the landscape and left to NCCL"
             )
             placed = cut
+        if self.landscape is not None:
+            notes += self.landscape.caveats(c.message for c in placed.messages)
         return placed, tuple(notes)
 
 
@@ -190,19 +198,27 @@ def notes_on_parallel(parallel: int) -> tuple[str, ...]:
     return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
 
 
-def replayed_testbed(path: Path, where: Mapping[str, str], *, seed: int, reason: str) -> Testbed:
-    """Return a recorded landscape as a place to measure; its search space is exactly what was recorded."""
+def replayed_testbed(
+    path: Path, where: Mapping[str, str], *, seed: int, reason: str, cluster: Cluster | None = None
+) -> Testbed:
+    """Return a recorded landscape as a place to measure; its search space is exactly what was recorded.
+
+    Args:
+        path, where, cluster: as `load_landscape` takes them.
+        seed: of the recorded noise.
+        reason: why it is replayed.
+    """
     from ncclt.measure.simulated import ReplayRunner, load_landscape
 
-    landscape = load_landscape(path, where)
+    landscape = load_landscape(path, where, cluster=cluster)
     return Testbed(
         runner=ReplayRunner(landscape, seed=seed),
         reason=reason,
         covers=landscape.covers,
         recorded=landscape.settings(),
+        landscape=landscape,
         notes=(
-            f"replayed from {path.name}: recorded measurements, not this machine; repeated launches only vary as far "
-            "as the recording has repeats, so the interval says little about noise",
+            f"{landscape.cluster.recorded_label}: replayed from {path.name}, nothing was launched",
             *landscape.notes,
         ),
     )

@@ -171,7 +171,7 @@ def known_names(url: str | None) -> KnownNames:
             ]
     # Shipped files are called by their names.
     return KnownNames(
-        clusters=frozenset(path.stem for path in (folder / "clusters").glob("*.toml"))
+        clusters=frozenset(path.stem for kind in ("clusters", "landscapes") for path in (folder / kind).glob("*.toml"))
         | {name for kind, name in names if kind == "cluster"},
         workloads=frozenset(path.stem for path in (folder / "workloads").glob("*.json"))
         | {name for kind, name in names if kind == "workload"},

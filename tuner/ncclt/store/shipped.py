@@ -1,4 +1,4 @@
-"""The workloads and clusters that come with ncclt."""
+"""The workloads and clusters that come with ncclt, the recorded ones too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, MissingDependencyError, NccltError, NotFoundError, reason
 from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
+from ncclt.user_dirs import shipped_folder
 
 
 class Named(Protocol):
@@ -88,17 +89,15 @@ def _entry(kind: str, shipped: Mapping[str, Item], name: str, command: str) -> I
 
 
 def profiles_folder() -> Path:
-    """Return the folder of what is shipped: inside an installed wheel, else the repository's `profiles`.
+    """Return the folder of what is shipped.
 
     Raises:
-        InputError: neither exists.
+        InputError: there is none.
     """
-    package = Path(__file__).resolve().parents[1]
-    # pyproject.toml force-includes profiles/ as ncclt/profiles_data; an editable install has only the repository.
-    for folder in (package / "profiles_data", package.parents[1] / "profiles"):
-        if folder.is_dir():
-            return folder
-    raise InputError("the workloads and clusters that ncclt ships are missing", hint="reinstall ncclt")
+    folder = shipped_folder()
+    if folder is None:
+        raise InputError("the workloads and clusters that ncclt ships are missing", hint="reinstall ncclt")
+    return folder
 
 
 def shipped_workloads(folder: Path) -> dict[str, Workload]:
@@ -111,8 +110,14 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
 
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
-    """Read every cluster of a profiles folder, by name; InputError as for `shipped_workloads`."""
-    return _read(folder / "clusters", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
+    """Read every cluster of a profiles folder, the recorded ones too, by name; InputError as for `shipped_workloads`."""
+    named = _read(folder / "clusters", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
+    return named | recorded_clusters(folder)
+
+
+def recorded_clusters(folder: Path) -> dict[str, Cluster]:
+    """Read every cluster of a profiles folder whose recorded landscape is there too; InputError as above."""
+    return _read(folder / "landscapes", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
 
 
 def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str, Entry]:

@@ -45,8 +45,8 @@ class Delivery:
         sentences = [headline(self.recommendation, self.proven)]
         if self.recommendation.simulated:
             sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
-        elif self.recommendation.launcher == "replay":
-            sentences.append("REPLAYED: the times were recorded elsewhere, nothing was launched for this")
+        elif self.recommendation.label:
+            sentences.append(f"{self.recommendation.label}: the times were replayed, nothing was launched for this")
         if words := channels_words(self.proven.effective if self.proven else Policy()):
             sentences.append(words)
         return sentences + [f"lost: {sentence}" for sentence in (*self.lost, *also_lost)]

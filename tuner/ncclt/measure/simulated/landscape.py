@@ -5,13 +5,15 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Collective, Message, format_bytes
+from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError
 from ncclt.measure.simulated.landscape_cluster import guess_cluster
 from ncclt.measure.simulated.landscape_pick import pick_one
@@ -21,6 +23,14 @@ Curve = tuple[tuple[int, tuple[float, ...]], ...]
 """Sizes in bytes, ascending, each with its samples in µs."""
 
 
+_TO_SIGMA = 1.693
+"""Expected range of three normal values in standard deviations: the tables' spread is that of the runs behind a median
+of three."""
+
+_BEYOND = 2
+"""How many times the largest recorded size is still taken at its bandwidth: large messages run at a constant one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
     """The measurements of one system under one condition.
@@ -28,13 +38,16 @@ class Landscape:
     The dtype of a message is ignored: only bytes count. Groups other than the whole job were not recorded.
 
     Attributes:
-        cluster: where it was recorded, guessed from the table.
+        cluster: where it was recorded.
         curves: (collective, setting) -> times by size.
+        sigmas: (collective, setting, size) -> standard deviation of the logarithm of a time from launch to launch, from
+            the recorded spread or repeats; where it is missing, the recording says nothing about noise.
         notes: what was chosen, guessed or left out, for the user.
     """
 
     cluster: Cluster
     curves: Mapping[tuple[Collective, Setting], Curve]
+    sigmas: Mapping[tuple[Collective, Setting, int], float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def settings(self) -> tuple[Setting, ...]:
@@ -42,23 +55,27 @@ class Landscape:
         return tuple(sorted({s for _, s in self.curves if not s.is_default}, key=lambda s: s.label))
 
     def covers(self, message: Message) -> bool:
-        """Return whether the default was recorded for this collective, around this size, with this group."""
-        curve = self.curves.get((message.collective, DEFAULT))
-        whole_job = message.group_size in (0, self.cluster.world_size)
-        return curve is not None and whole_job and curve[0][0] <= message.size_bytes <= curve[-1][0]
+        """Return whether the default and something to choose were recorded for a message, around its size."""
+        return bool(self.time_samples(DEFAULT, message)) and any(
+            setting != DEFAULT and collective is message.collective and self.time_samples(setting, message)
+            for collective, setting in self.curves
+        )
 
     def recorded(self, setting: Setting, message: Message) -> Setting | None:
         """Return the recorded setting with the effect of `setting` on a message, None where there is none.
 
-        An algorithm that does not exist for the collective leaves the choice to NCCL, so the default's times apply.
+        A pair that does not exist for the collective leaves the choice to NCCL, so the default's times apply. Channels
+        forced with it are left to NCCL too: a tuner table has no row for such a collective.
         """
-        if (message.collective, setting) in self.curves:
-            return setting
         reaching = setting.applied_to(message.collective, version=self.cluster.version)
-        return reaching if (message.collective, reaching) in self.curves else None
+        if reaching != setting and not reaching.algorithm and not reaching.protocol:
+            reaching = replace(reaching, channels=None, confined=False)
+        return next((s for s in (setting, reaching) if (message.collective, s) in self.curves), None)
 
     def time_samples(self, setting: Setting, message: Message) -> tuple[float, ...]:
         """Return the recorded times, µs; between two sizes interpolated in log size and log time.
+
+        Up to twice the largest recorded size, the bandwidth of the largest applies.
 
         Returns:
             One or more samples, or none where the setting was not recorded for this collective around this size.
@@ -67,19 +84,69 @@ class Landscape:
         if mine is None or message.group_size not in (0, self.cluster.world_size):
             return ()
         curve = self.curves[message.collective, mine]
-        sizes = [size for size, _ in curve]
-        right = bisect.bisect_left(sizes, message.size_bytes)
+        right = bisect.bisect_left([size for size, _ in curve], message.size_bytes)
         if right == len(curve):
-            return ()
+            factor = message.size_bytes / curve[-1][0]
+            return tuple(factor * time for time in curve[-1][1]) if factor <= _BEYOND else ()
         if curve[right][0] == message.size_bytes:
             return curve[right][1]
         return _between(curve[right - 1], curve[right], message.size_bytes) if right else ()
+
+    def sigma(self, setting: Setting, message: Message) -> float:
+        """Return the recorded noise from launch to launch at the nearest recorded size; 0 where none was recorded."""
+        mine = self.recorded(setting, message)
+        if mine is None:
+            return 0.0
+        sizes = [size for size, _ in self.curves[message.collective, mine]]
+        nearest = min(sizes, key=lambda size: abs(math.log(size / message.size_bytes)))
+        return self.sigmas.get((message.collective, mine, nearest), 0.0)
 
     def is_exact(self, setting: Setting, message: Message) -> bool:
         """Return whether exactly this size was recorded under the setting."""
         mine = self.recorded(setting, message)
         curve = self.curves.get((message.collective, mine), ()) if mine is not None else ()
         return any(size == message.size_bytes for size, _ in curve)
+
+    def caveats(self, messages: Iterable[Message]) -> tuple[str, ...]:
+        """Say what the recording does not hold of messages that it covers: sizes beyond the largest, and noise."""
+        mine = list(messages)
+        beyond = [m for m in mine if m.size_bytes > self.curves[m.collective, DEFAULT][-1][0]]
+        sigmas = {m: self.sigma(DEFAULT, m) for m in mine}
+        known = [sigma for sigma in sigmas.values() if sigma]
+        noise = (
+            f"launches differ by the spread that was recorded: {statistics.median(known) * 100:.2g} % for the default"
+            if known
+            else "no spread was recorded, so launches do not differ and the interval says nothing about noise"
+        )
+        if known and len(known) < len(mine):
+            noise += f"; {len(mine) - len(known)} of {len(mine)} messages have none and do not vary"
+        extrapolated = ", ".join(f"{m.collective} {format_bytes(m.size_bytes)}" for m in beyond)
+        return (
+            noise,
+            *((f"extrapolated at the bandwidth of the largest recorded size: {extrapolated}",) if beyond else ()),
+        )
+
+    def policy_us(self, policy: Policy, workload: Workload) -> float:
+        """Return the recorded communication time per step under a policy, µs; infinite where it was not recorded."""
+        return sum(c.calls_per_step * self.time_us(policy.setting_for(c.message), c.message) for c in workload.messages)
+
+    def best_us(self, workload: Workload) -> float:
+        """Return the time per step of the best policy that the recording holds, by exhaustive search, µs.
+
+        Every message takes the fastest recorded setting; process-wide parameters are the same for all.
+        """
+        groups: dict[tuple[tuple[str, int], ...], list[Setting]] = {(): [DEFAULT]}
+        for setting in self.settings():
+            groups.setdefault(setting.parameters, []).append(setting)
+        return min(
+            sum(c.calls_per_step * min(self.time_us(s, c.message) for s in group) for c in workload.messages)
+            for group in groups.values()
+        )
+
+    def time_us(self, setting: Setting, message: Message) -> float:
+        """Return the median of the recorded times, µs; infinite where there is none."""
+        samples = self.time_samples(setting, message)
+        return statistics.median(samples) if samples else math.inf
 
 
 def _between(left: tuple[int, tuple[float, ...]], right: tuple[int, tuple[float, ...]], size: int) -> tuple[float, ...]:
@@ -91,12 +158,13 @@ def _between(left: tuple[int, tuple[float, ...]], right: tuple[int, tuple[float,
     return tuple(math.exp((1 - share) * math.log(low) + share * math.log(high)) for low, high in pairs)
 
 
-def load_landscape(path: Path, where: Mapping[str, str]) -> Landscape:
+def load_landscape(path: Path, where: Mapping[str, str], *, cluster: Cluster | None = None) -> Landscape:
     """Read the one landscape of a table, or of its rows that match `where`.
 
     Args:
         path: tidy CSV, one measurement per row.
         where: column -> value or glob pattern; other rows are not read.
+        cluster: where it was recorded; None = guessed from the table.
 
     Raises:
         LandscapeError: no such file, no such rows, an invalid row, more than one landscape, or one that cannot be
@@ -108,18 +176,35 @@ def load_landscape(path: Path, where: Mapping[str, str]) -> Landscape:
             f"{Path(path).name} holds only the default: there is nothing to choose from", hint="use other rows"
         )
     pick = pick_one(reading.rows, name=Path(path).name)
-    curves = _curves(pick.rows)
+    curves = curves_of(pick.rows)
     _check_replayable(curves, Path(path).name)
-    guess = guess_cluster(pick.rows[0])
-    return Landscape(cluster=guess.cluster, curves=curves, notes=(*reading.notes, *pick.notes, *guess.notes))
+    notes = (*reading.notes, *pick.notes)
+    if cluster is None:
+        guess = guess_cluster(pick.rows[0], name=Path(path).name)
+        cluster, notes = guess.cluster, (*notes, *guess.notes)
+    return Landscape(cluster=cluster, curves=curves, sigmas=_sigmas(pick.rows, curves), notes=notes)
 
 
-def _curves(rows: tuple[LandscapeRow, ...]) -> dict[tuple[Collective, Setting], Curve]:
+def curves_of(rows: Iterable[LandscapeRow]) -> dict[tuple[Collective, Setting], Curve]:
     """Collect rows into curves; several rows of one point are its samples."""
     points: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
     for row in rows:
         points.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)
     return {key: tuple((size, tuple(times)) for size, times in sorted(sizes.items())) for key, sizes in points.items()}
+
+
+def _sigmas(
+    rows: Iterable[LandscapeRow], curves: Mapping[tuple[Collective, Setting], Curve]
+) -> dict[tuple[Collective, Setting, int], float]:
+    """Return the noise of every point that has several samples, or one with a spread above 0."""
+    found = {(r.collective, r.setting, r.size_bytes): r.spread / _TO_SIGMA for r in rows if r.spread}
+    repeated = {
+        (collective, setting, size): statistics.stdev(math.log(time) for time in samples)
+        for (collective, setting), curve in curves.items()
+        for size, samples in curve
+        if len(samples) > 1
+    }
+    return found | repeated
 
 
 def _check_replayable(curves: Mapping[tuple[Collective, Setting], Curve], name: str) -> None:

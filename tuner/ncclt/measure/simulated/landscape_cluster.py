@@ -40,8 +40,8 @@ _FABRICS = (
 )  # fmt: skip
 
 
-def guess_cluster(row: LandscapeRow) -> Guess:
-    """Return the cluster that a row of a landscape was measured on."""
+def guess_cluster(row: LandscapeRow, *, name: str) -> Guess:
+    """Return the cluster that a row of a landscape was measured on; `name` is that of the table."""
     words = f"{row.system} {row.interconnect}"
     notes = []
     gpu, capability = _gpu(row.system)
@@ -72,8 +72,8 @@ def guess_cluster(row: LandscapeRow) -> Guess:
             nic_gbps=nic_gbps,
             gpudirect=fabric not in ("none", "ethernet"),
             nccl_version=version,
-            description=f"recorded: {row.system}",
-            sources=(f"guessed from {row.system!r} and {row.interconnect!r}",),
+            description=row.system,
+            sources=(row.source or name, f"guessed from {row.system!r} and {row.interconnect!r}"),
         ),
         notes=tuple(notes),
     )

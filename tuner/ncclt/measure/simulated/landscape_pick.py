@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from ncclt.errors import LandscapeError
@@ -51,6 +52,12 @@ def _one_condition(rows: list[LandscapeRow], name: str) -> tuple[list[LandscapeR
         (condition,) = next(iter(groups))
         return rows, [f"condition: {condition}"] if condition else []
     plain = groups.get(("",), [])
+    parts = {key[0]: set(re.split(r";\s*|,\s+", key[0])) for key in groups}
+    common = min(parts, key=lambda condition: len(parts[condition]))
+    if common and _replayable(groups[common,]) and all(parts[common] <= other for other in parts.values()):
+        # All rows share it, as "CUDA graph"; the others add something to it.
+        others = sorted(condition for condition in parts if condition != common)
+        return groups[common,], [f"condition: {common}; there are also rows with {_some(others)}"]
     if any(not row.setting.is_default for row in plain):
         others = sorted(key[0] for key in groups if key[0])
         return plain, [f"only rows without a condition are used; there are also {_some(others)}"]

@@ -16,16 +16,18 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.errors import LandscapeError, reason
+from ncclt.nccl.parameters import CATALOGUE
 
 _ANNOTATIONS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"spread\s+[\d.]+\s*%?",
+        r"spread\s+[\d.]+\s*%?|(?:std|stdev|sd|cv|iqr|n|iters|warmups?)\s*[=:]?\s*[\d.]+\s*(?:%|us|µs|ms)?",
         r"(?:repeat|run|rep|trial|iteration)?[\s_]*(?:iteration|run|rep|trial|repeat)[_\s#-]*\d+",
         r"r\d+\s+(?:avg|mean|median|min|max)",
         r"(?:avg|average|mean|median|p\d\d|min)(?:\s+(?:of|over)\s+[\w/]+(?:\s+(?:runs?|iters?|iterations?|busbw|samples?))?)?",
         r"p\d\d\s+median\s+multi-run\b.*",
-        r"defaults?(?:\s+chose\b.*)?",
+        r"defaults?(?:\s+chose\b.*|\s*\(.*\))?",
+        r"unforced|[nr]ccl\s+ran\b.*",
         r"automatic(?:\s+choice)?|default\s+choice|nccl(?:'s)?\s+(?:own\s+)?choice|rccl\s+default|forced",
         r"gpu\s+compute\s+contention(?:\s+none)?",
     )
@@ -34,6 +36,13 @@ _ANNOTATIONS = tuple(
 anything else is treated as a condition, which is safe: it splits a landscape and never mixes two."""
 
 _WRONG = re.compile(r"\bWRONG\s*=\s*(\d+)", re.IGNORECASE)
+_SPREAD = re.compile(r"\bspread\s+([\d.]+)\s*%", re.IGNORECASE)
+_RAN = re.compile(r"\b[NR]CCL\s+ran\s+(\w+)/(\w+)", re.IGNORECASE)
+_PARAMETER = re.compile(r"NCCL_([A-Z0-9_]+)=(\d+)")
+_OWN_CHOICE = re.compile(r"(?:default|unforced|auto(?:matic)?|none)\b.*", re.IGNORECASE)
+
+SEARCHED = frozenset(parameter.name for parameter in CATALOGUE if parameter.ladder)
+"""Parameters that a study can set: `NCCL_NAME=value` in `other_env` is then part of the setting, not a condition."""
 
 REQUIRED = ("system", "gpus", "nodes", "collective", "size_bytes", "algo", "proto", "nchannels", "time_us")
 """Columns that every table must have."""
@@ -51,12 +60,14 @@ class LandscapeRow:
 
     Attributes:
         number: line of the file, for error messages; the header is line 1.
-        system, interconnect, nccl_version, in_place: as written.
+        system, interconnect, nccl_version, in_place, source: as written.
         gpus, nodes, gpus_per_node: shape of the job.
         collective, size_bytes: what was sent.
         setting: what was forced; empty = NCCL's own choice.
         condition: the part of `other_env` that changes the measurement; empty = none.
         time_us: time of one call, µs.
+        spread: range of the runs behind the time, as a share of it; 0 = not given.
+        listed: `algo` names several algorithms that the library chose from; empty = it does not.
     """
 
     number: int
@@ -72,6 +83,9 @@ class LandscapeRow:
     setting: Setting
     condition: str
     time_us: float
+    spread: float
+    source: str
+    listed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +128,8 @@ def read_rows(path: Path, where: Mapping[str, str]) -> LandscapeReading:
             dropped[gap] += 1
         else:
             rows.append(_row(number, line, path))
-    notes = tuple(f"{count} rows with {why} were left out" for why, count in dropped.items())
+    rows, listed = _without_lists(rows)
+    notes = (*(f"{count} rows with {why} were left out" for why, count in dropped.items()), *listed)
     if not rows:
         raise LandscapeError(f"no row of {path.name} can be used: {'; '.join(notes)}", hint="choose other rows")
     return LandscapeReading(rows=tuple(rows), notes=notes)
@@ -138,6 +153,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                         hint="quote fields that contain a comma",
                     )
                 line = {column: (raw.get(column) or "").strip() for column in REQUIRED + OPTIONAL}
+                line |= {c: "" for c in ("algo", "proto", "nchannels") if _OWN_CHOICE.fullmatch(line[c])}
                 if any(line.values()):
                     yield reader.line_num, line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -179,6 +195,8 @@ def _gap(line: Mapping[str, str]) -> str:
     """Return why a row cannot be used, empty where it can: blanks are what the source does not give."""
     if is_wrong(line["other_env"]):
         return "failed validation"
+    if _is_substituted(line):
+        return "another choice of the library than the one asked for"
     for column, words in (("size_bytes", "no size"), ("gpus", "no number of GPUs"), ("nodes", "no number of nodes")):
         if not line[column]:
             return words
@@ -192,6 +210,8 @@ def _row(number: int, line: Mapping[str, str], path: Path) -> LandscapeRow:
     gpus = _whole(line, "gpus", where)
     nodes = _whole(line, "nodes", where)
     collective = _known(line, "collective", _COLLECTIVES, where)
+    listed = line["algo"] if "," in line["algo"] else ""
+    spread = _SPREAD.search(line["other_env"])
     size_bytes = _whole(line, "size_bytes", where)
     return LandscapeRow(
         number=number,
@@ -204,10 +224,30 @@ def _row(number: int, line: Mapping[str, str], path: Path) -> LandscapeRow:
         gpus_per_node=_whole(line, "gpus_per_node", where) if line["gpus_per_node"] else max(1, gpus // nodes),
         collective=collective,
         size_bytes=size_bytes,
-        setting=_setting(line, where),
+        setting=_setting({**line, "algo": "" if listed else line["algo"]}, where),
         condition=condition_of(line["other_env"]),
         time_us=_time_us(line, collective, size_bytes, gpus, where),
+        spread=float(spread[1]) / 100 if spread else 0.0,
+        source=line["source"],
+        listed=listed,
     )
+
+
+def _without_lists(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], tuple[str, ...]]:
+    """Return the rows, those with a list of algorithms as the default where there is no other, and a note on them.
+
+    No setting expresses such a list. Where it names all that the machine has, as `Ring,Tree` does without NVLS, its
+    times are those of the library's own choice.
+    """
+    listed = [row for row in rows if row.listed]
+    if not listed:
+        return rows, ()
+    names = " and ".join(sorted({row.listed for row in listed}))
+    if any(row.setting.is_default and not row.listed for row in rows):
+        return [row for row in rows if not row.listed], (
+            f"{len(listed)} rows with several algorithms ({names}) were left out: no setting forces a list",
+        )
+    return rows, (f"no row is without {names}: it is taken as the library's own choice",)
 
 
 def _setting(line: Mapping[str, str], where: str) -> Setting:
@@ -222,6 +262,11 @@ def _setting(line: Mapping[str, str], where: str) -> Setting:
             (name, _whole(line, column, where))
             for name, column in (("BUFFSIZE", "buffsize"), ("NTHREADS", "nthreads"))
             if line[column]
+        )
+        + tuple(
+            (found[1], int(found[2]))
+            for piece in re.split(r"[;|,]\s*", line["other_env"])
+            if (found := _PARAMETER.fullmatch(piece.strip())) and found[1] in SEARCHED
         ),
     )
 
@@ -286,6 +331,21 @@ def is_wrong(other_env: str) -> bool:
     return found is not None and int(found[1]) > 0
 
 
+def _is_substituted(line: Mapping[str, str]) -> bool:
+    """Return whether the library ran something else than was forced, as a note in `other_env` says."""
+    ran = _RAN.search(line["other_env"])
+    forced = [(line["algo"], ran[1]), (line["proto"], ran[2])] if ran else []
+    asked = line["algo"] or line["proto"] or line["nchannels"]
+    differs = any(wanted and wanted.lower() not in ("", used.lower()) for wanted, used in forced)
+    return bool(asked) and ("SUBSTITUTED" in line["other_env"].upper() or differs)
+
+
 def _is_annotation(piece: str) -> bool:
     text = piece.strip()
-    return not text or any(pattern.fullmatch(text) for pattern in _ANNOTATIONS) or bool(_WRONG.fullmatch(text))
+    parameter = _PARAMETER.fullmatch(text)
+    return (
+        not text
+        or any(pattern.fullmatch(text) for pattern in _ANNOTATIONS)
+        or bool(_WRONG.fullmatch(text))
+        or (parameter is not None and parameter[1] in SEARCHED)
+    )

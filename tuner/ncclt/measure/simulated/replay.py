@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import ClassVar
@@ -20,7 +21,11 @@ class ReplayRunner:
     """The times were measured, only not now."""
 
     def __init__(self, landscape: Landscape, *, seed: int, sigma: float = 0.0) -> None:
-        """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples."""
+        """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples.
+
+        Launches differ by the recorded noise in any case. It is between runs, so all messages of a collective share
+        the deviation of a launch, each to its own extent.
+        """
         self._landscape = landscape
         self._seed = seed
         self._sigma = sigma
@@ -52,9 +57,10 @@ class ReplayRunner:
         return f"{setting.label} was not recorded at {message.size_bytes} bytes on {self.cluster.name}"
 
     def _noisy(self, samples: tuple[float, ...], setting: Setting, message: Message, repeat: int) -> tuple[float, ...]:
-        if not self._sigma:
-            return samples
-        draw = random.Random(
-            f"{self._seed}|{setting.digest()}|{repeat}|{message.collective}|{message.size_bytes}|{message.dtype}"
+        launch = f"{self._seed}|{setting.digest()}|{repeat}|{message.collective}"
+        sigma = self._landscape.sigma(setting, message)
+        factor = math.exp(sigma * random.Random(launch).gauss(0.0, 1.0)) if sigma else 1.0
+        draw = random.Random(f"{launch}|{message.size_bytes}|{message.dtype}")
+        return tuple(
+            sample * factor * (draw.lognormvariate(0.0, self._sigma) if self._sigma else 1.0) for sample in samples
         )
-        return tuple(sample * draw.lognormvariate(0.0, self._sigma) for sample in samples)
