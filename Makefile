@@ -4,8 +4,6 @@ WORKERS ?= auto
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-DEMO := --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3
-
 .DEFAULT_GOAL := help
 .PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist release pins
 
@@ -30,13 +28,20 @@ help: ## Show this list.
 	$(INSTALL) '.[docs]'
 	@touch $@
 
-demo: .venv/user ## Tune BERT on two simulated nodes, to a verdict; a second run prints the same.
-	NCCLT_LAUNCHER=simulate $(BIN)/ncclt tune --model bert --nodes 2
+# Named in full, so that it is replayed on a machine with GPUs or another default too.
+demo: .venv/user ## Tune BERT and ViT-L/32 on a recorded two-node cluster, to a verdict; a second run prints the same.
+	@echo 'What real hardware did, recorded and replayed here; nothing is launched:'
+	@$(BIN)/ncclt landscape list
 	@echo
-	@echo 'What a launcher gets from $(BIN)/ncclt env $(DEMO):'
-	@$(BIN)/ncclt env $(DEMO)
+	@echo '1. BERT: is there anything to gain?'
+	$(BIN)/ncclt tune --model bert --cluster mi355x-2x8 --launcher replay --study demo-bert
 	@echo
-	@echo 'Browse the study: $(BIN)/ncclt serve, then http://127.0.0.1:8080'
+	@echo '2. ViT-L/32: larger buckets'
+	$(BIN)/ncclt tune --model vit-l-32 --cluster mi355x-2x8 --launcher replay --study demo-vit-l-32
+	@echo
+	@$(BIN)/ncclt studies show demo-vit-l-32 --plot
+	@echo
+	@echo 'Browse both studies: $(BIN)/ncclt serve, then http://127.0.0.1:8080'
 
 serve: .venv/user ## Serve the REST API and the pages on 127.0.0.1:8080.
 	$(BIN)/ncclt serve

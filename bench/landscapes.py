@@ -23,7 +23,7 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, NccltError
 from ncclt.measure.simulated import Landscape, SimulatedRunner
-from ncclt.measure.simulated.landscape import Curve
+from ncclt.measure.simulated.landscape import Curve, curves_of
 from ncclt.measure.simulated.landscape_cluster import guess_cluster
 from ncclt.measure.simulated.landscape_pick import pick_one
 from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
@@ -257,19 +257,13 @@ def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape
 def _landscape(rows: Sequence[LandscapeRow], name: str) -> tuple[str, Landscape]:
     """Return what stands in for the default, if anything does, and the landscape of the rows of one group."""
     chosen, note = _with_default(list(pick_one(rows, name=name).rows))
-    curves: dict[tuple[Collective, Setting], dict[int, list[float]]] = {}
-    for row in chosen:
-        curves.setdefault((row.collective, row.setting), {}).setdefault(row.size_bytes, []).append(row.time_us)
+    curves = curves_of(chosen)
     defaults = {collective for collective, setting in curves if setting.is_default}
     if not any(collective in defaults for collective, setting in curves if not setting.is_default):
         raise LandscapeError("no collective has both a default and forced settings", hint="see docs/landscapes.md")
     landscape = Landscape(
-        cluster=guess_cluster(chosen[0]).cluster,
-        curves={
-            key: tuple((size, tuple(times)) for size, times in sorted(sizes.items()))
-            for key, sizes in curves.items()
-            if key[0] in defaults
-        },
+        cluster=guess_cluster(chosen[0], name=name).cluster,
+        curves={key: curve for key, curve in curves.items() if key[0] in defaults},
     )
     return note, landscape
 
@@ -317,7 +311,10 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
     if not files and not DATA.is_dir():
         left_out.append(f"no recorded landscape: there is no {DATA.parent.name}/{DATA.name} beside the repository")
     for path in files or sorted(DATA.glob("*.csv")):
-        found, reasons = recorded_cases(path, fewest=FEWEST_GIVEN if files else FEWEST_SETTINGS)
+        try:
+            found, reasons = recorded_cases(path, fewest=FEWEST_GIVEN if files else FEWEST_SETTINGS)
+        except LandscapeError as error:
+            found, reasons = [], [f"skipped: {error.message}"]
         cases += found
         left_out += reasons
     if not files:

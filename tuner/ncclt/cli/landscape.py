@@ -15,7 +15,6 @@ from ncclt.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.message import Collective
-    from ncclt.core.setting import Setting
     from ncclt.measure.simulated import Landscape
 
 app = typer.Typer(help="List and show recorded clusters; export a study to share it.", no_args_is_help=True)
@@ -122,7 +121,7 @@ def _best_rows(found: Landscape, collective: Collective) -> list[dict[str, Any]]
 
 
 def _gain_bar(row: dict[str, Any]) -> str:
-    gain = row["default_us"] / row["best_us"]
+    gain = float(row["default_us"] / row["best_us"])
     return f"{gain:6.2f}x " + bar(min(gain - 1, 1), 1.0, width=12)
 
 

@@ -10,13 +10,14 @@ import typer
 
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table
+from ncclt.core.policy import Policy
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.prove.payback import cost_words
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.study import Trial
+    from ncclt.core.study import Study, Trial
     from ncclt.store import StudySummary
 
 app = typer.Typer(help="List and show studies.", no_args_is_help=True)
@@ -72,17 +73,24 @@ def show(
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Show the launches of the proof, and judge them again.")
     ] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Show the time per message, default against policy.")] = False,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one study: verdict, policy and trials."""
     from ncclt.store import open_to_read
 
+    if plot and (evidence or as_json):
+        raise UsageError("--plot goes with neither --evidence nor --json", hint="give one of them")
+
     with open_to_read(storage) as store:
         study = store.study(key)
         trials = store.trials(study.id)
         found = store.recommendations(study=study.id)
     newest = next(iter(found), None)
+    if plot:
+        print_picture(study, trials, newest.table.policy if newest else Policy())
+        return
     if evidence:
         from ncclt.prove.proof_document import evidence_document
 
@@ -131,6 +139,30 @@ def show(
         ],
         numbers=("#", "time/step us"),
     )
+
+
+def print_picture(study: Study, trials: Sequence[Trial], policy: Policy) -> None:
+    """Print the time of one call of each message as bars: the default above the policy; at most 80 columns."""
+    from ncclt.core.message import format_bytes
+    from ncclt.prove.message_table import message_rows
+    from ncclt.search.assemble import collect_times
+
+    if not any(t.setting.is_default and t.score_us for t in trials):
+        raise NotFoundError(f"study {study.name} has no launch of the default yet", hint="run the same command again")
+    print(f"{study.workload.name} on {study.cluster.name}: us per call, default (░) and policy (█)")
+    if study.label:
+        print(study.label)
+    rows = sorted(message_rows(policy, trials, study.workload, collect_times(trials)), key=lambda r: r.calls.message)
+    longest = max(row.default_us for row in rows)
+    for row in rows:
+        message = row.calls.message
+        name = f"{message.collective} {format_bytes(message.size_bytes)}{'~' if row.interpolated else ''}"
+        chosen = f" {row.setting.label}" if not row.setting.is_default else ""
+        for text, time_us, block, after in (
+            (name, row.default_us, "░", ""),
+            ("", row.tuned_us, "█", f" {row.default_us / row.tuned_us:.2f}x{chosen}"),
+        ):
+            print(f"{text:<26}{time_us:>10.1f} {block * max(1, round(18 * time_us / longest)):<18}{after}".rstrip())
 
 
 def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:

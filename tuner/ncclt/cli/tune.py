@@ -104,7 +104,7 @@ def tune(
                 say("ncclt: killed; every completed trial is saved, run the same command to resume")
                 raise typer.Exit(EXIT_INTERRUPTED) from None
         if as_json:
-            print_json(result_document(result))
+            print_json(result_document(result, testbed))
         else:
             option = storage_option(storage, store.shown)
             print_result(result, testbed, store, storage_option=option, quiet=quiet)

@@ -72,8 +72,8 @@ class TuneView:
         if self._hidden:
             return
         cluster = study.cluster
-        simulated = " (SIMULATED)" if study.simulated else ""
-        say(f"ncclt: trials run on: {study.launcher}{simulated}, {self._testbed.reason}")
+        label = f" ({study.label})" if study.label else ""
+        say(f"ncclt: trials run on: {study.launcher}{label}, {self._testbed.reason}")
         say(
             f"ncclt: {study.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
             f"NCCL {cluster.nccl_version}, {len(study.workload.messages)} messages"
@@ -139,11 +139,16 @@ def print_result(result: TuneResult, testbed: Testbed, store: Store, *, storage_
     if found is None:
         say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; run the same command to resume")
         return
-    _print_messages(result.messages, found.simulated)
-    mark = "SIMULATED: " if found.simulated else ""
+    label = result.study.label
+    _print_messages(result.messages, label)
+    mark = f"{label}: " if label else ""
     print(f"\n{mark}{verdict_words(found, per=result.study.workload.per)}")
-    if testbed.recorded is not None:
-        print("The times were replayed from recorded measurements, not taken on this machine.")
+    if testbed.landscape is not None:
+        best, ours = testbed.landscape.speedups(result.study.workload, found.table.policy)
+        print(
+            f"best possible by the recorded times (exhaustive search of {len(testbed.landscape.settings())} settings): "
+            f"{best:.4f}x; the policy that was found: {ours:.4f}x"
+        )
     print(f"stored: study {result.study.name} ({len(result.trials)} trials) in {store.shown}")
     for words in dict.fromkeys(channels_words(d.effective) for d in (found.table, found.variables) if d):
         if words:
@@ -186,7 +191,7 @@ def use_lines(found: Recommendation, storage_option: str) -> str:
     return "\n".join(lines)
 
 
-def _print_messages(rows: tuple[MessageRow, ...], simulated: bool) -> None:
+def _print_messages(rows: tuple[MessageRow, ...], label: str) -> None:
     def bandwidths(row: MessageRow) -> str:
         message = row.calls.message
         return f"{message.busbw_gbps(row.default_us):.2f} > {message.busbw_gbps(row.tuned_us):.2f}"
@@ -210,15 +215,18 @@ def _print_messages(rows: tuple[MessageRow, ...], simulated: bool) -> None:
         total = sum(r.calls.calls_per_step * r.default_us for r in rows)
         caption.append(f"... and {len(rows) - _ROWS} more messages with {rest / total * 100:.1f} % of the time")
     if any(row.interpolated for row in rows):
-        caption.append("~ this size was not recorded: interpolated log-log between its neighbours")
-    if simulated:
-        caption.append("SIMULATED: all times come from a model of the cluster")
+        caption.append("~ this size was not recorded: interpolated log-log, or taken at the bandwidth of the largest")
+    if label:
+        caption.append("SIMULATED: all times come from a model of the cluster" if label == "SIMULATED" else label)
     numbers = ("calls", "default us", "tuned us", "gain", "bus GB/s")
     print_table(("message", *numbers, "setting"), table, caption="\n".join(caption), numbers=numbers)
 
 
-def result_document(result: TuneResult) -> dict[str, Any]:
+def result_document(result: TuneResult, testbed: Testbed) -> dict[str, Any]:
     """Return the document of `tune --json`; without times of day or host names, so equal seeds give equal documents."""
+    best = ours = None
+    if testbed.landscape is not None and result.recommendation is not None:
+        best, ours = testbed.landscape.speedups(result.study.workload, result.recommendation.table.policy)
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
@@ -234,6 +242,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "nccl_version": cluster.nccl_version,
         "launcher": study.launcher,
         "simulated": study.simulated,
+        "label": study.label,
         "state": study.state.value,
         "stopped": result.stop,
         "verdict": verdict.decision.value if verdict else None,
@@ -250,6 +259,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
         "payback_steps": won.steps if won else None,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
+        **({"best_possible": {"speedup": best, "found": ours}} if best is not None else {}),
         "notes": list(result.notes),
     }
 
@@ -284,6 +294,7 @@ def plan_document(
         "launcher": study.launcher,
         "why": testbed.reason,
         "simulated": study.simulated,
+        "label": study.label,
         **({"sampler": study.sampler} if study.sampler else {}),
         "cluster": cluster.name,
         "nodes": cluster.nodes,

@@ -126,6 +126,11 @@ class Landscape:
             *((f"extrapolated at the bandwidth of the largest recorded size: {extrapolated}",) if beyond else ()),
         )
 
+    def speedups(self, workload: Workload, policy: Policy) -> tuple[float, float]:
+        """Return the speed-up of the best policy that the recording holds, and that of `policy`, both without noise."""
+        default_us = self.policy_us(Policy(), workload)
+        return default_us / self.best_us(workload), default_us / self.policy_us(policy, workload)
+
     def policy_us(self, policy: Policy, workload: Workload) -> float:
         """Return the recorded communication time per step under a policy, µs; infinite where it was not recorded."""
         return sum(c.calls_per_step * self.time_us(policy.setting_for(c.message), c.message) for c in workload.messages)
