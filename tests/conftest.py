@@ -144,7 +144,9 @@ def nursery_for():
 @pytest.fixture(scope="session")
 def nursery(nursery_for):
     """A caller of any command of `ncclt` as a process of its own, without the seconds of imports."""
-    return nursery_for("tune", "--model", "bert", "--nodes", "2", "--trials", "2", "--storage", "sqlite:///ncclt.db")
+    return nursery_for(
+        "tune", "--model", "bert", "--cluster", "leonardo", "--trials", "2", "--storage", "sqlite:///ncclt.db"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,9 @@ from ncclt.errors import NotFoundError
 from ncclt.store import open_store
 
 STORE = ("--storage", "sqlite:///ncclt.db")
-TUNE = ("tune", "--model", "bert", "--nodes", "2", "--patience", "0", "--trials", "30", "--blocks", "4", *STORE)
+TUNE = (
+    "tune", "--model", "bert", "--cluster", "leonardo", "--patience", "0", "--trials", "30", "--blocks", "4", *STORE
+)  # fmt: skip
 
 
 def study_count(ncclt):
@@ -31,13 +33,16 @@ def study_count(ncclt):
         (("--model", "bert", "--cluster", "leonard"), 3, "leonardo"),
         (("--model", "bert", "--nodes", "0"), 2, "--nodes must be at least 1, not 0"),
         (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be at least 1, not -2"),
-        (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
+        (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 8"),
+        (("--model", "bert", "--cluster", "leonardo", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
+        (("--model", "bert", "--nodes", "4"), 2, "mi355x-2x8 was recorded with --nodes 2, not 4"),
+        (("--model", "bert", "--nccl-version", "2.21.5"), 2, "was recorded with --nccl-version 2.28.3"),
         (("--model", "bert", "--trials", "-1"), 2, "at least 1 trial"),
         (("--model", "bert", "--time", "-5"), 2, "above 0 seconds"),
         (("--model", "bert", "--blocks", "0"), 2, "--blocks must be at least 1"),
         (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
-        (("--model", "bert", "--launcher", "replay"), 2, "--landscape"),
-        (("--model", "bert", "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
+        (("--model", "bert", "--launcher", "replay", "--cluster", "leonardo"), 2, "--landscape"),
+        (("--model", "bert", "--cluster", "leonardo", "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
         (("--model", "bert", "--nccl-version", "two"), 2, "not an NCCL version"),
         (("--model", "bert", "--profile", "bert"), 2, "--model"),
         ((), 2, "--model"),
@@ -187,7 +192,7 @@ def test_sigterm_means_the_same_for_slurm_preempts_with_it(ncclt):
 
 
 def test_a_dry_run_shows_the_plan_and_stores_no_study(ncclt):
-    plan = json.loads(ncclt("tune", "--model", "bert", "--nodes", "2", "--dry-run", "--json", *STORE).stdout)
+    plan = json.loads(ncclt("tune", "--model", "bert", "--cluster", "leonardo", "--dry-run", "--json", *STORE).stdout)
 
     assert plan["simulated"] is True
     assert any("NCCL_ALGO" in line for line in plan["first"])

@@ -35,10 +35,10 @@ def test_one_seed_gives_one_document_with_all_its_parts(ncclt):
 
 
 def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
-    words = ("tune", "--model", "bert", "--nodes", "2")
+    words = ("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate")
     first, second = ncclt(*words), ncclt(*words)
 
-    assert "trials run on: simulate (SIMULATED), no Slurm allocation and no GPU here" in first.stderr
+    assert "trials run on: simulate (SIMULATED), as asked" in first.stderr
     assert "SIMULATED: " in first.stdout
     use = "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
     assert f'use it:  eval "$({use})"' in first.stdout
@@ -47,6 +47,43 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
     listed = json.loads(ncclt("studies", "list", "--json").stdout)["studies"]
     assert len(listed) == 1
     assert "export NCCLT_SIMULATED=1" in ncclt(*use.split()[1:]).stdout
+
+
+def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_result_says_so(ncclt):
+    label = "recorded: AMD MI355X, 2 nodes x 8 GPUs, RoCE, github.com/ylerman-dn/amd-dev"
+    words = ("tune", "--model", "vit-l-32", "--nodes", "2", "--study", "vit")
+    first, second = ncclt(*words), ncclt(*words)
+
+    assert f"trials run on: replay ({label}), no Slurm allocation and no GPU here" in first.stderr
+    assert f"{label}: tuned: vit-l-32 on mi355x-2x8" in first.stdout
+    assert "(exhaustive search of 54 settings): 1.1104x; the policy that was found: 1.11" in first.stdout
+    assert first.stdout == second.stdout
+    document = json.loads(ncclt(*words, "--json").stdout)
+    assert (document["label"], document["simulated"]) == (label, False)
+    assert document["best_possible"]["found"] == pytest.approx(document["best_possible"]["speedup"], rel=0.003)
+    assert sum(document["launches"].values()) <= 60
+    picture = ncclt("studies", "show", "vit", "--plot").stdout
+    assert label in picture
+    assert picture.count("all_reduce") == len(document["messages"])
+    assert "1.13x ring/ll128 c=" in picture
+    assert max(map(len, picture.splitlines())) <= 80
+    env = ncclt("env", "--cluster", "mi355x-2x8", "--model", "vit-l-32", *shape_of(document))
+    assert "export NCCLT_RECORDED=1" in env.stdout
+    assert f"# {label}" in env.stdout
+    assert label in env.stderr
+    assert label in ncclt("studies", "show", "vit").stdout
+
+
+def test_a_study_is_exported_and_replayed(ncclt):
+    ncclt("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--trials", "8", "--study", "mine", *STORE)
+    assert ncclt("landscape", "export", "mine", *STORE).stdout.startswith("system,gpus,nodes,")
+    ncclt("landscape", "export", "mine", "--out", "mine.csv", *STORE)
+    assert "--force" in ncclt("landscape", "export", "mine", "--out", "mine.csv", *STORE, rc=2).stderr
+
+    done = json.loads(ncclt("tune", "--model", "nasnetmobile", "--landscape", "mine.csv", *STORE, "--json").stdout)
+    assert done["launcher"] == "replay"
+    assert done["label"].startswith("recorded: 4x A100-SXM4-64GB (leonardo), SIMULATED; study mine; ")
+    assert {m["size_bytes"] for m in done["messages"]} == {4_228_000, 16_931_912}
 
 
 def test_a_finished_study_spends_nothing_and_continue_adds_launches_and_a_proof_of_its_own(ncclt):
@@ -84,8 +121,10 @@ def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
     assert document["cluster"] == "l40s-server-stanford-farmshare-oat"
     assert all(m["interpolated"] for m in document["messages"])
     env = ncclt("env", "--cluster", document["cluster"], "--model", "mine", *shape_of(document), *STORE).stdout
-    assert "# REPLAYED: the times were recorded elsewhere" in env
-    assert any("recorded measurements" in note for note in document["notes"])
+    assert "# recorded: L40S server Stanford FarmShare oat, github yumibyte/CS244C-Research@61d4dbe" in env
+    assert "export NCCLT_RECORDED=1" in env
+    assert document["label"].startswith("recorded: L40S server Stanford FarmShare oat, ")
+    assert any("nothing was launched" in note for note in document["notes"])
     assert any("broadcast" in note and "outside the landscape" in note for note in document["notes"])
 
 
@@ -135,7 +174,7 @@ def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(nccl
 
 
 def test_every_format_says_simulated(ncclt):
-    ncclt("tune", "--model", "nasnetmobile-unfused", "--nodes", "2", "--trials", "10", *STORE, "--quiet")
+    ncclt("tune", "--model", "nasnetmobile-unfused", "--cluster", "leonardo", "--trials", "10", *STORE, "--quiet")
 
     for form in ("export", "dotenv", "json", "nccl-conf", "tuner-csv"):
         words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile-unfused", "--format", form, *LEONARDO)

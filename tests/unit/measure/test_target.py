@@ -5,18 +5,21 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.measure.target import Target
+from ncclt.measure.target import DEFAULT_RECORDED, Target
 
 
-def choose(requested="", *, landscape=False, environ=None, gpus=False):
-    target = Target(launcher=requested, landscape=Path("recorded.csv") if landscape else None)
+def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=None):
+    target = Target(launcher=requested, landscape=Path("recorded.csv") if landscape else None, cluster=cluster)
     return target.resolved(environ or {}, gpus_visible=lambda: gpus)
 
 
 @pytest.mark.parametrize(
     ("given", "name", "reason"),
     [
-        ({}, "simulate", "no Slurm allocation and no GPU here"),
+        ({}, "replay", "no Slurm allocation and no GPU here"),
+        ({"cluster": "leonardo"}, "simulate", "no Slurm allocation and no GPU here"),
+        ({"cluster": "l40s-1x4", "gpus": True}, "replay", "l40s-1x4 is a recorded cluster"),
+        ({"cluster": "l40s-1x4", "requested": "simulate"}, "simulate", "as asked"),
         ({"gpus": True}, "local", "GPUs are visible here"),
         ({"landscape": True, "gpus": True}, "replay", "a landscape was given"),
         ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as asked"),
@@ -53,7 +56,7 @@ def test_a_landscape_goes_with_replay_alone():
         ({"keep_env": True}, "--keep-env does not apply"),
         ({"nccl_tests": Path("build")}, "--nccl-tests does not apply"),
         ({"launcher": "replay", "landscape": Path("x.csv"), "parallel": 2}, "--parallel does not apply .* replayed"),
-        ({"launcher": "replay"}, "needs --landscape"),
+        ({"launcher": "replay", "cluster": "leonardo"}, "leonardo is not a recorded cluster"),
         ({"where": ("gpus=4",)}, "--where needs --landscape"),
         ({"launcher": "ssh", "hosts": ("a",), "hostfile": Path("b")}, "not both"),
         ({"parallel": 0}, "at least 1"),
@@ -74,6 +77,16 @@ def test_hosts_come_from_a_file_as_well(tmp_path):
     (tmp_path / "hosts").write_text("# rack 1\na slots=8\nme@b:2222\n")
     target = Target(launcher="ssh", hostfile=tmp_path / "hosts").resolved({})
     assert (target.hosts, target.hostfile) == (("a", "me@b:2222"), None)
+
+
+def test_what_is_replayed_unasked_is_the_default_recording():
+    assert choose().cluster == choose("replay").cluster == DEFAULT_RECORDED
+    assert choose(gpus=True).cluster is None
+
+
+def test_a_drill_is_never_replayed():
+    drill = Target(cluster="l40s-1x4").resolved({}, gpus_visible=lambda: False, drill=True)
+    assert drill.launcher == Target().resolved({}, gpus_visible=lambda: False, drill=True).launcher == "simulate"
 
 
 def test_one_text_is_no_list_of_hosts():

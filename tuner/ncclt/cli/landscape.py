@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List and show recorded clusters; export a study to share it.", no_args_is_help=True)
 
-_BAR = 22
-"""Characters of the longest bar: a line stays within 80 columns."""
+_BAR = 12
+"""Characters of the longest bar, for twice the speed: a line stays within 80 columns."""
 
 
 @app.callback()
@@ -121,17 +121,17 @@ def _best_rows(found: Landscape, collective: Collective) -> list[dict[str, Any]]
 
 
 def _gain_bar(row: dict[str, Any]) -> str:
-    gain = float(row["default_us"] / row["best_us"])
-    return f"{gain:6.2f}x " + bar(min(gain - 1, 1), 1.0, width=12)
+    gain: float = row["default_us"] / row["best_us"]
+    return f"{gain:6.2f}x {bar(gain - 1)}"
 
 
-def bar(value: float, longest: float, *, width: int = _BAR) -> str:
-    """Return a bar of eighths of a character, as long as its value.
+def bar(share: float) -> str:
+    """Return a bar in eighths of a character, at most `_BAR` long.
 
-    >>> bar(3, 4, width=2), bar(0, 4)
-    ('█▌', '')
+    >>> bar(0.25), bar(0), bar(7)
+    ('███', '', '████████████')
     """
-    eighths = round(8 * width * value / longest) if longest else 0
+    eighths = round(8 * _BAR * max(0.0, min(share, 1.0)))
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 

@@ -81,7 +81,7 @@ def show(
     from ncclt.store import open_to_read
 
     if plot and (evidence or as_json):
-        raise UsageError("--plot goes with neither --evidence nor --json", hint="give one of them")
+        raise UsageError("--plot cannot be combined with --evidence or --json", hint="give one of them")
 
     with open_to_read(storage) as store:
         study = store.study(key)

@@ -90,13 +90,14 @@ def _recorded_cluster(target: Target, clusters: Clusters) -> Cluster:
     """
     assert target.cluster is not None
     found = clusters.cluster(target.cluster)
-    for option in ("nodes", "gpus_per_node", "nccl_version"):
-        wanted, recorded = getattr(target, option), getattr(found, option)
-        if wanted not in (None, recorded):
-            word = f"--{option.replace('_', '-')}"
+    wanted = found.sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version)
+    for field in ("nodes", "gpus_per_node", "nccl_version"):
+        if getattr(wanted, field) != getattr(found, field):
+            option = f"--{field.replace('_', '-')}"
             raise UsageError(
-                f"{found.name} was recorded with {word} {recorded}, not {wanted} ({target.reason})",
-                hint=f"leave {word} out, name another recorded cluster (`ncclt landscape list`), or simulate one: "
+                f"{found.name} was recorded with {option} {getattr(found, field)}, not {getattr(wanted, field)} "
+                f"({target.reason})",
+                hint=f"leave {option} out, name another recorded cluster (`ncclt landscape list`), or simulate one: "
                 f"--launcher simulate --cluster {DEFAULT_CLUSTER}",
             )
     return found

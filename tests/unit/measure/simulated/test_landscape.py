@@ -1,6 +1,7 @@
 """Loading recorded landscapes: what is read, what is chosen, what is refused and how it is said."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError
 from ncclt.measure.simulated import Landscape, load_landscape
 
@@ -30,6 +33,7 @@ def row(**fields: object) -> str:
     return ",".join(f'"{values.get(column, "")}"' for column in COLUMNS)
 
 
+NO_NOISE = "no spread was recorded, so launches do not differ and the interval says nothing about noise"
 FORCED = {"algo": "Ring", "proto": "LL"}
 TWO = (row(), row(**FORCED, time_us=8), row(size_bytes=4096, time_us=40), row(size_bytes=4096, **FORCED, time_us=32))
 
@@ -74,11 +78,94 @@ def test_only_the_recorded_range_of_the_whole_job_is_covered(two):
     assert two.covers(message(1024))
     assert two.covers(message(4096, group_size=8))
     assert not two.covers(message(1023))
-    assert not two.covers(message(4097))
+    assert not two.covers(message(8193))
     assert not two.covers(message(2048, group_size=4))
     assert not two.covers(message(2048, Collective.BROADCAST))
-    assert two.time_samples(DEFAULT, message(4097)) == ()
+    assert two.time_samples(DEFAULT, message(8193)) == ()
     assert two.time_samples(DEFAULT, message(1023)) == ()
+
+
+def test_up_to_twice_the_largest_size_its_bandwidth_applies_and_that_is_said(two):
+    assert two.covers(message(6144))
+    assert two.time_samples(DEFAULT, message(6144)) == (pytest.approx(60.0),)
+    assert not two.is_exact(DEFAULT, message(6144))
+    assert two.caveats([message(1024)]) == (NO_NOISE,)
+    assert two.caveats([message(1024), message(6144)]) == (
+        NO_NOISE, "extrapolated at the bandwidth of the largest recorded size: all_reduce 6 KiB",
+    )  # fmt: skip
+
+
+def test_a_size_at_which_only_the_default_was_recorded_offers_no_choice(tmp_path):
+    landscape = load_landscape(write(tmp_path, *TWO, row(size_bytes=64, time_us=3)), {})
+    assert landscape.time_samples(DEFAULT, message(64)) == (3.0,)
+    assert not landscape.covers(message(64))
+
+
+def test_the_best_possible_policy_is_found_by_exhaustive_search(tmp_path):
+    """Per message the fastest, but with one value of a process-wide parameter for all."""
+    path = write(
+        tmp_path, *TWO, row(algo="Ring", proto="Simple", time_us=16), row(size_bytes=4096, algo="Ring", proto="Simple",
+        time_us=20), row(buffsize=8388608, time_us=9), row(size_bytes=4096, buffsize=8388608, time_us=10),
+    )  # fmt: skip
+    landscape = load_landscape(path, {})
+    calls = tuple(MessageCalls(message=message(size), calls_per_step=n) for size, n in ((1024, 10.0), (4096, 1.0)))
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    assert landscape.best_us(workload) == pytest.approx(10 * 8 + 20)
+    always_ll = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
+    assert landscape.speedups(workload, always_ll) == pytest.approx((140 / 100, 140 / 112))
+
+
+def test_what_the_library_substituted_is_no_measurement_of_what_was_asked_for(tmp_path):
+    path = write(
+        tmp_path, *TWO, row(algo="Tree", proto="LL", other_env="SUBSTITUTED: RCCL ran Direct/SIMPLE/1"),
+        row(algo="Tree", proto="LL", nchannels=4, other_env="NCCL ran Ring/LL/4"),
+        row(algo="Ring", proto="LL", nchannels=4, other_env="RCCL ran Ring/LL/4"),
+        row(size_bytes=2048, other_env="RCCL ran Ring/LL128/48"),
+    )  # fmt: skip
+    landscape = load_landscape(path, {})
+    assert [s.label for s in landscape.settings()] == ["ring/ll", "ring/ll c=4"]
+    assert landscape.is_exact(DEFAULT, message(2048))
+    assert landscape.notes == ("2 rows with another choice of the library than the one asked for were left out",)
+
+
+def test_the_librarys_own_choice_has_many_names(tmp_path):
+    path = write(
+        tmp_path, row(algo="DEFAULT (unforced)", proto="auto"), row(other_env="DEFAULT (unforced); n=20", time_us=11),
+        *TWO[1:2],
+    )  # fmt: skip
+    assert load_landscape(path, {}).time_samples(DEFAULT, message(1024)) == (10.0, 11.0)
+
+
+def test_a_list_of_algorithms_is_the_default_only_where_there_is_no_other(tmp_path):
+    both = row(algo="Ring,Tree", time_us=12)
+    alone = load_landscape(write(tmp_path, both, TWO[1]), {})
+    assert alone.time_samples(DEFAULT, message(1024)) == (12.0,)
+    assert "Ring,Tree" in alone.notes[0]
+    beside = load_landscape(write(tmp_path, *TWO, both), {})
+    assert beside.time_samples(DEFAULT, message(1024)) == (10.0,)
+    assert beside.notes == ("1 rows with several algorithms (Ring,Tree) were left out: no setting forces a list",)
+
+
+def test_a_condition_that_all_rows_share_does_not_split_them(tmp_path):
+    rows = [
+        row(other_env=f"CUDA graph, median{more}", **forced) for more in ("", "; SHARP=1") for forced in ({}, FORCED)
+    ]
+    landscape = load_landscape(write(tmp_path, *rows), {})
+    assert landscape.settings() == (RING_LL,)
+    assert landscape.notes == ("condition: CUDA graph; there are also rows with 'CUDA graph; SHARP=1'",)
+
+
+def test_spread_and_repeats_are_the_noise_from_launch_to_launch(tmp_path):
+    path = write(
+        tmp_path, row(other_env="spread 16.93%"), row(**FORCED, time_us=8), row(**FORCED, time_us=9, other_env="run 2"),
+        *TWO[2:],
+    )  # fmt: skip
+    landscape = load_landscape(path, {})
+    assert landscape.sigma(DEFAULT, message(1100)) == pytest.approx(0.1)
+    assert landscape.sigma(RING_LL, message(1024)) == pytest.approx(0.0833, abs=1e-3)
+    assert landscape.sigma(DEFAULT, message(4096)) == 0
+    (noise,) = landscape.caveats([message(1024), message(4096)])
+    assert noise.startswith("launches differ by the spread that was recorded: 10 % for the default; 1 of 2 messages")
 
 
 def test_a_pair_that_a_collective_does_not_have_leaves_it_to_nccl(tmp_path):
@@ -90,6 +177,7 @@ def test_a_pair_that_a_collective_does_not_have_leaves_it_to_nccl(tmp_path):
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
     assert landscape.time_samples(tree, message(1024)) == (9.0,)
     assert landscape.time_samples(tree, message(1024, Collective.BROADCAST)) == (5.0,)
+    assert landscape.time_samples(replace(tree, channels=8), message(1024, Collective.BROADCAST)) == (5.0,)
     assert landscape.time_samples(RING_LL, message(1024, Collective.ALL_TO_ALL)) == (6.0,)
     assert landscape.time_samples(RING_LL, message(1024, Collective.BROADCAST)) == ()
 

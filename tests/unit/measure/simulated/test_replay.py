@@ -1,5 +1,7 @@
 """Replaying a landscape."""
 
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -33,7 +35,7 @@ def test_recorded_times_come_back_and_interpolated_ones_are_marked():
     result = ReplayRunner(LANDSCAPE, seed=1).measure(DEFAULT, [message(1024), message(8192)], repeat=0)
     exact, between = result.measurements
     assert result.outcome is Outcome.OK
-    assert exact.samples_us == (10.0, 11.0)
+    assert exact.samples_us == pytest.approx((10.0, 11.0))
     assert not exact.interpolated
     assert between.interpolated
     assert 10.0 < between.time_us < 52.0
@@ -65,6 +67,21 @@ def test_noise_is_added_only_when_asked_for_and_is_seeded():
     assert samples(1, 0) != samples(1, 1)
     assert samples(1, 0) != samples(2, 0)
     assert samples(1, 0) == pytest.approx((10.0, 11.0), rel=0.15)
+
+
+def test_launches_differ_by_the_recorded_noise_and_all_messages_of_a_launch_alike():
+    noisy = replace(LANDSCAPE, sigmas={(AR, RING, 1024): 0.1, (AR, RING, 16384): 0.1})
+    runner = ReplayRunner(noisy, seed=1)
+
+    def times(repeat: int) -> list[float]:
+        return [m.time_us for m in runner.measure(RING, [message(1024), message(16384)], repeat=repeat).measurements]
+
+    assert times(0) == times(0)
+    assert times(0) != times(1)
+    for small, large in map(times, range(20)):
+        assert small / 20 == pytest.approx(large / 30)
+    spread = statistics.stdev(math.log(times(repeat)[0]) for repeat in range(200))
+    assert spread == pytest.approx(0.1, rel=0.2)
 
 
 def test_it_is_not_called_simulated():

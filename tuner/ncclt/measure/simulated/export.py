@@ -10,12 +10,10 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.study import Study, Trial
 from ncclt.core.trial import Measurement, Outcome
-from ncclt.measure.simulated.landscape_rows import OPTIONAL, REQUIRED
+from ncclt.measure.simulated.landscape_rows import OPTIONAL, PARAMETER_COLUMNS, REQUIRED
 
 COLUMNS = (*REQUIRED[:3], *OPTIONAL[:3], *REQUIRED[3:8], *OPTIONAL[3:7], REQUIRED[8], *OPTIONAL[7:])
 """All columns, in the order of the public tables."""
-
-_OWN_COLUMN = {"BUFFSIZE": "buffsize", "NTHREADS": "nthreads"}
 
 
 def export(study: Study, trials: Iterable[Trial], file: TextIO, *, version: str) -> tuple[int, tuple[str, ...]]:
@@ -52,7 +50,7 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
     for trial, measurement in measured:
         message, setting = measurement.message, trial.setting
         parameters = dict(setting.parameters)
-        notes = [f"NCCL_{name}={value}" for name, value in setting.parameters if name not in _OWN_COLUMN]
+        notes = [f"NCCL_{name}={value}" for name, value in setting.parameters if name not in PARAMETER_COLUMNS.values()]
         if trial.result.persistent:
             notes.append("persistent ranks")
         if study.simulated:
@@ -70,7 +68,7 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
             "algo": setting.algorithm or "",
             "proto": setting.protocol or "",
             "nchannels": setting.channels or "",
-            **{column: parameters.get(name, "") for name, column in _OWN_COLUMN.items()},
+            **{column: parameters.get(name, "") for column, name in PARAMETER_COLUMNS.items()},
             "other_env": "; ".join(notes),
             "time_us": f"{measurement.time_us:.6g}",
             "algbw_gbps": f"{message.size_bytes / measurement.time_us / 1e3:.6g}",

@@ -54,6 +54,10 @@ OPTIONAL = (
 """Columns that may be absent and are then read as blank."""
 
 
+PARAMETER_COLUMNS = {"buffsize": "BUFFSIZE", "nthreads": "NTHREADS"}
+"""Columns of process-wide parameters -> their names; the others are in `other_env`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeRow:
     """One measurement.
@@ -254,20 +258,19 @@ def _setting(line: Mapping[str, str], where: str) -> Setting:
     channels = _whole(line, "nchannels", where) if line["nchannels"] else None
     if channels is not None and channels > MAX_CHANNELS:
         raise LandscapeError(f"{where}: nchannels is {channels}", hint=f"NCCL has at most {MAX_CHANNELS}")
+    parameters = {
+        found[1]: int(found[2])
+        for piece in re.split(r"[;|,]\s*", line["other_env"])
+        if (found := _PARAMETER.fullmatch(piece.strip())) and found[1] in SEARCHED
+    }
+    for column, name in PARAMETER_COLUMNS.items():
+        if line[column]:
+            parameters[name] = _whole(line, column, where)
     return Setting(
         algorithm=_known(line, "algo", _ALGORITHMS, where) if line["algo"] else None,
         protocol=_known(line, "proto", _PROTOCOLS, where) if line["proto"] else None,
         channels=channels,
-        parameters=tuple(
-            (name, _whole(line, column, where))
-            for name, column in (("BUFFSIZE", "buffsize"), ("NTHREADS", "nthreads"))
-            if line[column]
-        )
-        + tuple(
-            (found[1], int(found[2]))
-            for piece in re.split(r"[;|,]\s*", line["other_env"])
-            if (found := _PARAMETER.fullmatch(piece.strip())) and found[1] in SEARCHED
-        ),
+        parameters=tuple(parameters.items()),
     )
 
 

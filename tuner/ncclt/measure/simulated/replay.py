@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ncclt.core.message import Message
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.measure.simulated.landscape import Landscape
 
@@ -49,7 +49,7 @@ class ReplayRunner:
         return TrialResult(outcome=Outcome.OK, measurements=tuple(measurements))
 
     def _reason(self, setting: Setting, message: Message) -> str:
-        if not self._landscape.covers(message):
+        if not self._landscape.time_samples(DEFAULT, message):
             group = f" in a group of {message.group_size}" if message.group_size else ""
             return f"{message.label}{group} was not recorded on {self.cluster.name}"
         if self._landscape.recorded(setting, message) is None:
