@@ -67,7 +67,7 @@ class ShippedOnly:
 
     def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
         """Return every cluster by name."""
-        return _entries(shipped_clusters(profiles_folder()))
+        return _entries(named_clusters(profiles_folder()))
 
     def workload(self, name: str) -> Workload:
         """Return a workload; NotFoundError for an unknown name."""
@@ -75,7 +75,7 @@ class ShippedOnly:
 
     def cluster(self, name: str) -> Cluster:
         """Return a cluster; NotFoundError for an unknown name."""
-        return _entry("cluster", shipped_clusters(profiles_folder()), name, CLUSTER_LIST)
+        return _entry("cluster", named_clusters(profiles_folder()), name, CLUSTER_LIST)
 
 
 def _entries(shipped: Mapping[str, Item]) -> tuple[CatalogueEntry[Item], ...]:
@@ -110,14 +110,18 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
 
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
-    """Read every cluster of a profiles folder, the recorded ones too, by name; InputError as for `shipped_workloads`."""
-    named = _read(folder / "clusters", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
-    return named | recorded_clusters(folder)
+    """Read every cluster of a profiles folder that can be simulated, by name; InputError as for `shipped_workloads`."""
+    return _read(folder / "clusters", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
 
 
 def recorded_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder whose recorded landscape is there too; InputError as above."""
     return _read(folder / "landscapes", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
+
+
+def named_clusters(folder: Path) -> dict[str, Cluster]:
+    """Read every cluster of a profiles folder, the recorded ones too, by name; InputError as above."""
+    return shipped_clusters(folder) | recorded_clusters(folder)
 
 
 def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str, Entry]:

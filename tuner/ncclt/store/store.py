@@ -27,7 +27,7 @@ from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
 from ncclt.store.records import Records, with_staleness
-from ncclt.store.shipped import CatalogueEntry, profiles_folder, shipped_clusters, shipped_workloads
+from ncclt.store.shipped import CatalogueEntry, named_clusters, profiles_folder, shipped_workloads
 from ncclt.store.summaries import StudyPage
 
 Answer = TypeVar("Answer")
@@ -126,7 +126,7 @@ class Store(Records, Leases, Keys):
 
     @cached_property
     def _shipped_clusters(self) -> dict[str, Cluster]:
-        return shipped_clusters(self._profiles or profiles_folder())
+        return named_clusters(self._profiles or profiles_folder())
 
     @repeatable
     def workloads(self) -> tuple[CatalogueEntry[Workload], ...]:
