@@ -215,7 +215,7 @@ def _print_messages(rows: tuple[MessageRow, ...], label: str) -> None:
         total = sum(r.calls.calls_per_step * r.default_us for r in rows)
         caption.append(f"... and {len(rows) - _ROWS} more messages with {rest / total * 100:.1f} % of the time")
     if any(row.interpolated for row in rows):
-        caption.append("~ this size was not recorded: interpolated log-log, or taken at the bandwidth of the largest")
+        caption.append("~ this size was not recorded: interpolated or extrapolated")
     if label:
         caption.append("SIMULATED: all times come from a model of the cluster" if label == "SIMULATED" else label)
     numbers = ("calls", "default us", "tuned us", "gain", "bus GB/s")

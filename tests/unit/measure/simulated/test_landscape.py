@@ -95,6 +95,13 @@ def test_up_to_twice_the_largest_size_its_bandwidth_applies_and_that_is_said(two
     )  # fmt: skip
 
 
+def test_no_setting_is_extrapolated_beside_a_default_that_was_recorded(tmp_path):
+    landscape = load_landscape(write(tmp_path, *TWO, row(size_bytes=16384, time_us=160)), {})
+    assert landscape.time_samples(DEFAULT, message(6144))
+    assert landscape.time_samples(RING_LL, message(6144)) == ()
+    assert not landscape.covers(message(6144))
+
+
 def test_a_size_at_which_only_the_default_was_recorded_offers_no_choice(tmp_path):
     landscape = load_landscape(write(tmp_path, *TWO, row(size_bytes=64, time_us=3)), {})
     assert landscape.time_samples(DEFAULT, message(64)) == (3.0,)

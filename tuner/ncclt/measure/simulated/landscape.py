@@ -86,8 +86,11 @@ class Landscape:
         curve = self.curves[message.collective, mine]
         right = bisect.bisect_left([size for size, _ in curve], message.size_bytes)
         if right == len(curve):
-            factor = message.size_bytes / curve[-1][0]
-            return tuple(factor * time for time in curve[-1][1]) if factor <= _BEYOND else ()
+            last, samples = curve[-1]
+            factor = message.size_bytes / last
+            # A curve that ends before the default's would be extrapolated beside a default that was recorded.
+            reaches_end = last >= self.curves.get((message.collective, DEFAULT), curve)[-1][0]
+            return tuple(factor * time for time in samples) if factor <= _BEYOND and reaches_end else ()
         if curve[right][0] == message.size_bytes:
             return curve[right][1]
         return _between(curve[right - 1], curve[right], message.size_bytes) if right else ()
