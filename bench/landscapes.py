@@ -208,7 +208,13 @@ def _recorded_case(
     """Return a mix on a landscape, None where too little of it was recorded."""
     cluster = landscape.cluster
     placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-    kept = tuple(c for c in placed.messages if landscape.covers(c.message))
+    # What is only extrapolated is no ground for a comparison.
+    largest = {collective: curve[-1][0] for (collective, s), curve in landscape.curves.items() if s.is_default}
+    kept = tuple(
+        c
+        for c in placed.messages
+        if landscape.covers(c.message) and c.message.size_bytes <= largest[c.message.collective]
+    )
     whole = [s for s in landscape.settings() if all(landscape.time_samples(s, c.message) for c in kept)]
     if not kept or len(whole) < max(2, fewest):
         return None

@@ -72,7 +72,7 @@ def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, left_out):
     options = " ".join(f"--{part.replace('_', '-')} {JOB[part]}" for part in left_out)
     assert f"\n    {options}   (SIMULATED)" in problem["hint"]
     (row,) = problem["available"]
-    assert row == {**JOB, "recommendation": "0c0ffee1", "simulated": True, "stale": False}
+    assert row == {**JOB, "recommendation": "0c0ffee1", "simulated": True, "recorded": False, "stale": False}
     assert client.get(ENV, params={"model": "bert", **{part: row[part] for part in JOB}}).status_code == 200
 
 

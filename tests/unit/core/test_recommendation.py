@@ -9,7 +9,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, PolicyVerdict, Request, Verdict, recommendation_id
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, Verdict, recommendation_id
 from ncclt.core.recommendation import select as serve
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.testing.store_contract import sample_recommendation
@@ -30,6 +30,17 @@ def test_a_stale_one_of_another_nccl_takes_nothing_away():
         select([replace(stranger, fingerprint=FIRST.fingerprint), FIRST], ANY)
     with pytest.raises(StaleRecommendationError):
         select([stranger, FIRST], replace(ANY, nccl_version="2.99.1"))
+
+
+def test_a_recorded_one_comes_after_a_measured_and_before_a_simulated_one():
+    recorded = replace(FIRST, id="recorded", launcher="replay", recorded="recorded: box, site", created="2026-03-01")
+    simulated = replace(FIRST, id="simulated", simulated=True, created="2026-04-01")
+    assert select([simulated, recorded, FIRST], ANY) == FIRST
+    assert select([simulated, recorded], ANY) == recorded
+    assert [r.label for r in (simulated, recorded, FIRST)] == ["SIMULATED", "recorded: box, site", ""]
+    assert replace(recorded, recorded="").label == "recorded: elsewhere"
+    assert Recommendation.from_document(recorded.to_document()) == recorded
+    assert "recorded" not in FIRST.to_document()
 
 
 def test_a_simulated_one_never_takes_the_place_of_a_measured_one():

@@ -26,11 +26,13 @@ class MeasuredCurves:
         curves: median time by size, for each kind of message.
         studies: names of their studies, newest first.
         simulated: whether they come from a model.
+        recorded: `recorded: SYSTEM, SOURCE` where they were replayed; empty where they were not.
     """
 
     curves: Mapping[CurveKey, Curve]
     studies: tuple[str, ...]
     simulated: bool
+    recorded: str = ""
 
     @property
     def sentence(self) -> str:
@@ -38,7 +40,7 @@ class MeasuredCurves:
         if not self.studies:
             return "nothing is measured on this cluster: times follow from the nominal bandwidth of its links"
         count = len(self.studies)
-        kind = "SIMULATED, not measured" if self.simulated else "measured"
+        kind = "SIMULATED, not measured" if self.simulated else self.recorded or "measured"
         return (
             f"times of {count} stud{'y' if count == 1 else 'ies'} with NCCL's own choice ({kind}) where there are any, "
             "else from the nominal bandwidth of the links"
@@ -48,10 +50,10 @@ class MeasuredCurves:
 def measured_curves(store: Store, cluster: Cluster) -> MeasuredCurves:
     """Collect the good launches of the default from the studies whose fingerprint is that of the cluster.
 
-    Simulated studies count only where there is no other.
+    Replayed studies count only where none was measured in place, and simulated ones where there is no other.
     """
     fitting = list(_fitting(store, cluster))
-    real = [study for study in fitting if not study.simulated]
+    real = [s for s in fitting if not s.label] or [s for s in fitting if not s.simulated]
     chosen = (real or fitting)[:_MOST_STUDIES]
     found: list[Measurement] = []
     used: list[str] = []
@@ -65,7 +67,12 @@ def measured_curves(store: Store, cluster: Cluster) -> MeasuredCurves:
         if default:
             used.append(study.name)
             found += default
-    return MeasuredCurves(curves=curves(found), studies=tuple(used), simulated=bool(used) and not real)
+    return MeasuredCurves(
+        curves=curves(found),
+        studies=tuple(used),
+        simulated=bool(used) and not real,
+        recorded=real[0].label if used and real else "",
+    )
 
 
 def _fitting(store: Store, cluster: Cluster) -> Iterator[Study]:

@@ -132,7 +132,7 @@ def bar(share: float) -> str:
     ('███', '', '████████████')
     """
     eighths = round(8 * _BAR * max(0.0, min(share, 1.0)))
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 @app.command("export")

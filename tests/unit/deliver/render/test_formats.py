@@ -255,13 +255,14 @@ def test_a_table_with_a_rule_that_the_version_lacks_is_refused():
 
 
 def test_replayed_times_are_said_to_be_replayed_in_every_format():
-    replayed = replace(TUNED, simulated=False, launcher="replay")
+    replayed = replace(TUNED, simulated=False, launcher="replay", recorded="recorded: box, site")
 
     for format in ("export", "dotenv", "nccl-conf", "tuner-csv"):
         text = render(replayed, format=format)
-        assert "# recorded: " in text, format
+        assert "# recorded: box, site" in text, format
         assert "SIMULATED" not in text
     assert json.loads(render(replayed, format="json"))["launcher"] == "replay"
+    assert "export NCCLT_RECORDED=1\n" in render(replayed, format="export")
     assert "recorded: " not in render(replace(TUNED, simulated=False), format="export")
 
 
