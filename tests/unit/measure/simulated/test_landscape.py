@@ -138,9 +138,9 @@ def test_what_the_library_substituted_is_no_measurement_of_what_was_asked_for(tm
 def test_the_librarys_own_choice_has_many_names(tmp_path):
     path = write(
         tmp_path, row(algo="DEFAULT (unforced)", proto="auto"), row(other_env="DEFAULT (unforced); n=20", time_us=11),
-        *TWO[1:2],
+        row(algo="Ring", proto="LL128", nchannels=12, other_env="median; automatic", time_us=12), *TWO[1:2],
     )  # fmt: skip
-    assert load_landscape(path, {}).time_samples(DEFAULT, message(1024)) == (10.0, 11.0)
+    assert load_landscape(path, {}).time_samples(DEFAULT, message(1024)) == (10.0, 11.0, 12.0)
 
 
 def test_a_list_of_algorithms_is_the_default_only_where_there_is_no_other(tmp_path):

@@ -24,6 +24,7 @@ LOADS = [
     ("h100_nvswitch_waynehacking8", SLICE, 6, 4),
     ("rtx4090x4_shm_and_k500sm_channels", {"system": "4x RTX 4090*"}, 4, 4),
     ("rtx4090x4_shm_and_k500sm_channels", {"nccl_version": "RCCL*"}, 4, 4),
+    ("v100class_8gpu_cubemesh_route_sweep", {}, 7, 8),
     ("a100_modal_multinode_iterproxy", {"nodes": "1", "other_env": "sequential*"}, 6, 8),
 ]
 REFUSED = [
@@ -36,7 +37,6 @@ REFUSED = [
      "NCCL's own choice"),
     ("gb10_dgxspark4_ring_tuning", {"proto": "LL"}, "NCCL's own choice"),
     ("mi300x_cpx_rccl_sixway", {}, "3 conditions"),
-    ("v100class_8gpu_cubemesh_route_sweep", {}, "2 conditions"),
     ("rtxpro6000_pcie", {}, "landscapes"),
     ("github_issue_excerpts", {}, "landscapes"),
     ("a100_8gpu_superbench", {}, "only the default"),

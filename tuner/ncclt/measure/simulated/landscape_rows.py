@@ -39,6 +39,9 @@ _WRONG = re.compile(r"\bWRONG\s*=\s*(\d+)", re.IGNORECASE)
 _SPREAD = re.compile(r"\bspread\s+([\d.]+)\s*%", re.IGNORECASE)
 _RAN = re.compile(r"\b[NR]CCL\s+ran\s+(\w+)/(\w+)", re.IGNORECASE)
 _PARAMETER = re.compile(r"NCCL_([A-Z0-9_]+)=(\d+)")
+_OWN_CHOICE_NOTE = re.compile(
+    r"(?:defaults?|automatic)(?:\s+choice)?(?:\s*\(.*\))?|unforced|defaults?\s+chose\b.*", re.IGNORECASE
+)
 _OWN_CHOICE = re.compile(r"(?:default|unforced|auto(?:matic)?|none)\b.*", re.IGNORECASE)
 
 SEARCHED = frozenset(parameter.name for parameter in CATALOGUE if parameter.ladder)
@@ -53,6 +56,8 @@ OPTIONAL = (
 )  # fmt: skip
 """Columns that may be absent and are then read as blank."""
 
+
+_FORCED_COLUMNS = ("algo", "proto", "nchannels")
 
 PARAMETER_COLUMNS = {"buffsize": "BUFFSIZE", "nthreads": "NTHREADS"}
 """Columns of process-wide parameters -> their names; the others are in `other_env`."""
@@ -157,7 +162,9 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                         hint="quote fields that contain a comma",
                     )
                 line = {column: (raw.get(column) or "").strip() for column in REQUIRED + OPTIONAL}
-                line |= {c: "" for c in ("algo", "proto", "nchannels") if _OWN_CHOICE.fullmatch(line[c])}
+                # With such a note, the columns say what the library chose, not what was forced.
+                noted = any(_OWN_CHOICE_NOTE.fullmatch(piece) for piece in re.split(r"\s*[;|,]\s*", line["other_env"]))
+                line |= {c: "" for c in _FORCED_COLUMNS if noted or _OWN_CHOICE.fullmatch(line[c])}
                 if any(line.values()):
                     yield reader.line_num, line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
