@@ -1,6 +1,7 @@
 """Studies, trials and recommendations as JSON."""
 
 import math
+from dataclasses import replace
 
 from fastapi.testclient import TestClient
 
@@ -113,3 +114,12 @@ def test_trials_come_in_pages_that_lead_to_the_next(client):
     assert seen == whole["items"]
     for wrong in ("limit=0", "limit=501", "after=-2", "page=2"):
         assert client.get(f"/v1/studies/5e1f00aa/trials?{wrong}").status_code == 422
+def test_everything_about_recorded_times_names_system_and_source(filled_store, samples):
+    there = replace(samples.cluster(), description="8 x A100, lab", sources=("a paper", "its tables"))
+    recorded = replace(samples.study(id="4ec04ded", name="replayed"), simulated=False, launcher="replay", cluster=there)
+    filled_store.open_study(recorded)
+    label = "recorded: 8 x A100, lab, a paper"
+    with TestClient(create_app(filled_store)) as client:
+        assert client.get("/v1/studies/4ec04ded").json()["label"] == label
+        assert f"<strong>{label}</strong>" in client.get("/studies/4ec04ded").text
+        assert f'title="{label}">recorded</span>' in client.get("/").text

@@ -169,6 +169,7 @@ _GROUPS = {
     "profile": ("list", "show", "import", "record", "diff", "model"),
     "cluster": ("list", "show", "add"),
     "studies": ("list", "show"),
+    "landscape": ("export",),
     "store": ("migrate",),
 }
 """Commands of two words that take --storage."""
