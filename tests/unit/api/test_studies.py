@@ -114,6 +114,8 @@ def test_trials_come_in_pages_that_lead_to_the_next(client):
     assert seen == whole["items"]
     for wrong in ("limit=0", "limit=501", "after=-2", "page=2"):
         assert client.get(f"/v1/studies/5e1f00aa/trials?{wrong}").status_code == 422
+
+
 def test_everything_about_recorded_times_names_system_and_source(filled_store, samples):
     there = replace(samples.cluster(), description="8 x A100, lab", sources=("a paper", "its tables"))
     recorded = replace(samples.study(id="4ec04ded", name="replayed"), simulated=False, launcher="replay", cluster=there)

@@ -29,8 +29,8 @@ def create(
 ) -> None:
     """Create a key and print its secret, which is shown only now; the store keeps its hash.
 
-    Once there is a key, the service refuses requests without one. Launchers read it from NCCLT_API_KEY, or from the file
-    that NCCLT_API_KEY_FILE names.
+    Once there is a key, the service refuses requests without one. Launchers read it from NCCLT_API_KEY, or from
+    the file that NCCLT_API_KEY_FILE names.
     """
     from ncclt.store import open_store
     from ncclt.store.store import utc_now

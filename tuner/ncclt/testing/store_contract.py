@@ -295,12 +295,11 @@ class StoreContract:
 
     def test_the_fast_way_reads_the_same(self, store: Store, store_url: str) -> None:
         """`published` gives what the open store gives: the newest of each fingerprint and origin, newest first."""
-        measured = {"simulated": False, "launcher": "slurm"}
         store.publish(sample_recommendation("a"))
-        store.publish(replace(sample_recommendation("b"), **measured))
+        store.publish(replace(sample_recommendation("b"), simulated=False, launcher="slurm"))
         store.publish(sample_recommendation("c", nodes=1))
-        store.publish(replace(sample_recommendation("d"), **measured))
-        store.publish(replace(sample_recommendation("e"), **{**measured, "launcher": "replay"}))
+        store.publish(replace(sample_recommendation("d"), simulated=False, launcher="slurm"))
+        store.publish(replace(sample_recommendation("e"), simulated=False, launcher="replay"))
         store.publish(sample_recommendation("f", model="other"))
         expected = store.newest(cluster="pair", model="toy")
         assert [r.id for r in expected] == ["e", "d", "c", "a"]
