@@ -168,7 +168,7 @@ def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatc
     def testbed(cluster, **options):
         made = simulated_testbed(cluster, **options)
         by_variables.append(FakeRunner(cluster, lambda *_: 10.0))
-        return replace(made, by_variables=by_variables[0], expressible=lambda _setting: False)
+        return replace(made, by_variables=by_variables[0])
 
     monkeypatch.setattr("ncclt.measure.open_testbed.simulated_testbed", testbed)
     run_check(proven, "--quiet")

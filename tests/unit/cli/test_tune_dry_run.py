@@ -50,9 +50,10 @@ def test_ranks_that_stay_are_shown_to_start_once(planned):
 def test_what_is_measured_in_another_way_is_another_study(planned):
     names = {
         planned(*words)["study"]
-        for words in ((), ("--through", "plugin"), ("--persistent",), ("--persistent", "--through", "variables"))
+        for words in ((), ("--through", "variables"), ("--persistent",), ("--persistent", "--through", "variables"))
     }
     assert len(names) == 4
+    assert planned()["study"] == planned("--through", "plugin")["study"], "it is the default where it is found"
     assert planned("--persistent", built=False)["study"] in names, "nothing but the way counts"
 
 

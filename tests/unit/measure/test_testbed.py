@@ -14,7 +14,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
-from ncclt.search.space import SEARCHED_UNASKED, process_wide_ladders, space_of
+from ncclt.search.space import SEARCHED_UNASKED, left_out, process_wide_ladders, space_of
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
@@ -87,15 +87,18 @@ def test_what_is_searched_unasked_is_what_the_command_says():
 def test_what_cannot_be_forced_here_is_not_in_the_space():
     testbed = Testbed(
         runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: True,
-        expressible=lambda s: s.protocol != "ll128",
+        why_not=lambda s: "it cannot be forced" if s.protocol == "ll128" else "",
     )  # fmt: skip
-    whole = replace(testbed, expressible=lambda _: True)
+    whole = replace(testbed, why_not=lambda _: "")
 
     settings = space_of(testbed, workload(Collective.ALL_REDUCE), ()).distinct
 
     assert DEFAULT in settings
     assert len(settings) < len(space_of(whole, workload(Collective.ALL_REDUCE), ()).distinct)
     assert not any(s.protocol == "ll128" for s in settings)
+    missing = len(space_of(whole, workload(Collective.ALL_REDUCE), ()).distinct) - len(settings)
+    assert left_out(testbed, workload(Collective.ALL_REDUCE), ()) == {"it cannot be forced": missing}
+    assert left_out(whole, workload(Collective.ALL_REDUCE), ()) == {}
 
 
 class Persistent(FakeRunner):

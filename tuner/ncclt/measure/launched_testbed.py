@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
-from ncclt.errors import SettingError, UsageError
+from ncclt.errors import UsageError
 from ncclt.launch import launcher_module
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import JobShape, Launcher
@@ -25,7 +26,7 @@ from ncclt.measure.target import TAKES_GRANTED, TORCH_ALONE, Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.compile import Compiled, variables_for_setting
-from ncclt.nccl.switching import split
+from ncclt.nccl.switching import why_not_forced
 
 CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
 """Name or address of this machine as the ranks reach it; empty = its own name."""
@@ -90,12 +91,12 @@ def launched_testbed(
             return persistent_runner(hosts, persistent=False)
         return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
 
-    def expressible(setting: Setting) -> bool:
-        try:
-            parts = split(setting, version=cluster.version, collectives=collectives, plugin=plugin is not None)
-        except SettingError:
-            return False
-        return compiled(parts.by_variables).complete
+    forced = partial(why_not_forced, version=cluster.version, collectives=collectives)
+
+    def why_not(setting: Setting) -> str:
+        why = forced(setting, plugin=plugin is not None)
+        way_out = why and plugin is None and not forced(setting, plugin=True)
+        return f"{why} ({target.how_with_plugin})" if way_out else why
 
     runners = [relaunching(hosts) for hosts in host_sets]
     return Testbed(
@@ -105,7 +106,7 @@ def launched_testbed(
         persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),
         reason=target.reason,
         covers=lambda _message: True,
-        expressible=expressible,
+        why_not=why_not,
         beside_compute=target.beside is not None,
         notes=(*said, *_notes(target, environ), *_notes_on_forcing(target, plugin)),
         inert=_GLOO_IS_INERT if target.is_gloo else "",

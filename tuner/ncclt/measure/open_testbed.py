@@ -68,13 +68,17 @@ def open_testbed(
     """
     if target.landscape is not None:
         where = _conditions(target.where)
-        return replayed_testbed(target.landscape, where, seed=seed, reason=target.reason)
+        replayed = replayed_testbed(target.landscape, where, seed=seed, reason=target.reason)
+        return replayed.forcing(workload.collectives, target.through)
     if target.launcher == "replay":
         found = _recorded_cluster(target, clusters)
-        return replayed_testbed(recorded_tables()[found.name], {}, seed=seed, reason=target.reason, cluster=found)
+        table = recorded_tables()[found.name]
+        replayed = replayed_testbed(table, {}, seed=seed, reason=target.reason, cluster=found)
+        return replayed.forcing(workload.collectives, target.through)
     cluster = chosen_cluster(target, clusters)
     if target.launcher == "simulate":
-        return simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
+        simulated = simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
+        return simulated.forcing(workload.collectives, target.through)
     if ask and ask_driver and target.backend == "nccl":
         # The cluster's file may be older than the driver of the nodes.
         installed = drivers_of_nodes(cluster, target, environ=environ).text

@@ -62,7 +62,7 @@ class Target:
     The `Option` of a field says what it means. `reason` is why trials run there, set by `resolved`.
 
     Raises:
-        UsageError: hosts are given as one text.
+        UsageError: hosts are given as one text, or settings are to be forced in an unknown way.
     """
 
     cluster: Annotated[
@@ -168,15 +168,16 @@ class Target:
     through: Annotated[
         str | None,
         Option(
-            "How settings are forced: variables, or plugin (torch_collectives; what is measured is then what a tuner "
-            "table delivers, LL128 included). Default: plugin with --persistent where `ncclt plugin path` finds it.",
-            of_launches=True,
+            "How settings are forced: plugin (torch_collectives; what is measured is then what a tuner table delivers, "
+            "LL128 included), or variables. Default: plugin where it can be used and `ncclt plugin path` finds it."
         ),
     ] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str):
             raise UsageError(f"hosts are several names, not the text {self.hosts!r}", hint='hosts=("node1", "node2")')
+        if self.through is not None and self.through not in THROUGH:
+            raise UsageError(f"settings cannot be forced through {self.through!r}", hint=f"one of {', '.join(THROUGH)}")
 
     def resolved(
         self,
@@ -290,16 +291,31 @@ class Target:
         """Return whether PyTorch's gloo takes the place of NCCL."""
         return self.benchmark_name == "torch_collectives" and self.backend == "gloo"
 
+    @property
+    def _may_use_plugin(self) -> bool:
+        """Return whether the ranks can receive tables from here, and NCCL can load the plugin."""
+        return self.benchmark_name == "torch_collectives" and not self.is_gloo and self.launcher != "kubernetes"
+
+    @property
+    def how_with_plugin(self) -> str:
+        """Say what makes the tuner plugin force the settings, where variables do it."""
+        if not self._may_use_plugin:
+            return "the tuner plugin can: --benchmark torch_collectives, not on kubernetes"
+        if self.through == "variables" or self.container is not None:
+            return "--through plugin can"
+        return "`ncclt plugin build` makes it possible"
+
     def plugin(self, environ: Mapping[str, str]) -> Path | None:
         """Return the tuner plugin through which settings are forced; None = variables force them.
 
         NCCL loads one tuner plugin. One that the shell names and --keep-env keeps has precedence: a training starts
-        with it, so the default must have it too.
+        with it, so the default must have it too. Containers have files of their own, so there it must be asked for.
 
         Raises:
             UsageError: it is requested and cannot be found, or another plugin takes its place.
         """
-        if self.is_gloo or self.through == "variables" or not (self.through or self.persistent):
+        unasked = self.through is None and self.container is not None
+        if self.through == "variables" or unasked or not self._may_use_plugin:
             return None
         kept = environ.get("NCCL_TUNER_PLUGIN", "") if self.keep_env else ""
         if Path(kept).name not in ("", "ncclt", LIBRARY_NAME):
@@ -342,9 +358,7 @@ class Target:
                 f"--persistent cannot be combined with {what}: its ranks cannot stay from trial to trial",
                 hint="use --benchmark torch_collectives with --launcher torchrun, mpirun, slurm or ssh",
             )
-        if self.through is not None and self.through not in THROUGH:
-            raise UsageError(f"settings cannot be forced through {self.through!r}", hint=f"one of {', '.join(THROUGH)}")
-        if self.through == "plugin" and (name == "kubernetes" or benchmark != "torch_collectives" or self.is_gloo):
+        if self.through == "plugin" and not self._may_use_plugin:
             raise UsageError(
                 "--through plugin needs PyTorch ranks that receive their table from here, and NCCL to load the plugin",
                 hint="use --benchmark torch_collectives --backend nccl with --launcher torchrun, mpirun, slurm or ssh",

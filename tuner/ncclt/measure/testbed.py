@@ -6,11 +6,12 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import Message
+from ncclt.core.message import Collective, Message
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
@@ -18,6 +19,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
+from ncclt.nccl.switching import why_not_forced
 
 if TYPE_CHECKING:
     from ncclt.measure.simulated import Landscape
@@ -38,7 +40,8 @@ class Testbed:
         covers: returns whether a message can be measured there.
         recorded: the recorded settings of a replay; None = whatever NCCL accepts.
         landscape: what is replayed; None = nothing is.
-        expressible: returns whether a setting can be forced there as a whole.
+        why_not: returns why a setting cannot be forced there as a whole; empty = it can.
+        without_plugin: nothing is launched, and only what variables can force is tried.
         beside_compute: a matrix product runs beside the collectives.
         notes: for readers of the result.
         inert: why no setting can change anything there, empty where one can; then nothing is proven and only the
@@ -53,7 +56,8 @@ class Testbed:
     covers: Callable[[Message], bool]
     recorded: tuple[Setting, ...] | None = None
     landscape: Landscape | None = None
-    expressible: Callable[[Setting], bool] = lambda _setting: True
+    why_not: Callable[[Setting], str] = lambda _setting: ""
+    without_plugin: bool = False
     beside_compute: bool = False
     notes: tuple[str, ...] = ()
     inert: str = ""
@@ -64,16 +68,39 @@ class Testbed:
         return self.persistent or (self.runner, *self.others)
 
     @property
+    def by_plugin(self) -> bool:
+        """Return whether the tuner plugin forces settings here, or would where nothing is launched."""
+        return self.by_variables is not None or not (self.is_launched or self.without_plugin)
+
+    @property
     def way(self) -> str:
         """Return a word for each thing that sets the times measured here apart from those of plain launches."""
         words = {
             "+plugin": self.by_variables is not None,
+            "+variables": self.without_plugin,
             "+persistent": self.persistent,
             "+beside": self.beside_compute,
             # Before, variables forced a minimum of channels as well.
             "+most": self.is_launched,
         }
         return "".join(word for word, holds in words.items() if holds)
+
+    def expressible(self, setting: Setting) -> bool:
+        """Return whether a setting can be forced there as a whole."""
+        return not self.why_not(setting)
+
+    def forcing(self, collectives: frozenset[Collective], through: str | None) -> Testbed:
+        """Return a testbed that launches nothing, with the settings that could be forced on real nodes.
+
+        Args:
+            collectives: of the workload.
+            through: the way of forcing; None = the tuner plugin, which forces most.
+        """
+        variables = through == "variables"
+        why_not = partial(
+            why_not_forced, version=self.runner.cluster.version, collectives=collectives, plugin=not variables
+        )
+        return replace(self, why_not=why_not, without_plugin=variables)
 
     def require_alike(self, trials: Iterable[Trial]) -> None:
         """Refuse to search on where the trials of a study could not be compared with those that would be made here.

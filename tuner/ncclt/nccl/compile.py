@@ -47,11 +47,13 @@ class Compiled:
         lost: one sentence for everything that is not delivered, and for every side effect.
         complete: every rule and parameter of the policy is in `variables`. False = launching with them does not
             measure the policy.
+        reasons: why rules are not delivered, each once, without the rules.
     """
 
     variables: tuple[tuple[str, str], ...] = ()
     lost: tuple[str, ...] = ()
     complete: bool = True
+    reasons: tuple[str, ...] = ()
 
 
 def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterable[Collective]) -> Compiled:
@@ -106,7 +108,10 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
         variables |= {parameter(n).variable: str(v) for n, v in policy.parameters if n not in refused}
     _verify(variables, kept, version, delivered=delivered)
     lost += _side_effects(variables, kept, workload, version)
-    return Compiled(variables=tuple(sorted(variables.items())), lost=tuple(lost), complete=not reasons and not refused)
+    return Compiled(
+        variables=tuple(sorted(variables.items())), lost=tuple(lost), complete=not reasons and not refused,
+        reasons=tuple(dict.fromkeys([*reasons.values(), *refused.values()])),
+    )  # fmt: skip
 
 
 def rule_label(rule: Rule) -> str:

@@ -18,7 +18,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Rule
 from ncclt.core.setting import Setting
 from ncclt.errors import SettingError
-from ncclt.nccl.compile import TUNER_API_SINCE, check_rule
+from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, variables_for_setting
 from ncclt.nccl.parameters import CATALOGUE, Granularity
 
 NO_CACHE = "NCCL_NO_CACHE"
@@ -133,6 +133,24 @@ def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Colle
         check_rule(rule, version)
     rest = Setting(channels=None if exact else setting.channels, parameters=setting.parameters)
     return Split(rules=rules, by_variables=rest)
+
+
+def why_not_forced(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool) -> str:
+    """Return why a setting cannot be forced as a whole; empty = it can.
+
+    Args:
+        setting, version, collectives, plugin: as for `split`.
+    """
+    workload = frozenset(collectives)
+    try:
+        left = split(setting, version=version, collectives=workload, plugin=plugin).by_variables
+        compiled = variables_for_setting(left, version=version, collectives=workload)
+    except SettingError as error:
+        if setting.protocol is not Protocol.LL128:
+            return error.message
+        since = f", and a table only from NCCL {LL128_BY_TABLE_SINCE} on" if plugin else ""
+        return f"variables cannot force LL128 safely{since}"
+    return "" if compiled.complete else compiled.reasons[0]
 
 
 def read_again(version: NcclVersion) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -16,7 +18,7 @@ from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
-from ncclt.errors import UsageError
+from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import (
     CATALOGUE,
@@ -206,6 +208,10 @@ def _forced_amount(setting: Setting) -> tuple[int, int]:
     return (len(setting.parameters), -(setting.channels or MAX_CHANNELS + 1))
 
 
+def _algo_proto(setting: Setting) -> Setting:
+    return Setting(algorithm=setting.algorithm, protocol=setting.protocol)
+
+
 def _algo_proto_name(algorithm: Algorithm | None, protocol: Protocol | None) -> str:
     return f"{algorithm or AUTO}/{protocol or AUTO}"
 
@@ -224,12 +230,42 @@ def space_of(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]
 
     Raises:
         UsageError: a parameter that may not be searched there.
+        LandscapeError: nothing that was recorded could be forced.
     """
     if testbed.recorded is not None:
-        return recorded_space(testbed.recorded)
+        forcible = [s for s in testbed.recorded if s.is_default or not testbed.why_not(_algo_proto(s))]
+        if all(s.is_default for s in forcible):
+            why = next((testbed.why_not(_algo_proto(s)) for s in testbed.recorded if not s.is_default), "")
+            raise LandscapeError(
+                f"none of the recorded settings can be forced{f': {why}' if why else ''}",
+                hint="leave out --through variables, or choose other rows with --where",
+            )
+        return recorded_space(forcible)
     cluster = testbed.runner.cluster
     ladders = process_wide_ladders(process_wide, cluster, beside_compute=testbed.beside_compute)
     return cluster_space(workload.collectives, cluster, parameters=ladders, expressible=testbed.expressible)
+
+
+def left_out(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
+    """Return why settings are not searched although NCCL accepts them or they were recorded: reason -> how many.
+
+    Args:
+        testbed, workload, process_wide: as for `space_of`.
+    """
+    why_not = cache(testbed.why_not)
+    everything = space_of(replace(testbed, why_not=lambda _setting: ""), workload, process_wide).distinct
+    found = Counter(why_not(_algo_proto(setting)) for setting in everything if not setting.is_default)
+    return {why: number for why, number in found.most_common() if why}
+
+
+def search_words(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
+    """Say how many settings are searched, and which are not and why."""
+    searched = len(space_of(testbed, workload, process_wide).distinct)
+    missing = left_out(testbed, workload, process_wide)
+    if not missing:
+        return f"searches {searched} settings"
+    why = "; ".join(f"{reason}: {number} settings" for reason, number in missing.items())
+    return f"searches {searched} of {searched + sum(missing.values())} settings; left out: {why}"
 
 
 def process_wide_ladders(

@@ -137,7 +137,8 @@ class RankSession:
         """Return what this rank lacks to choose as the others do: ranks that disagree hang or send wrong data."""
         me = f"rank {self._job.place.rank} on {self._own['host']}"
         library = os.environ.get("NCCL_TUNER_PLUGIN", "")
-        return f"{me} does not find {library}" if "/" in library and not Path(library).is_file() else ""
+        lacks = "/" in library and not Path(library).is_file()
+        return f"{me} does not find {library} (copy it there, or use --through variables)" if lacks else ""
 
     def _next_order(self) -> Any:
         """Return what to do next; never fails, because every rank has to receive the end."""
