@@ -9,7 +9,7 @@ from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
-from ncclt.prove.payback import payback_of
+from ncclt.prove.ending import ending_of
 from ncclt.store import CatalogueEntry, StudySummary
 from ncclt.store.store import Store
 from ncclt_api.schemas import (
@@ -89,11 +89,12 @@ def study_detail(store: Store, study: Study, recommendations: tuple[Recommendati
     )
 
 
-def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, float | None]:
+def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
     trials = store.trials(study.id)
     newest = next(iter(recommendations), None)
-    won = payback_of(study, trials, newest.table.verdict if newest else None)
-    return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, "payback_steps": won.steps if won else None}
+    told = ending_of(study, trials, newest).to_document() if newest else {}
+    told.pop("use", None)  # its command depends on how this service is reached; the page shows it
+    return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, **told}
 
 
 def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:

@@ -308,9 +308,20 @@ class StudyDetail(StudyDocument):
 
     workload: WorkloadDocument
     gpu_hours: float = Field(description="cost of all launches of the study")
+    gain_ms: float | None = Field(None, description="communication time that a step saves; null = no gain is proven")
+    gain_ms_interval: tuple[float, float] | None = Field(None, description="its 95 % interval")
+    step_gain_ms: float | None = Field(
+        None, description="by how much a step becomes shorter; null = what is exposed is not known"
+    )
+    steps_per_day: float | None = Field(
+        None, description="assumed for the next two: steps as recorded, around the clock, else one per second"
+    )
+    gpu_hours_per_week: float | None = Field(None, description="GPU time that the job saves in a week")
+    payback_hours: float | None = Field(None, description="hours of training after which the study has paid for itself")
     payback_steps: float | None = Field(
+        None,
         description="training steps after which the newest recommendation has saved as much; null = nothing is gained, "
-        "or the workload is a whole file"
+        "or the workload is a whole file",
     )
     recommendations: list[ProvenRecommendation]
 

@@ -11,7 +11,7 @@ from typing import Protocol as Port
 from ncclt.core.effort import Effort
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.recommendation import PolicyVerdict, Recommendation, Verdict, recommendation_id
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
 from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
@@ -314,7 +314,7 @@ def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy],
         context.result(stop=stop),
         trials=trials,
         recommendation=recommendation,
-        messages=message_rows(recommendation.table.policy, trials, workload, times),
+        messages=message_rows(recommendation, trials, workload, times),
     )
 
 
@@ -341,8 +341,10 @@ def _published(request: TuneRequest, store: Store, study: Study) -> Recommendati
     newest = next(iter(store.recommendations(study=study.id)), None)
     if study.state is not StudyState.DONE or newest is None:
         return None
+    verdict = newest.table.verdict
     same_source = newest.source_digest in ("", request.workload.digest())  # early recommendations lack it
-    return newest if same_source and newest.table.verdict.min_effect == request.effort.min_effect else None
+    more_blocks = verdict.decision is Decision.UNDECIDED and verdict.blocks < request.effort.blocks
+    return newest if same_source and not more_blocks and verdict.min_effect == request.effort.min_effect else None
 
 
 def _finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
@@ -352,7 +354,7 @@ def _finished(store: Store, study: Study, published: Recommendation, notes: tupl
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(
         study=study, trials=trials, resumed=len(trials), stop=study.reason, recommendation=published, finished=True,
-        messages=message_rows(published.table.policy, trials, study.workload, confirmed_times(trials)), notes=notes,
+        messages=message_rows(published, trials, study.workload, confirmed_times(trials)), notes=notes,
     )  # fmt: skip
 
 

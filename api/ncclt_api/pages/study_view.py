@@ -12,7 +12,8 @@ from markupsafe import Markup
 from ncclt.core.message import Message
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.prove.ending import Ending, ending_of
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import cost_words
 from ncclt.prove.verdict import block_speedups
@@ -50,14 +51,12 @@ class FormView:
         name: what it is.
         arm: its name in the verification.
         policy_verdict: its policy and verdict; None = it cannot be expressed in this form.
-        command: that delivers it; empty where there is nothing to deliver.
         picture: speed-up and interval.
     """
 
     name: str
     arm: Arm
     policy_verdict: PolicyVerdict | None
-    command: str
     picture: Markup | None
 
 
@@ -87,6 +86,7 @@ class StudyView:
         interpolated: messages whose size was not itself measured.
         arms: what the verification measured.
         jobs: what real jobs reported about the recommendation.
+        ending: what the recommendation is worth, and the one command that uses it; None = there is none.
         cost: GPU time of all launches and when it is saved again, as text; empty where nothing was launched.
     """
 
@@ -103,6 +103,7 @@ class StudyView:
     messages: Markup | None
     trials: TrialPage
     jobs: Jobs
+    ending: Ending | None
     cost: str
 
 
@@ -138,13 +139,15 @@ def study_view(
         SearchPoint(number=t.number, score_us=t.score_us, outcome=t.result.outcome, label=t.setting.label)
         for t in search
     ]
+    source = f" --server {shlex.quote(server)}"
+    ending = ending_of(study, trials, recommendation, source=source) if recommendation else None
     blocks = blocks_of(evidence)
     measured = {launch.arm for launch in evidence.launches}
     return StudyView(
         study=study,
         recommendation=recommendation,
         heading=_heading(study, recommendation, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
-        forms=_forms(recommendation, server=server) if recommendation else (),
+        forms=_forms(recommendation) if recommendation else (),
         compared=compared,
         rows=rows,
         interpolated=interpolated_messages(trials),
@@ -154,14 +157,9 @@ def study_view(
         messages=messages_chart(rows, policy_name=compared),
         trials=_page_of(trials, page),
         jobs=jobs,
-        cost=_cost(study, trials, recommendation),
+        ending=ending,
+        cost=cost_words(study, trials, ending.gain if ending else None),
     )
-
-
-def _cost(study: Study, trials: Sequence[Trial], recommendation: Recommendation | None) -> str:
-    if not gpu_seconds(trials, study.cluster):
-        return ""
-    return cost_words(study, trials, recommendation.table.verdict if recommendation else None)
 
 
 def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:
@@ -218,14 +216,8 @@ def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
     return Heading(mood="keep-default", word="keep default", sentence=sentence)
 
 
-def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ...]:
-    place = recommendation.fingerprint
-    command = shlex.join(
-        ["ncclt", "env", "--server", server, "--cluster", recommendation.cluster, "--model", recommendation.model,
-         "--nodes", str(place.nodes), "--gpus-per-node", str(place.gpus_per_node),
-         "--nccl-version", place.nccl_version]
-    )  # fmt: skip
-    plain, served = recommendation.variables, not recommendation.stale
+def _forms(recommendation: Recommendation) -> tuple[FormView, ...]:
+    plain = recommendation.variables
     reach = interval_reach(
         policy_verdict.verdict.interval for policy_verdict in (recommendation.table, plain) if policy_verdict
     )
@@ -233,16 +225,12 @@ def _forms(recommendation: Recommendation, *, server: str) -> tuple[FormView, ..
         name="tuner table",
         arm=Arm.TABLE,
         policy_verdict=recommendation.table,
-        command=f"{command} --format tuner-csv > tuner.csv"
-        if served and not recommendation.table.effective.is_default
-        else "",
         picture=_picture(recommendation.table, "table", reach=reach),
     )
     variables = FormView(
         name="plain variables",
         arm=Arm.VARIABLES,
         policy_verdict=plain,
-        command=f'eval "$({command})"' if served and plain and not plain.effective.is_default else "",
         picture=_picture(plain, "variables", reach=reach) if plain else None,
     )
     return (variables, table)

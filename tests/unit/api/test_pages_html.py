@@ -100,9 +100,10 @@ def test_trials_are_paged(empty_store, empty_client, samples):
 
 def test_the_line_to_type_names_this_server_and_the_job(client):
     page = client.get("/studies/5e1f00aa", headers={"Host": "tuner.example:9000"}).text
-    line = "ncclt env --server http://tuner.example:9000 --cluster leonardo --model bert --nodes 2 --gpus-per-node 4"
-    line += " --nccl-version 2.22.3"
-    assert f"eval &#34;$({line})&#34;" in page
+    line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
+    line += " --server http://tuner.example:9000 -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
+    assert page.count('<div class="copyable">') == 1
+    assert f"<code>{line}</code>" in page
 
 
 def test_a_study_on_a_machine_has_no_banner(client):

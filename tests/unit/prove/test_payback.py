@@ -1,4 +1,4 @@
-"""When a study has paid for itself."""
+"""What a proven gain is worth, and when a study has paid for itself."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.payback import cost_words, payback
+from ncclt.prove.payback import ceiling_words, cost_words, gain_of
 from ncclt.testing.store_contract import sample_study, sample_trial
 
 VERDICT = Verdict(
-    decision=Decision.TUNED, reason="", speedup=1.25, interval=(1.0, 2.0), blocks=4, default_us=10_000, policy_us=8_000
+    decision=Decision.TUNED, reason="", speedup=1.25, interval=(1.0, 2.0), blocks=4, default_us=10_000, policy_us=7_990
 )
 WORKLOAD = Workload(
     name="w",
@@ -24,41 +24,90 @@ WORKLOAD = Workload(
 )
 
 
+def study_of(**workload):
+    """A study of a workload on 8 GPUs."""
+    cluster = replace(sample_study().cluster, gpus_per_node=8).sized(nodes=1)
+    sent = replace(WORKLOAD, **workload)
+    return replace(sample_study(), cluster=cluster, workload=sent, simulated=False, launcher="slurm")
+
+
+def launches(wall_s):
+    """One launch of so many seconds."""
+    trial = sample_trial(0)
+    return [replace(trial, result=replace(trial.result, wall_s=wall_s))]
+
+
+def test_time_saved_follows_from_the_speed_up_and_its_interval():
+    """Not from the two medians, of which another speed-up would follow."""
+    gain = gain_of(study_of(), launches(4.5), VERDICT)
+    assert gain.saved_us == pytest.approx((2000, 0, 5000))
+    assert gain.words.startswith(
+        "2 ms per step (0 to 5) of 10 ms of communication; the step is as much shorter if none"
+    )
+
+
 def test_steps_follow_from_cost_and_gain():
     """36 GPU seconds on 8 GPUs, 2 ms saved on each in every step; by the lower end of the interval nothing is."""
-    found = payback(VERDICT, WORKLOAD, gpu_s=36.0, gpus=8)
-    assert (found.steps, found.low, found.high) == (pytest.approx(2250), pytest.approx(900), None)
-    assert found.words.startswith("pays back after 2,250 steps (900 or more), if no communication is hidden")
+    study = study_of()
+    gain = gain_of(study, launches(4.5), VERDICT)
+    assert gain.payback_steps == (pytest.approx(2250), pytest.approx(900), None)
+    assert gain.payback_hours == pytest.approx(2250 / 3600)
+    assert "one per second is assumed" in gain.worth
+    assert cost_words(study, launches(4.5), gain) == (
+        "36 GPU seconds; it pays back after 38 minutes of training (15 minutes or more), 2,250 steps"
+    )
+
+
+def test_a_week_has_as_many_steps_as_asked_as_recorded_or_as_assumed():
+    """2 ms on 8 GPUs."""
+    per_step_h = 0.002 * 8 / 3600
+    asked = gain_of(study_of(), [], VERDICT, steps_per_day=1000)
+    recorded = gain_of(study_of(step_time_us=100_000), [], VERDICT)
+    assumed = gain_of(study_of(), [], VERDICT)
+    assert asked.gpu_hours_per_week == pytest.approx(7000 * per_step_h)
+    assert asked.worth.endswith("at 1,000 steps per day (as asked)")
+    assert recorded.gpu_hours_per_week == pytest.approx(7 * 864_000 * per_step_h)
+    assert "of 100 ms as recorded, around the clock; --steps-per-day N" in recorded.worth
+    assert assumed.gpu_hours_per_week == pytest.approx(7 * 86_400 * per_step_h)
 
 
 def test_only_what_is_exposed_can_be_saved():
     """A tenth of the communication exposed: ten times the steps; never more than all of it."""
-    found = payback(VERDICT, replace(WORKLOAD, exposed_us=1_000), gpu_s=36.0, gpus=8)
-    assert found.steps == pytest.approx(22_500)
-    assert "10 % of the communication exposed" in found.words
-    assert payback(VERDICT, replace(WORKLOAD, exposed_us=99_000), gpu_s=36.0, gpus=8).exposed == 1.0
+    gain = gain_of(study_of(exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
+    assert gain.payback_steps[0] == pytest.approx(22_500)
+    assert gain.words.endswith("10 % of it is exposed: a step is 0.2 ms (0.4 %) shorter")
+    assert gain_of(study_of(exposed_us=99_000), launches(4.5), VERDICT).exposed == 1.0
+
+
+def test_the_ceiling_is_what_is_exposed():
+    assert ceiling_words(replace(WORKLOAD, exposed_us=13_000, step_time_us=220_000)) == (
+        "5.9 % of your step is exposed communication, as recorded: tuning can save at most 13 ms"
+    )
+    assert ceiling_words(replace(WORKLOAD, exposed_us=13_000)).startswith("13 ms of your step is exposed")
+    assert ceiling_words(WORKLOAD) == ""
 
 
 @pytest.mark.parametrize(
-    ("verdict", "gpu_s"),
-    [
-        (replace(VERDICT, decision=Decision.KEEP_DEFAULT), 36.0),
-        (replace(VERDICT, decision=Decision.UNDECIDED), 36.0),
-        (VERDICT, 0.0),
-    ],
+    "verdict", [replace(VERDICT, decision=Decision.KEEP_DEFAULT), replace(VERDICT, decision=Decision.UNDECIDED), None]
 )
-def test_nothing_to_pay_back(verdict, gpu_s):
-    """Without a gain, or where nothing was launched, there is no such number."""
-    assert payback(verdict, WORKLOAD, gpu_s=gpu_s, gpus=8) is None
+def test_nothing_to_pay_back(verdict):
+    """Without a gain there is no such number."""
+    assert gain_of(study_of(), launches(4.5), verdict) is None
+
+
+def test_where_nothing_was_launched_nothing_is_paid_back():
+    gain = gain_of(study_of(), [], VERDICT)
+    assert (gain.payback_steps, gain.payback_hours) == (None, None)
+    assert cost_words(study_of(), [], gain) == ""
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "amount"), [(14.99, "360 GPU seconds"), (15.0, "0.10 GPU hours"), (1500.0, "10.00 GPU hours")]
+    ("wall_s", "amount"), [(44.99, "360 GPU seconds"), (45.0, "0.10 GPU hours"), (4500.0, "10.00 GPU hours")]
 )
 def test_what_launches_cost_is_said_in_seconds_below_a_tenth_of_an_hour(wall_s, amount):
-    """24 GPUs; what a simulated study would have cost is no cost."""
-    study = replace(sample_study(), cluster=sample_study().cluster.sized(nodes=6))
-    trial = sample_trial(0)
-    trials = [replace(trial, result=replace(trial.result, wall_s=wall_s))]
-    assert cost_words(study, trials, None) == f"SIMULATED, about {amount} on a real cluster"
-    assert cost_words(replace(study, simulated=False), trials, VERDICT).startswith(f"{amount}; it pays back after ")
+    """8 GPUs; what a simulated study would have cost is no cost."""
+    study = study_of()
+    simulated = replace(study, simulated=True)
+    assert cost_words(simulated, launches(wall_s), None) == f"SIMULATED, about {amount} on a real cluster"
+    said = cost_words(study, launches(wall_s), gain_of(study, launches(wall_s), VERDICT))
+    assert said.startswith(f"{amount}; it pays back after ")

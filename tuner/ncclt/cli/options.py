@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,15 @@ ReplaceCluster = Annotated[bool, typer.Option("--replace", help="Replace an adde
 
 ReplaceWorkload = Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")]
 
+StepsPerDay = Annotated[
+    int | None,
+    typer.Option(
+        help="Training steps that the job makes per day, for what a gain is worth. Default: steps as recorded, around "
+        "the clock; where their length is not known, one per second.",
+        min=1,
+    ),
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 
 
@@ -36,7 +46,9 @@ def storage_option(storage: str | None, shown: str) -> str:
         storage: the URL given to this command, None = the user's own store.
         shown: the store as shown to users, without password.
     """
-    if storage is None or storage == os.environ.get("NCCLT_STORAGE"):
+    if storage is None:
         return ""
-    url = storage if storage.startswith("sqlite") else shown
-    return f" --storage {shlex.quote(url)}"
+    if storage.startswith("sqlite"):
+        return f" --storage {shlex.quote(f'sqlite:///{Path(shown).absolute()}')}"
+    # A password is not printed: where the shell has the URL with one, it stays the only one that works.
+    return "" if storage == os.environ.get("NCCLT_STORAGE") != shown else f" --storage {shlex.quote(shown)}"

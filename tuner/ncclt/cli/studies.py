@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import print_json, print_table
-from ncclt.core.policy import Policy
 from ncclt.core.study import gpu_seconds
 from ncclt.errors import NotFoundError, UsageError
+from ncclt.nccl.tuner_plugin import find
 from ncclt.prove.payback import cost_words
 
 if TYPE_CHECKING:
@@ -74,10 +74,12 @@ def show(
         bool, typer.Option("--evidence", help="Show the launches of the proof, and judge them again.")
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Show the time per message, default against policy.")] = False,
+    steps_per_day: StepsPerDay = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one study: verdict, policy and trials."""
+    """Show one study: trials, verdict, what it is worth, and the command that uses it."""
+    from ncclt.prove.ending import ending_of
     from ncclt.store import open_to_read
 
     if plot and (evidence or as_json):
@@ -86,10 +88,10 @@ def show(
     with open_to_read(storage) as store:
         study = store.study(key)
         trials = store.trials(study.id)
-        found = store.recommendations(study=study.id)
-    newest = next(iter(found), None)
+        found, shown = store.recommendations(study=study.id), store.shown
+    newest, source = next(iter(found), None), storage_option(storage, shown)
     if plot:
-        print_picture(study, trials, newest.table.policy if newest else Policy())
+        print_picture(study, trials, newest)
         return
     if evidence:
         from ncclt.prove.proof_document import evidence_document
@@ -104,6 +106,9 @@ def show(
         else:
             print_evidence(document)
         return
+    ending = None
+    if newest:
+        ending = ending_of(study, trials, newest, source=source, build=find() is None, steps_per_day=steps_per_day)
     if as_json:
         print_json(
             {
@@ -112,20 +117,19 @@ def show(
                 "label": study.label,
                 "recommendation": newest.to_document() if newest else None,
                 "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
+                **(ending.to_document() if ending else {}),
                 "trials": [trial_row(t, study.cluster) for t in trials],
             }
         )
         return
     mark = f" ({study.label})" if study.label else ""
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
-    if newest:
-        print(f"verdict: {newest.table.verdict.decision}: {newest.table.verdict.reason}")
     if newest and newest.stale:
         print(f"STALE, no longer served: {newest.stale}")
-    cost = cost_words(study, trials, newest.table.verdict if newest else None)
-    print(f"cost of {len(trials)} launches: {cost}")
+    if newest is None:
+        print(f"cost of {len(trials)} launches: {cost_words(study, trials, None)}")
     print_table(
-        ("#", "phase", "setting", "outcome", "time/step us", "detail"),
+        ("#", "phase", "setting", "outcome", "µs per step", "detail"),
         [
             (
                 str(t.number),
@@ -137,24 +141,33 @@ def show(
             )
             for t in trials
         ],
-        numbers=("#", "time/step us"),
+        numbers=("#", "µs per step"),
     )
+    if newest and ending:
+        from ncclt.cli.ending_view import command_again_of, print_ending, print_messages
+        from ncclt.prove.confirm import confirmed_times
+        from ncclt.prove.message_table import message_rows
+
+        print()
+        print_messages(message_rows(newest, trials, study.workload, confirmed_times(trials)), study.label)
+        again = command_again_of(study, newest.table.verdict.blocks, source)
+        print_ending(ending, study, trials=len(trials), shown=shown, source=source, again=again)
 
 
-def print_picture(study: Study, trials: Sequence[Trial], policy: Policy) -> None:
+def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation | None) -> None:
     """Print the time of one call of each message as bars: the default above the policy; at most 80 columns."""
     from ncclt.core.message import format_bytes
+    from ncclt.prove.confirm import confirmed_times
     from ncclt.prove.message_table import message_rows
-    from ncclt.search.assemble import collect_times
 
-    if not any(t.setting.is_default and t.score_us for t in trials):
-        raise NotFoundError(f"study {study.name} has no launch of the default yet", hint="run the same command again")
-    print(f"{study.workload.name} on {study.cluster.name}: us per call, default (░) and policy (█)")
+    if found is None:
+        raise NotFoundError(f"study {study.name} has no verdict yet", hint="run the same command to resume")
+    print(f"{study.workload.name} on {study.cluster.name}: µs per call, default (░) and policy (█)")
     if study.label:
         print(study.label)
-    rows = sorted(message_rows(policy, trials, study.workload, collect_times(trials)), key=lambda r: r.calls.message)
+    rows = message_rows(found, trials, study.workload, confirmed_times(trials))
     longest = max(row.default_us for row in rows)
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.calls.message):
         message = row.calls.message
         name = f"{message.collective} {format_bytes(message.size_bytes)}{'~' if row.interpolated else ''}"
         chosen = f" {row.setting.label}" if not row.setting.is_default else ""

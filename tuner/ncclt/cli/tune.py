@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.options import AsJson, Quiet, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import BatchJob, submit_study
@@ -45,6 +45,7 @@ def tune(
     force: Annotated[
         bool, typer.Option("--force", help="Tune even if `ncclt doctor` finds errors on this machine.")
     ] = False,
+    steps_per_day: StepsPerDay = None,
     storage: Storage = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be tried and launched; run and store nothing.")
@@ -95,6 +96,7 @@ def tune(
             return
         if testbed.is_launched:
             _examine(testbed.runner.cluster, force=force)
+        from ncclt.cli.ending_view import command_again
         from ncclt.cli.tune_view import TuneView, print_result, result_document
 
         with StopWish() as stop, TuneView(testbed, hidden=quiet or as_json) as view:
@@ -103,11 +105,14 @@ def tune(
             except KeyboardInterrupt:
                 say("ncclt: killed; every completed trial is saved, run the same command to resume")
                 raise typer.Exit(EXIT_INTERRUPTED) from None
+        source = storage_option(storage, store.shown)
         if as_json:
-            print_json(result_document(result, testbed))
+            print_json(result_document(result, testbed, source=source, steps_per_day=steps_per_day))
         else:
-            option = storage_option(storage, store.shown)
-            print_result(result, testbed, store, storage_option=option, quiet=quiet)
+            again = command_again(name, target, effort, source)
+            print_result(
+                result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet
+            )
         if result.recommendation is None and not result.left:
             raise typer.Exit(stop.exit_code)
 

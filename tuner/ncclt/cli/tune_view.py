@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -10,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from ncclt.cli.output import print_table, say
+from ncclt.cli.ending_view import print_ending, print_messages
+from ncclt.cli.output import say
 from ncclt.cli.studies import trial_row
-from ncclt.core.message import format_bytes
-from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import channels_words
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import split
-from ncclt.prove.payback import cost_words, payback_of
+from ncclt.nccl.tuner_plugin import find
+from ncclt.prove.ending import ending_of
+from ncclt.prove.payback import ceiling_words, cost_words
 
 if TYPE_CHECKING:
     from ncclt.core.setting import Setting
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 TUNE_SCHEMA = 1
 """Version of the document that `tune --json` prints."""
-
-_ROWS = 20
 
 
 class TuneView:
@@ -71,6 +69,8 @@ class TuneView:
         """Say where trials run and why, and whether a study is resumed."""
         if self._hidden:
             return
+        from ncclt.search.space import search_words
+
         cluster = study.cluster
         label = f" ({study.label})" if study.label else ""
         say(f"ncclt: trials run on: {study.launcher}{label}, {self._testbed.reason}")
@@ -78,6 +78,9 @@ class TuneView:
             f"ncclt: {study.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
             f"NCCL {cluster.nccl_version}, {len(study.workload.messages)} messages"
         )
+        for words in (ceiling_words(study.workload), search_words(self._testbed, study.workload, study.process_wide)):
+            if words:
+                say(f"ncclt: {words}")
         if resumed:
             say(f"ncclt: resuming study {study.name}: {resumed} trials are stored")
 
@@ -113,14 +116,25 @@ class TuneView:
         self._phase = phase
 
 
-def print_result(result: TuneResult, testbed: Testbed, store: Store, *, storage_option: str, quiet: bool) -> None:
+def print_result(
+    result: TuneResult,
+    testbed: Testbed,
+    store: Store,
+    *,
+    source: str,
+    again: str,
+    steps_per_day: int | None,
+    quiet: bool,
+) -> None:
     """Print the table of messages, the verdict in words, and the command that uses it.
 
     Args:
         result: of the run.
         testbed: where it ran.
         store: where it is kept.
-        storage_option: the option that `ncclt env` needs to find this store; empty where it needs none.
+        source: the option by which other commands find this store; empty where they need none.
+        again: the command that continues an undecided proof.
+        steps_per_day: of the job; None = as `gain_of` takes it.
         quiet: no notes.
     """
     if not quiet:
@@ -129,108 +143,47 @@ def print_result(result: TuneResult, testbed: Testbed, store: Store, *, storage_
         say(f"ncclt: the search stopped: {result.stop}")
         for note in result.notes:
             say(f"ncclt: note: {note}")
-    found = result.recommendation
-    if not quiet:
-        verdict = found.table.verdict if found else None
-        say(f"ncclt: cost of all launches of this study: {cost_words(result.study, result.trials, verdict)}")
+    found, study = result.recommendation, result.study
     if result.left:
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
     if found is None:
+        if not quiet:
+            say(f"ncclt: cost of all launches of this study: {cost_words(study, result.trials, None)}")
         say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; run the same command to resume")
         return
-    label = result.study.label
-    _print_messages(result.messages, label)
-    mark = f"{label}: " if label else ""
-    print(f"\n{mark}{verdict_words(found, per=result.study.workload.per)}")
+    print_messages(result.messages, study.label)
     if testbed.landscape is not None:
-        best, ours = testbed.landscape.speedups(result.study.workload, found.table.policy)
+        best, ours = testbed.landscape.speedups(study.workload, found.table.policy)
         print(
             f"best possible by the recorded times (exhaustive search of {len(testbed.landscape.settings())} settings): "
             f"{best:.4f}x; the policy that was found: {ours:.4f}x"
         )
-    print(f"stored: study {result.study.name} ({len(result.trials)} trials) in {store.shown}")
-    for words in dict.fromkeys(channels_words(d.effective) for d in (found.table, found.variables) if d):
-        if words:
-            print(words)
-    print(use_lines(found, storage_option))
+    ending = ending_of(study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day)
+    print_ending(ending, study, trials=len(result.trials), shown=store.shown, source=source, again=again)
 
 
-def verdict_words(found: Recommendation, *, per: str) -> str:
-    """Return the verdict as a sentence; `per` is that of the workload."""
-    verdict = found.table.verdict
-    if verdict.decision is Decision.TUNED:
-        return (
-            f"tuned: {found.model} on {found.cluster} communicates {verdict.speedup:.3f}x as fast as with NCCL's own "
-            f"choice (95 % interval {verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}, {verdict.blocks} A B B A "
-            f"blocks): {verdict.default_us / 1e3:.3f} -> {verdict.policy_us / 1e3:.3f} ms {per}"
-        )
-    return f"{verdict.decision}: NCCL's own choice stays for {found.model} on {found.cluster}: {verdict.reason}"
+def result_document(
+    result: TuneResult, testbed: Testbed, *, source: str, steps_per_day: int | None
+) -> dict[str, Any]:
+    """Return the document of `tune --json`, without times of day or host names: equal seeds give equal documents.
 
-
-def use_lines(found: Recommendation, storage_option: str) -> str:
-    """Return how to use a recommendation: by variables, and by the per-size table."""
-    fingerprint = found.fingerprint
-    command = (
-        f"ncclt env --cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} "
-        f"--nodes {fingerprint.nodes} --gpus-per-node {fingerprint.gpus_per_node} "
-        f"--nccl-version {fingerprint.nccl_version}{storage_option}"
-    )
-    lines = [f'use it:  eval "$({command})"']
-    if found.variables is None or found.variables.verdict.decision is not Decision.TUNED:
-        why = found.variables.verdict.reason if found.variables else "no single choice per collective beats the default"
-        lines.append(f"         variables alone change nothing here: {why}")
-    else:
-        verdict = found.variables.verdict
-        lines.append(
-            f"         variables alone: {verdict.speedup:.3f}x (95 % interval {verdict.interval[0]:.3f} to "
-            f"{verdict.interval[1]:.3f})"
-        )
-    if found.table.verdict.decision is Decision.TUNED:
-        lines.append(f"per size: {command} --format tuner-csv > policy.csv   (for an NCCL tuner plugin)")
-    return "\n".join(lines)
-
-
-def _print_messages(rows: tuple[MessageRow, ...], label: str) -> None:
-    def bandwidths(row: MessageRow) -> str:
-        message = row.calls.message
-        return f"{message.busbw_gbps(row.default_us):.2f} > {message.busbw_gbps(row.tuned_us):.2f}"
-
-    table = [
-        (
-            f"{row.calls.message.collective} {format_bytes(row.calls.message.size_bytes)}"
-            + ("~" if row.interpolated else ""),
-            f"{row.calls.calls_per_step:g}",
-            f"{row.default_us:.1f}",
-            f"{row.tuned_us:.1f}",
-            f"{row.gain * 100:+.1f} %",
-            bandwidths(row),
-            row.setting.label,
-        )
-        for row in rows[:_ROWS]
-    ]
-    caption = []
-    if len(rows) > _ROWS:
-        rest = sum(r.calls.calls_per_step * r.default_us for r in rows[_ROWS:])
-        total = sum(r.calls.calls_per_step * r.default_us for r in rows)
-        caption.append(f"... and {len(rows) - _ROWS} more messages with {rest / total * 100:.1f} % of the time")
-    if any(row.interpolated for row in rows):
-        caption.append("~ this size was not recorded: interpolated or extrapolated")
-    if label:
-        caption.append("SIMULATED: all times come from a model of the cluster" if label == "SIMULATED" else label)
-    numbers = ("calls", "default us", "tuned us", "gain", "bus GB/s")
-    print_table(("message", *numbers, "setting"), table, caption="\n".join(caption), numbers=numbers)
-
-
-def result_document(result: TuneResult, testbed: Testbed) -> dict[str, Any]:
-    """Return the document of `tune --json`; without times of day or host names, so equal seeds give equal documents."""
+    Args:
+        result: of the run.
+        testbed: where it ran.
+        source, steps_per_day: as for `print_result`.
+    """
     best = ours = None
     if testbed.landscape is not None and result.recommendation is not None:
         best, ours = testbed.landscape.speedups(result.study.workload, result.recommendation.table.policy)
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
-    won = payback_of(study, result.trials, verdict)
+    ending = (
+        ending_of(study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day)
+        if found
+        else None
+    )
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -257,7 +210,7 @@ def result_document(result: TuneResult, testbed: Testbed) -> dict[str, Any]:
         "messages": [_message_row(row) for row in result.messages],
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
-        "payback_steps": won.steps if won else None,
+        **(ending.to_document() if ending else {"payback_steps": None}),
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         **({"best_possible": {"speedup": best, "found": ours}} if best is not None else {}),
         "notes": list(result.notes),
@@ -277,6 +230,7 @@ def _message_row(row: MessageRow) -> dict[str, Any]:
         "default_busbw_gbps": message.busbw_gbps(row.default_us),
         "tuned_busbw_gbps": message.busbw_gbps(row.tuned_us),
         "gain": row.gain,
+        "saved_us_per_step": row.saved_us,
         "setting": row.setting.to_document(),
         "interpolated": row.interpolated,
     }
@@ -287,7 +241,10 @@ def plan_document(
 ) -> dict[str, Any]:
     """Return what a study would do, for `--dry-run`."""
     cluster, workload = study.cluster, study.workload
+    from ncclt.search.space import left_out
+
     launches = _launch_rows(testbed, space, workload)
+    missing = left_out(testbed, workload, study.process_wide)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -302,6 +259,7 @@ def plan_document(
         "nccl_version": cluster.nccl_version,
         "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
         "settings": len(space.distinct),
+        "left_out": [f"{why}: {number} settings" for why, number in missing.items()],
         "parameters": list(space.distributions),
         "trials": request.effort.trials,
         "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],
@@ -313,10 +271,9 @@ def plan_document(
 def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
     """Say how a setting will be forced: by which variables, and whether by the tuner plugin."""
     version, collectives = testbed.runner.cluster.version, workload.collectives
-    parts = split(setting, version=version, collectives=collectives, plugin=True) if testbed.by_variables else None
-    left = parts.by_variables if parts else setting
-    variables = variables_for_setting(left, version=version, collectives=collectives).variables
-    words = ["by the plugin"] if parts and parts.rules else []
+    parts = split(setting, version=version, collectives=collectives, plugin=testbed.by_plugin)
+    variables = variables_for_setting(parts.by_variables, version=version, collectives=collectives).variables
+    words = ["by the plugin"] if parts.rules else []
     return " ".join([*words, *(f"{name}={value}" for name, value in variables)])
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclt.core.policy import Policy
+from ncclt.core.attestation import Form
+from ncclt.core.message import Message
+from ncclt.core.recommendation import Recommendation, Verdict
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.prove.evidence import collect_evidence
+from ncclt.deliver.use import use_of
+from ncclt.prove.evidence import LaunchEvidence, collect_evidence
 from ncclt.search.assemble import Times
 
 
@@ -19,7 +22,7 @@ class MessageRow:
 
     Attributes:
         calls: the message and its calls per step.
-        default_us, tuned_us: median time of one call, µs.
+        default_us, tuned_us: time of one call, µs, as `proven_times_us` gives it.
         setting: what the policy uses for it.
         interpolated: the landscape had no such size.
     """
@@ -35,15 +38,42 @@ class MessageRow:
         """Return the share of time that the policy saves on this message."""
         return 1 - self.tuned_us / self.default_us
 
+    @property
+    def saved_us(self) -> float:
+        """Return the time per step that the policy saves on this message, µs."""
+        return self.calls.calls_per_step * (self.default_us - self.tuned_us)
 
-def message_rows(policy: Policy, trials: Sequence[Trial], workload: Workload, times: Times) -> tuple[MessageRow, ...]:
-    """Return one row per message, most time per step first.
+
+def proven_times_us(
+    evidence: LaunchEvidence, arm: Arm, verdict: Verdict, workload: Workload
+) -> tuple[dict[Message, float], dict[Message, float]]:
+    """Return the time of one call of each message by the default and by an arm, µs, so that they add up to the verdict.
+
+    A median of sums is not the sum of medians, and the speed-up is estimated from pairs of launches: the medians of the
+    messages are scaled to the default's time per step, and to this time divided by the speed-up.
+    """
+
+    def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
+        found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
+        return {message: time_us * total_us / found_us for message, time_us in times_us.items()}
+
+    default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
+    if not verdict.blocks:
+        return default_us, arm_us
+    return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.default_us / verdict.speedup)
+
+
+def message_rows(
+    found: Recommendation, trials: Sequence[Trial], workload: Workload, times: Times
+) -> tuple[MessageRow, ...]:
+    """Return one row per message for the form in which a recommendation is used, most time per step first.
 
     Times come from the proof where it measured the policy, else from search and confirmation.
     """
-    evidence = collect_evidence(trials)
-    default_us = {**times.default, **evidence.message_times_us(Arm.DEFAULT)}
-    tuned_us = evidence.message_times_us(Arm.TABLE)
+    use = use_of(found)
+    arm, policy = (Arm.VARIABLES if use.form is Form.VARIABLES else Arm.TABLE), use.proven.policy
+    proven_us, tuned_us = proven_times_us(collect_evidence(trials), arm, use.proven.verdict, workload)
+    default_us = {**times.default, **proven_us}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
     rows = [
         MessageRow(

@@ -1,7 +1,11 @@
-"""The cost of a study against what it saves: the steps after which a training has recovered the GPU time."""
+"""What a proven gain is worth to a training: time per step, GPU hours per week, and when a study has paid for itself.
+
+The gain is the speed-up with its interval; every time saved follows from it: default x (1 - 1 / speed-up).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,81 +13,171 @@ from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.workload import Workload
 
+ASSUMED_STEP_US = 1e6
+"""Length of a step where nothing is known of it: one second is easily scaled to one's own."""
+
+_DAY_US = 86400e6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Payback:
-    """After how many training steps a study has paid for itself.
+class Gain:
+    """What a policy saves that was proven to be faster.
 
     Attributes:
-        steps: with the estimated speed-up.
-        low, high: with the ends of its 95 % interval; high None = at the lower end it may never.
+        saved_us: communication time per step that it saves: estimate and the ends of the 95 % interval, µs.
+        default_us: communication time per step of the default, µs.
         exposed: share of the communication that computation does not hide, the only part that can shorten a step;
             None = not known, so all of it is assumed to be exposed.
+        step_us: length of a step, µs; None = not known.
+        steps_per_day: of the job; None = there is no step, the workload is a whole file.
+        steps_from: where `steps_per_day` comes from, in words.
+        gpus: of the job.
+        cost_gpu_s: of all launches of the study, GPU seconds.
     """
 
-    steps: float
-    low: float
-    high: float | None
+    saved_us: tuple[float, float, float]
+    default_us: float
     exposed: float | None
+    step_us: float | None
+    steps_per_day: float | None
+    steps_from: str
+    gpus: int
+    cost_gpu_s: float
+
+    @property
+    def shorter_us(self) -> tuple[float, float, float]:
+        """Return by how much a step becomes shorter, µs: hidden communication costs no time, however slow it is.
+
+        All messages are assumed to be equally exposed.
+        """
+        estimate, low, high = (saved * (1.0 if self.exposed is None else self.exposed) for saved in self.saved_us)
+        return estimate, low, high
+
+    @property
+    def gpu_hours_per_week(self) -> float | None:
+        """Return the GPU time that the job saves in a week; None where there is no step."""
+        if self.steps_per_day is None:
+            return None
+        return self.shorter_us[0] / 3600e6 * self.steps_per_day * 7 * self.gpus
+
+    @property
+    def payback_steps(self) -> tuple[float, float, float | None] | None:
+        """Return after how many steps the study has paid for itself: estimate, fewest, most (None = maybe never)."""
+        if self.steps_per_day is None or not self.cost_gpu_s:
+            return None
+        estimate, low, high = (
+            self.cost_gpu_s * 1e6 / (us * self.gpus) if us > 0 else math.inf for us in self.shorter_us
+        )
+        return (estimate, high, None if math.isinf(low) else low) if math.isfinite(estimate) else None
+
+    @property
+    def payback_hours(self) -> float | None:
+        """Return after how many hours of training that is; None where it is not known."""
+        steps = self.payback_steps
+        return steps[0] / self.steps_per_day * 24 if steps and self.steps_per_day else None
 
     @property
     def words(self) -> str:
-        """Return it as a sentence without its end, such as `pays back after 12,400 steps (9,800 to 17,000), ...`."""
-        most = f"to {self.high:,.0f}" if self.high is not None else "or more"
-        hidden = (
-            "if no communication is hidden behind computation"
-            if self.exposed is None
-            else f"with {self.exposed * 100:.0f} % of the communication exposed"
-        )
-        return f"pays back after {self.steps:,.0f} steps ({self.low:,.0f} {most}), {hidden}"
+        """Return the time saved per step as text."""
+        estimate, low, high = (us / 1e3 for us in self.saved_us)
+        per = "for the whole file" if self.steps_per_day is None else "per step"
+        words = f"{estimate:.3g} ms {per} ({low:.3g} to {high:.3g}) of {self.default_us / 1e3:.4g} ms of communication"
+        if self.steps_per_day is None:
+            return words
+        if self.exposed is None:
+            return f"{words}; the step is as much shorter if none of it is hidden behind computation"
+        shorter = f"{words}; {self.exposed * 100:.0f} % of it is exposed: a step is {self.shorter_us[0] / 1e3:.3g} ms"
+        if self.step_us:
+            shorter += f" ({self.shorter_us[0] / self.step_us * 100:.2g} %)"
+        return f"{shorter} shorter"
+
+    @property
+    def worth(self) -> str:
+        """Return what it saves in a week as text; empty where there is no step."""
+        hours = self.gpu_hours_per_week
+        return "" if hours is None else f"{hours:,.3g} GPU hours per week at {self.steps_per_day:,.0f} steps per day " \
+            f"({self.steps_from})"  # fmt: skip
 
 
-def payback(verdict: Verdict, workload: Workload, *, gpu_s: float, gpus: int) -> Payback | None:
-    """Return when a study has paid for itself; None where nothing is gained, nothing was paid, or no step is known.
+def gain_of(
+    study: Study, trials: Iterable[Trial], verdict: Verdict | None, *, steps_per_day: int | None = None
+) -> Gain | None:
+    """Return what a verdict is worth; None where no gain is proven.
 
     Args:
+        study: may know how long a step is, and how much of its communication is exposed.
+        trials: all of the study.
         verdict: of what is delivered.
-        workload: may know how much of its communication is exposed.
-        gpu_s: cost of all launches of the study, GPU seconds.
-        gpus: of the job.
+        steps_per_day: of the job; None = around the clock, at the recorded length of a step, else one per second.
     """
-    if verdict.decision is not Decision.TUNED or gpu_s <= 0 or workload.provenance.whole_file:
+    if verdict is None or verdict.decision is not Decision.TUNED or verdict.speedup <= 1:
         return None
-    total_us = verdict.default_us
-    exposed = None if workload.exposed_us is None else min(1.0, workload.exposed_us / total_us)
+    workload, total_us = study.workload, verdict.default_us
 
-    def steps(speedup: float) -> float | None:
-        # Hidden communication costs no time, however slow it is; all messages are assumed to be equally exposed.
-        saved_s = total_us * 1e-6 * (1 - 1 / speedup) * (1.0 if exposed is None else exposed)
-        return gpu_s / (saved_s * gpus) if saved_s > 0 else None
+    def saved_us(speedup: float) -> float:
+        return total_us * (1 - 1 / speedup) if speedup > 0 else -math.inf
 
-    estimated, least = steps(verdict.speedup), steps(verdict.interval[1])
-    if estimated is None or least is None:
-        return None
-    return Payback(steps=estimated, low=least, high=steps(verdict.interval[0]), exposed=exposed)
+    origin = "as asked"
+    steps: float | None = steps_per_day
+    if steps is None:
+        recorded = workload.step_time_us
+        around = f"of {recorded / 1e3:.4g} ms as recorded, around the clock" if recorded else ""
+        origin = around or "one per second is assumed"
+        steps = _DAY_US / (recorded or ASSUMED_STEP_US)
+    return Gain(
+        saved_us=(saved_us(verdict.speedup), saved_us(verdict.interval[0]), saved_us(verdict.interval[1])),
+        default_us=total_us,
+        exposed=None if workload.exposed_us is None else min(1.0, workload.exposed_us / total_us),
+        step_us=workload.step_time_us,
+        steps_per_day=None if workload.provenance.whole_file else steps,
+        steps_from=f"{origin}; --steps-per-day N" if steps_per_day is None else origin,
+        gpus=study.cluster.world_size,
+        cost_gpu_s=gpu_seconds(trials, study.cluster),
+    )  # fmt: skip
 
 
-def payback_of(study: Study, trials: Iterable[Trial], verdict: Verdict | None) -> Payback | None:
-    """Return when a study has paid for itself by all its trials; None as for `payback`, or without a verdict."""
-    if verdict is None:
-        return None
-    return payback(verdict, study.workload, gpu_s=gpu_seconds(trials, study.cluster), gpus=study.cluster.world_size)
+def ceiling_words(workload: Workload) -> str:
+    """Say how much any tuning of communication can save of a step; empty where exposure is not known."""
+    exposed_us, step_us = workload.exposed_us, workload.step_time_us
+    if exposed_us is None or workload.provenance.whole_file:
+        return ""
+    most = f"{exposed_us / 1e3:.3g} ms"
+    share = f"{min(100.0, exposed_us / step_us * 100):.1f} % of your step" if step_us else f"{most} of your step"
+    return f"{share} is exposed communication, as recorded: tuning can save at most {most}"
 
 
-def cost_words(study: Study, trials: Sequence[Trial], verdict: Verdict | None) -> str:
+def cost_words(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:
     """Return as text what the launches of a study cost and when that is recovered.
 
     Args:
         study: the study.
         trials: all of them.
-        verdict: of what it delivers; None = there is none yet.
+        gain: by what it delivers; None = by nothing.
+
+    Returns:
+        the text; empty where nothing was launched.
     """
     seconds = gpu_seconds(trials, study.cluster)
+    if not seconds:
+        return ""
     amount = f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
-    words = f"SIMULATED, about {amount} on a real cluster" if study.simulated else amount
-    won = payback_of(study, trials, verdict)
-    if won is None and verdict and verdict.decision is Decision.TUNED and study.workload.provenance.whole_file:
-        return (
-            f"{words}; when it pays back is not known: {study.workload.name} is a whole file, number of steps unknown"
-        )
-    return f"{words}; it {won.words}" if won else words
+    words = f"{study.label}, about {amount} on a real cluster" if study.label else amount
+    if gain is None:
+        return words
+    if gain.steps_per_day is None:
+        name = study.workload.name
+        return f"{words}; when it pays back is not known: {name} is a whole file, number of steps unknown"
+    back, hours = gain.payback_steps, gain.payback_hours
+    if back is None or hours is None:
+        return words
+    longest = f"to {_time(back[2] / back[0] * hours)}" if back[2] is not None else "or more"
+    span = f"{_time(back[1] / back[0] * hours)} {longest}"
+    return f"{words}; it pays back after {_time(hours)} of training ({span}), {back[0]:,.0f} steps"
+
+
+def _time(hours: float) -> str:
+    """Write a time in the unit that keeps it short."""
+    for unit, length in (("days", 48.0), ("hours", 1.0), ("minutes", 1 / 60)):
+        if hours >= length:
+            return f"{hours / (24 if unit == 'days' else length):.2g} {unit}"
+    return f"{hours * 3600:.2g} seconds"

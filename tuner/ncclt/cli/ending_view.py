@@ -1,0 +1,134 @@
+"""The end of a study as text: the table of its messages, the verdict, what it is worth, and the one command."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ncclt.cli.output import print_table
+from ncclt.core.effort import MAX_BLOCKS, Effort
+from ncclt.core.message import format_bytes
+from ncclt.core.option import words_of
+from ncclt.core.recommendation import Decision
+from ncclt.deliver.render.delivery import channels_words
+from ncclt.measure.target import Target
+
+if TYPE_CHECKING:
+    from ncclt.core.study import Study
+    from ncclt.prove.ending import Ending
+    from ncclt.prove.message_table import MessageRow
+
+_ROWS, _BAR = 20, 4
+_TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us, lambda row: row.tuned_us)
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, source: str, again: str) -> None:
+    """Print verdict, gain, command and place of a study, one line each, and notes after them.
+
+    Args:
+        ending: of the study.
+        study: the study.
+        trials: how many it has.
+        shown: its store, as shown to users.
+        source: options that name the store, with a space before each.
+        again: the command that continues an undecided proof.
+    """
+    use = ending.use
+    print(f"\n{f'{ending.label}: ' if ending.label else ''}{ending.verdict}")
+    lines = dict(ending.worth)
+    if use.command:
+        lines["use it"] = use.command
+    elif use.proven.verdict.decision is Decision.UNDECIDED:
+        lines["continue"] = again
+    else:
+        lines["use it"] = use.why or "nothing to do: NCCL's own choice stays"
+    lines["stored"] = f"study {study.name} ({trials} trials) in {shown}"
+    lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
+    for word, sentence in lines.items():
+        print(f"{word + ':':<10}{sentence}")
+    for note in (ending.other, channels_words(use.proven.effective)):
+        if note:
+            print(f"note:     {note}")
+
+
+def command_again(model: str, target: Target, effort: Effort, source: str) -> str:
+    """Return the command that continues the proof of a study with twice as many blocks; it works in any folder."""
+    words = ["ncclt", "tune", "--model", model, *words_of(target)]
+    words += words_of(replace(effort, blocks=2 * effort.blocks, more=None))
+    return shlex.join(words) + source
+
+
+def command_again_of(study: Study, blocks: int, source: str) -> str:
+    """Return the same from what is stored of a study, which lacks how its launches were made.
+
+    Args:
+        study: the study.
+        blocks: that its proof has.
+        source: options that name the store.
+    """
+    if not study.simulated:
+        return f"the same `ncclt tune` command with --blocks {2 * max(blocks, MAX_BLOCKS)}"
+    cluster = study.cluster
+    target = Target(
+        cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node,
+        nccl_version=cluster.nccl_version, launcher=study.launcher,
+    )  # fmt: skip
+    effort = Effort(
+        process_wide=study.process_wide or ("none",), seed=study.seed, sampler=study.sampler, study=study.name,
+        blocks=max(blocks, MAX_BLOCKS),
+    )  # fmt: skip
+    return command_again(study.workload.name, target, effort, source)
+
+
+def print_messages(rows: Sequence[MessageRow], label: str) -> None:
+    """Print default against policy per message; the last line adds all of them up.
+
+    Args:
+        rows: most time per step first.
+        label: the mark of the study's results.
+    """
+    default_us, policy_us = (sum(row.calls.calls_per_step * us(row) for row in rows) for us in _TIMES)
+    # Where nothing is saved in all, bars would draw noise.
+    most_us = max(row.saved_us for row in rows) if default_us > policy_us else math.inf
+    own = [replace(row.setting, parameters=()) for row in rows]
+    table = [
+        (
+            f"{row.calls.message.collective} {format_bytes(row.calls.message.size_bytes)}"
+            + ("~" if row.interpolated else ""),
+            f"{row.calls.calls_per_step:g}",
+            f"{row.default_us:.1f}",
+            f"{row.tuned_us:.1f}",
+            f"{row.saved_us:.1f}",
+            _bar(row.saved_us / most_us),
+            "NCCL's choice" if setting.is_default else setting.label,
+        )
+        for row, setting in zip(rows[:_ROWS], own, strict=False)
+    ]
+    table.append(
+        ("all, per step", "", f"{default_us:.1f}", f"{policy_us:.1f}", f"{default_us - policy_us:.1f}", "", "")
+    )
+    caption = []
+    if len(rows) > _ROWS:
+        rest = sum(row.calls.calls_per_step * row.default_us for row in rows[_ROWS:])
+        caption.append(f"{len(rows) - _ROWS} more messages, with {rest / default_us * 100:.1f} % of the time")
+    if parameters := dict(p for row in rows for p in row.setting.parameters):
+        caption.append("all with " + ", ".join(f"NCCL_{name}={value}" for name, value in parameters.items()))
+    if any(row.interpolated for row in rows):
+        caption.append("~ this size was not recorded: interpolated log-log between its neighbours")
+    if label:
+        caption.append(label)
+    numbers = ("calls\nper step", "default\nµs/call", "policy\nµs/call", "saved\nµs/step")
+    print_table(("message", *numbers, "", "setting"), table, caption="\n".join(caption), numbers=numbers)
+
+
+def _bar(share: float) -> str:
+    """Draw a share of the largest saving; empty where nothing is saved."""
+    eighths = max(0, round(share * _BAR * 8))
+    if "utf" not in (sys.stdout.encoding or "").lower():
+        return "#" * round(eighths / 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

@@ -1,0 +1,73 @@
+"""The one command that uses a recommendation, chosen by what was proven."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from ncclt.core.attestation import Form
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
+from ncclt.deliver.render.delivery import by_table, by_variables
+from ncclt.nccl.compile import TUNER_API_SINCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """How a recommendation is used.
+
+    Attributes:
+        form: in which it is delivered; None = in none, NCCL's own choice stays.
+        proven: policy and verdict of this form; without one those of the table.
+        command: to type; empty where there is nothing to use.
+        why: why nothing that was proven can be delivered; empty where something is, or nothing was proven.
+    """
+
+    form: Form | None
+    proven: PolicyVerdict
+    command: str = ""
+    why: str = ""
+
+
+def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> Use:
+    """Return how a recommendation is used: by variables if they carry the gain, else by the table.
+
+    Variables carry it if they were proven themselves, and their speed-up lies in the interval of the table's or above:
+    then the proof shows no difference, and they need no plugin.
+
+    Args:
+        found: what was published.
+        source: options that name its store or server, with a space before each.
+        build: the tuner plugin has to be built first.
+    """
+    table, variables = found.table, found.variables
+    by_rows = table.verdict.decision is Decision.TUNED and bool(by_table(found).rules)
+    tabled = by_rows and found.fingerprint.version >= TUNER_API_SINCE
+    plain = variables is not None and variables.verdict.decision is Decision.TUNED and by_variables(found).variables
+    if variables and plain and not (tabled and variables.verdict.speedup < table.verdict.interval[0]):
+        return _used(found, Use(form=Form.VARIABLES, proven=variables), source, build=False)
+    if tabled:
+        return _used(found, Use(form=Form.TABLE, proven=table), source, build=build)
+    if by_rows:
+        why = f"NCCL {found.fingerprint.version} cannot load a tuner table: that takes {TUNER_API_SINCE} or later"
+    elif table.verdict.decision is Decision.TUNED:
+        why = "what was proven is process-wide variables alone, which were not proven by themselves"
+    else:
+        why = ""
+    return Use(form=None, proven=table, why=why)
+
+
+def _used(found: Recommendation, use: Use, source: str, *, build: bool) -> Use:
+    """Return a use with its command; nothing uses a stale recommendation."""
+    if found.stale:
+        return Use(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
+    place = found.fingerprint
+    job = (
+        f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
+        f"--gpus-per-node {place.gpus_per_node} --nccl-version {place.nccl_version}{source}"
+    )
+    if use.form is Form.VARIABLES:
+        command = f'eval "$(ncclt env {job})"'
+    else:
+        start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
+        command = f"{'ncclt plugin build && ' if build else ''}ncclt run {job} -- {start}"
+    return Use(form=use.form, proven=use.proven, command=command)
