@@ -1,9 +1,13 @@
 """Only what fits, and the newest: shapes of jobs, clocks, finished studies, stores that are not there or damaged."""
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -70,11 +74,56 @@ def test_a_command_of_another_shape_starts_unchanged_and_says_why(tuned):
     assert fitting.stdout.startswith("trains")
 
 
-def test_the_line_that_tune_prints_works_as_it_stands(ncclt):
-    done = ncclt(*TUNE)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("use it:"))
-    assert line == f'use it:  eval "$(ncclt env {" ".join((*NAMES, *SHAPE))})"'
-    assert "SIMULATED" in ncclt("env", *NAMES, *SHAPE).stdout
+ENDS = [
+    # Variables carry the gain; the table alone does; nothing is gained; the proof is too short.
+    ("gpt2", ("--blocks", "16"), "variables"),
+    ("gpt2", ("--process-wide", "none"), "table"),
+    ("bert", ("--trials", "6"), None),
+    ("gpt2", ("--blocks", "2"), "undecided"),
+]
+
+
+@pytest.mark.parametrize(("model", "effort", "form"), ENDS)
+def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt, model, effort, form):
+    """In another folder, without the variables that the study had."""
+    torchrun = ncclt.folder / "bin" / "torchrun"
+    torchrun.parent.mkdir()
+    torchrun.write_text("#!/bin/sh\necho trains $NCCLT_RECOMMENDATION ${NCCLT_POLICY+by table}\n")
+    torchrun.chmod(0o755)
+    words = ("tune", "--model", model, "--nodes", "2", *effort)
+    ncclt.variables["NCCLT_STORAGE"] = "sqlite:///here.db"
+    done = ncclt(*words)
+    shown = ncclt("studies", "show", json.loads(ncclt("studies", "list", "--json").stdout)["studies"][0]["id"])
+    document = json.loads(ncclt(*words, "--json").stdout)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("use it:", "continue:"))]
+    assert len(lines) == 1
+    assert [line for line in shown.stdout.splitlines() if line.startswith("use it:")] == (
+        lines if form != "undecided" else []
+    )
+    name, _, command = lines[0].partition(":")
+    command = command.strip()
+    assert document["use"]["form"] == (form if form != "undecided" else None)
+    del ncclt.variables["NCCLT_STORAGE"]
+    if form is None:
+        assert command == "nothing to do: NCCL's own choice stays"
+        return
+    (elsewhere := ncclt.folder / "elsewhere").mkdir()
+    path = f"{torchrun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shell = subprocess.run(
+        ["bash", "-c", f'{command} && echo "then $NCCLT_RECOMMENDATION"'], cwd=elsewhere,
+        env={**ncclt.environment, "PATH": path}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert shell.returncode == 0, shell.stderr
+    if form == "undecided":
+        assert name == "continue"
+        assert "prove" in shell.stderr
+        assert "only 2 of 4 blocks" in done.stdout
+        assert "4 blocks" in shell.stdout
+        assert "only" not in shell.stdout
+    elif form == "table":
+        assert f"trains {document['recommendation']['id']} by table\n" in shell.stdout
+    else:
+        assert shell.stdout.endswith(f"then {document['recommendation']['id']}\n")
 
 
 def test_a_clock_that_was_ahead_hides_nothing_that_was_tuned_later(ncclt):

@@ -122,7 +122,7 @@ def test_a_study_shows_verdict_pictures_and_evidence(visit):
     assert page.locator("svg.plot").count() == 2
     assert page.locator("svg.plot circle.trial").count() > 20
     assert page.locator("#evidence-heading").is_visible()
-    assert 'eval "$(ncclt env --server' in page.locator(".copyable code").first.inner_text()
+    assert "ncclt run --cluster leonardo --model bert" in page.locator(".copyable code").first.inner_text()
     assert fits(page)
 
 

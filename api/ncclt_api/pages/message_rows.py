@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.message import Message
-from ncclt.core.policy import Policy
+from ncclt.core.recommendation import PolicyVerdict
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.workload import MessageCalls
 from ncclt.prove.evidence import LaunchEvidence
+from ncclt.prove.message_table import proven_times_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class MessageLine:
 
     Attributes:
         calls: the message with its calls per step.
-        default_us, policy_us: median time of a call, µs; None where it was not measured.
+        default_us, policy_us: time of a call, µs; None where it was not measured.
         setting: what the policy forces on it, as text.
     """
 
@@ -55,14 +56,12 @@ class MessageLine:
         return self.message.busbw_gbps(self.policy_us) if self.policy_us else None
 
 
-def policy_rows(study: Study, evidence: LaunchEvidence, policy: Policy) -> tuple[MessageLine, ...]:
-    """Return the workload's messages as the verification measured them, the longest per step first."""
-    return _rows(
-        study,
-        evidence.message_times_us(Arm.DEFAULT),
-        evidence.message_times_us(Arm.TABLE),
-        lambda message: policy.setting_for(message).label,
-    )
+def policy_rows(
+    study: Study, evidence: LaunchEvidence, proven: PolicyVerdict, arm: Arm = Arm.TABLE
+) -> tuple[MessageLine, ...]:
+    """Return the workload's messages as the verification of an arm measured them, the longest per step first."""
+    default_us, policy_us = proven_times_us(evidence, arm, proven.verdict, study.workload)
+    return _rows(study, default_us, policy_us, lambda message: proven.policy.setting_for(message).label)
 
 
 def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> tuple[MessageLine, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from ncclt.core.attestation import Form
 from ncclt.core.message import Message
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
@@ -131,22 +132,23 @@ def study_view(
     best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
     evidence = collect_evidence(trials)
     # A verdict without a verification means that the search found nothing worth proving.
-    if recommendation and evidence.times_us(Arm.TABLE):
-        compared, rows = "policy", policy_rows(study, evidence, recommendation.table.policy)
+    source = f" --server {shlex.quote(server)}"
+    ending = ending_of(study, trials, recommendation, source=source) if recommendation else None
+    arm = Arm.VARIABLES if ending and ending.use.form is Form.VARIABLES else Arm.TABLE
+    if ending and evidence.times_us(arm):
+        compared, rows = "policy", policy_rows(study, evidence, ending.use.proven, arm)
     else:
         compared, rows = "best setting", best_setting_rows(study, trials, best)
     points = [
         SearchPoint(number=t.number, score_us=t.score_us, outcome=t.result.outcome, label=t.setting.label)
         for t in search
     ]
-    source = f" --server {shlex.quote(server)}"
-    ending = ending_of(study, trials, recommendation, source=source) if recommendation else None
     blocks = blocks_of(evidence)
     measured = {launch.arm for launch in evidence.launches}
     return StudyView(
         study=study,
         recommendation=recommendation,
-        heading=_heading(study, recommendation, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
+        heading=_heading(study, recommendation, ending, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
         forms=_forms(recommendation) if recommendation else (),
         compared=compared,
         rows=rows,
@@ -184,13 +186,18 @@ def _page_of(trials: Sequence[Trial], page: int) -> TrialPage:
 
 
 def _heading(
-    study: Study, recommendation: Recommendation | None, *, best_us: float | None, default_us: float | None
+    study: Study,
+    recommendation: Recommendation | None,
+    ending: Ending | None,
+    *,
+    best_us: float | None,
+    default_us: float | None,
 ) -> Heading:
-    if recommendation:
+    if recommendation and ending:
         if recommendation.stale:
             sentence = f"No longer served: {recommendation.stale}. Tune again, or run ncclt check once it is repaired."
             return Heading(mood="failed", word="stale", sentence=sentence)
-        return _verdict_heading(recommendation.table.verdict, label=recommendation.label)
+        return _verdict_heading(ending.use.proven.verdict, label=recommendation.label)
     so_far = ""
     if best_us and default_us and best_us < default_us:
         so_far = f" The best setting so far would be {format_speedup(default_us / best_us)}, not yet proven."

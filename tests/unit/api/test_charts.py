@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import collect_evidence
 from ncclt_api.pages.charts import (
@@ -56,10 +57,15 @@ def test_without_a_measurement_there_is_no_picture():
     assert messages_chart([], policy_name="policy") is None
 
 
+def proven(samples):
+    """The policy of the samples, proven."""
+    return PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision.TUNED))
+
+
 def test_messages_are_drawn_with_their_gain(samples):
     study = samples.study()
     evidence = collect_evidence(samples.verify_trials(study, first=0))
-    rows = policy_rows(study, evidence, samples.POLICY)
+    rows = policy_rows(study, evidence, proven(samples))
     root = ElementTree.fromstring(messages_chart(rows, policy_name="policy"))
     values = [element.text for element in of_class(root, "value")]
     assert values == [f"{row.speedup:.2f}×" for row in rows]
@@ -68,7 +74,7 @@ def test_messages_are_drawn_with_their_gain(samples):
 
 def test_messages_that_were_not_measured_under_both_are_left_out(samples):
     study = samples.study()
-    rows = policy_rows(study, collect_evidence(samples.verify_trials(study, first=0)), samples.POLICY)
+    rows = policy_rows(study, collect_evidence(samples.verify_trials(study, first=0)), proven(samples))
     half = [replace(row, policy_us=None) for row in rows]
     assert messages_chart(half, policy_name="policy") is None
     many = [rows[0]] * 50

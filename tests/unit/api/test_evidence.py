@@ -2,6 +2,7 @@
 
 import pytest
 
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import Arm
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import collect_evidence
@@ -50,10 +51,19 @@ def test_an_unfinished_block_has_no_ratio_and_an_unmeasured_arm_none(samples):
     assert blocks_of(collect_evidence(samples.search_trials(study))) == ()
 
 
+def proven(samples):
+    """The policy of the samples, proven."""
+    return PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision.TUNED))
+
+
 def test_message_rows_come_from_the_verification(samples):
     study = samples.study()
-    rows = policy_rows(study, collect_evidence(samples.verify_trials(study, first=0)), samples.POLICY)
+    rows = policy_rows(study, collect_evidence(samples.verify_trials(study, first=0)), proven(samples))
     assert [row.step_us for row in rows] == sorted((row.step_us for row in rows), reverse=True)
+    verdict = proven(samples).verdict
+    assert sum(row.step_us for row in rows) == pytest.approx(verdict.default_us)
+    policy_us = sum(row.calls.calls_per_step * row.policy_us for row in rows)
+    assert policy_us == pytest.approx(verdict.default_us / verdict.speedup)
     large = next(row for row in rows if row.message.size_bytes == 28_351_488)
     assert large.setting == "ring/simple c=16"
     assert large.speedup > 1

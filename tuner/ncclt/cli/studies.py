@@ -17,6 +17,7 @@ from ncclt.prove.payback import cost_words
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
+    from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study, Trial
     from ncclt.store import StudySummary
 
@@ -108,7 +109,9 @@ def show(
         return
     ending = None
     if newest:
-        ending = ending_of(study, trials, newest, source=source, build=find() is None, steps_per_day=steps_per_day)
+        # Documents name no store and no machine, here as in `tune --json`.
+        place = {} if as_json else {"source": source, "build": find() is None}
+        ending = ending_of(study, trials, newest, steps_per_day=steps_per_day, **place)
     if as_json:
         print_json(
             {

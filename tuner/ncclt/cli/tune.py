@@ -105,10 +105,10 @@ def tune(
             except KeyboardInterrupt:
                 say("ncclt: killed; every completed trial is saved, run the same command to resume")
                 raise typer.Exit(EXIT_INTERRUPTED) from None
-        source = storage_option(storage, store.shown)
         if as_json:
-            print_json(result_document(result, testbed, source=source, steps_per_day=steps_per_day))
+            print_json(result_document(result, testbed, steps_per_day=steps_per_day))
         else:
+            source = storage_option(storage, store.shown)
             again = command_again(name, target, effort, source)
             print_result(
                 result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet

@@ -163,15 +163,13 @@ def print_result(
     print_ending(ending, study, trials=len(result.trials), shown=store.shown, source=source, again=again)
 
 
-def result_document(
-    result: TuneResult, testbed: Testbed, *, source: str, steps_per_day: int | None
-) -> dict[str, Any]:
-    """Return the document of `tune --json`, without times of day or host names: equal seeds give equal documents.
+def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int | None) -> dict[str, Any]:
+    """Return the document of `tune --json`, without times of day, hosts or stores: equal seeds give equal documents.
 
     Args:
         result: of the run.
         testbed: where it ran.
-        source, steps_per_day: as for `print_result`.
+        steps_per_day: as for `print_result`.
     """
     best = ours = None
     if testbed.landscape is not None and result.recommendation is not None:
@@ -179,11 +177,7 @@ def result_document(
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
-    ending = (
-        ending_of(study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day)
-        if found
-        else None
-    )
+    ending = ending_of(study, result.trials, found, steps_per_day=steps_per_day) if found else None
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -259,7 +253,7 @@ def plan_document(
         "nccl_version": cluster.nccl_version,
         "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
         "settings": len(space.distinct),
-        "left_out": [f"{why}: {number} settings" for why, number in missing.items()],
+        **({"left_out": [f"{number} settings: {why}" for why, number in missing.items()]} if missing else {}),
         "parameters": list(space.distributions),
         "trials": request.effort.trials,
         "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],

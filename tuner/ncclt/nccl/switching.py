@@ -148,7 +148,8 @@ def why_not_forced(setting: Setting, *, version: NcclVersion, collectives: Itera
     except SettingError as error:
         if setting.protocol is not Protocol.LL128:
             return error.message
-        since = f", and a table only from NCCL {LL128_BY_TABLE_SINCE} on" if plugin else ""
+        old = version < LL128_BY_TABLE_SINCE
+        since = f", and a table only from NCCL {LL128_BY_TABLE_SINCE} on" if old else ""
         return f"variables cannot force LL128 safely{since}"
     return "" if compiled.complete else compiled.reasons[0]
 

@@ -55,7 +55,7 @@ def proven_times_us(
 
     def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
         found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
-        return {message: time_us * total_us / found_us for message, time_us in times_us.items()}
+        return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
 
     default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
     if not verdict.blocks:

@@ -264,8 +264,8 @@ def search_words(testbed: Testbed, workload: Workload, process_wide: tuple[str, 
     missing = left_out(testbed, workload, process_wide)
     if not missing:
         return f"searches {searched} settings"
-    why = "; ".join(f"{reason}: {number} settings" for reason, number in missing.items())
-    return f"searches {searched} of {searched + sum(missing.values())} settings; left out: {why}"
+    why = "; ".join(f"{number}: {reason}" for reason, number in missing.items())
+    return f"searches {searched} of {searched + sum(missing.values())} settings; left out {why}"
 
 
 def process_wide_ladders(
