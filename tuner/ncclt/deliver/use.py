@@ -31,7 +31,7 @@ class Use:
 def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> Use:
     """Return how a recommendation is used: by variables if they carry the gain, else by the table.
 
-    Variables carry it if they were proven themselves, and their speed-up lies in the interval of the table's or above:
+    Variables carry it if they were proven themselves, and their speed-up is within the interval of the table or above:
     then the proof shows no difference, and they need no plugin.
 
     Args:

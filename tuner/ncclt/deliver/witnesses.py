@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ncclt.core.attestation import Attestation, CallOutcome, Delivered, Form, Observed, Use, Witness
 from ncclt.core.message import MOST_BYTES
-from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin, policy_of_variables
-from ncclt.deliver.render.delivery import by_table, by_variables
+from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin
+from ncclt.deliver.offer import delivered_from_offer, offer_from_document
+from ncclt.deliver.render.formats import env_document
 from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.log.facts import LogFacts
 from ncclt.nccl.log.startup import LogReader
@@ -97,21 +97,8 @@ def delivered_from_recommendation(recommendation: Recommendation, form: Form) ->
             f"the recommendation {recommendation.id} delivers nothing as {form}: NCCL's own choice stays",
             hint="if the job got the other form, name it with --form",
         )
-    valid = recommendation.fingerprint
-    delivery = (by_table if form is Form.TABLE else by_variables)(recommendation)
-    return Delivered(
-        recommendation=recommendation.id,
-        cluster=recommendation.cluster,
-        model=recommendation.model,
-        nccl_version=valid.nccl_version,
-        nodes=valid.nodes,
-        ranks=valid.world_size,
-        form=form,
-        policy=Policy(rules=delivery.rules)
-        if form is Form.TABLE
-        else policy_of_variables(dict(delivery.variables), valid.version),
-        variables=delivery.variables,
-    )
+    # What `ncclt run` hands over is read from the same document.
+    return delivered_from_offer(offer_from_document(env_document(recommendation)), form)
 
 
 def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:
