@@ -1,6 +1,8 @@
 """Records as options: what a command line offers for a record, and the record that its command gets."""
 
+import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -8,7 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.spread import Fields, spread
-from ncclt.core.option import Option
+from ncclt.core.effort import Effort
+from ncclt.core.option import Option, words_of
+from ncclt.measure.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +90,29 @@ def test_the_help_has_the_order_and_the_words_of_the_command():
 def test_parameters_and_fields_stand_beside_each_other():
     done = invoked(order, "--tip", "1", "--guests", "9")
     assert done.stdout == f"{Meal(guests=9)} 1 1.0\n"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Meal(),
+        Meal(dish="soup", guests=7, sides=("--rice", "salad"), sauces=("a", "b"), is_hot=True),
+        Target(launcher="ssh", hosts=("a", "b"), launcher_arg=("--mca", "x y"), persistent=True),
+        Target(launcher="replay", landscape=Path("/data/l.csv"), where=("gpus=4",)),
+        Effort(seed=3, blocks=32, process_wide=("none",), warm=False, seconds=2.5),
+    ],
+)
+def test_a_record_as_words_is_the_same_record_again(record):
+    """Also where a value looks like an option."""
+    got = []
+
+    def take(record):
+        got.append(record)
+
+    take.__signature__ = inspect.Signature(
+        [inspect.Parameter("record", inspect.Parameter.KEYWORD_ONLY, annotation=type(record))]
+    )
+    done = invoked(spread(take), *words_of(record), env={"NCCLT_LAUNCHER": "local"})
+    assert done.exit_code == 0, done.output
+    assert got == [record]
+    assert (words_of(record) == []) is (record == type(record)())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ncclt.prove.ending import Ending
     from ncclt.prove.message_table import MessageRow
 
-_ROWS, _BAR = 20, 4
+_ROWS, _BAR = 20, 3
 _TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us, lambda row: row.tuned_us)
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -110,8 +110,10 @@ def show(
     ending = None
     if newest:
         # Documents name no store and no machine, here as in `tune --json`.
-        place = {} if as_json else {"source": source, "build": find() is None}
-        ending = ending_of(study, trials, newest, steps_per_day=steps_per_day, **place)
+        missing = not as_json and find() is None
+        ending = ending_of(
+            study, trials, newest, source="" if as_json else source, build=missing, steps_per_day=steps_per_day
+        )
     if as_json:
         print_json(
             {

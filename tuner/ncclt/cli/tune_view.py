@@ -253,7 +253,7 @@ def plan_document(
         "nccl_version": cluster.nccl_version,
         "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
         "settings": len(space.distinct),
-        **({"left_out": [f"{number} settings: {why}" for why, number in missing.items()]} if missing else {}),
+        **({"left_out": [f"{n} setting{'s' * (n > 1)}: {why}" for why, n in missing.items()]} if missing else {}),
         "parameters": list(space.distributions),
         "trials": request.effort.trials,
         "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],

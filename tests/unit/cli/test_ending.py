@@ -1,0 +1,94 @@
+"""How a study ends on the command line: rows that add up, true reasons, what was left out, what it is worth."""
+
+import json
+import re
+
+import pytest
+
+from ncclt.cli.studies import show
+from ncclt.cli.tune import tune
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+KIB = 1024
+TIMES_US = {
+    # Ring/LL128 is best for large messages and bad for small ones; forced variables can only be ring/simple.
+    ("default", "", ""): (20.0, 1000.0),
+    ("", "ring", "ll128"): (40.0, 800.0),
+    ("", "ring", "simple"): (30.0, 1010.0),
+}
+
+
+@pytest.fixture
+def recorded(command, tmp_path):
+    """A call of `tune` on a recording of two sizes."""
+    names = (
+        "system gpus nodes interconnect nccl_version collective dtype size_bytes algo proto nchannels other_env time_us"
+    )
+    head = ",".join(names.split())
+    rows = [
+        f"box,8,1,NVLink,2.27.3,all_reduce,float32,{size},{algo},{proto},,{kind},{time}"
+        for (kind, algo, proto), times in TIMES_US.items()
+        for size, time in zip((4 * KIB, 32768 * KIB), times, strict=True)
+    ]
+    (path := tmp_path / "box.csv").write_text("\n".join([head, *rows]) + "\n")
+    command.store.add_workload(
+        Workload(
+            name="mine",
+            messages=tuple(
+                MessageCalls(
+                    message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size),
+                    calls_per_step=calls,
+                )
+                for size, calls in ((4 * KIB, 1), (32768 * KIB, 10))
+            ),
+            provenance=Provenance(source="test"),
+            step_time_us=200_000,
+            exposed_us=5_000,
+        )
+    )
+    return lambda *words: command(tune, "--model", "mine", "--launcher", "replay", "--landscape", str(path), *words)
+
+
+def test_the_rows_add_up_to_the_headline(recorded):
+    document = json.loads(recorded("--json"))
+    assert document["use"]["form"] == "table"
+    default_us = sum(row["calls_per_step"] * row["default_us"] for row in document["messages"])
+    policy_us = sum(row["calls_per_step"] * row["tuned_us"] for row in document["messages"])
+    assert default_us / policy_us == pytest.approx(document["use"]["speedup"])
+    assert sum(row["saved_us_per_step"] for row in document["messages"]) == pytest.approx(document["gain_ms"] * 1e3)
+    text = recorded()
+    (total,) = (line.split()[3:] for line in text.splitlines() if line.startswith("all, per step"))
+    assert float(total[2]) == pytest.approx(document["gain_ms"] * 1e3, abs=0.06)
+    assert re.search(r"all_reduce 4 KiB .*NCCL's choice", text)
+
+
+def test_the_reason_why_variables_do_not_carry_the_gain_is_that_they_may_not_force_ll128(recorded):
+    text = recorded()
+    assert "use it:   " in text
+    assert "eval" not in text
+    assert "variables alone cannot: ring/ll128 on all sizes takes 8.04 ms per step, NCCL's own choice 10.02" in text
+    assert ", but NCCL_PROTO must not name LL128" in text
+
+
+def test_only_what_the_chosen_way_could_force_is_searched(recorded):
+    plan = json.loads(recorded("--through", "variables", "--dry-run", "--json"))
+    assert plan["left_out"] == ["1 setting: variables cannot force LL128 safely"]
+    assert plan["study"] != json.loads(recorded("--dry-run", "--json"))["study"]
+    assert "left_out" not in json.loads(recorded("--dry-run", "--json"))
+    assert "use it:   nothing to do" in recorded("--through", "variables")
+
+
+def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, command):
+    text = recorded("--steps-per-day", "1000")
+    assert "at most:  2.5 % of your step is exposed communication, as recorded: tuning can save at most 5 ms" in text
+    assert re.search(
+        r"gain: +2 ms per step .* of 10\.02 ms of communication; 50 % of it is exposed: a step is 0\.99\d ms", text
+    )
+    assert "GPU hours per week at 1,000 steps per day (as asked)" in text
+    study = json.loads(recorded("--json"))["study"]
+    shown = command(show, study, "--steps-per-day", "1000")
+    assert shown.endswith(re.search(r"^recorded: .*: tuned: .*", text, re.MULTILINE | re.DOTALL)[0])
+    document = json.loads(command(show, study, "--json", "--steps-per-day", "1000"))
+    assert document["steps_per_day"] == 1000
+    assert document["step_gain_ms"] == pytest.approx(document["gain_ms"] * 5 / 10.02, rel=1e-3)
