@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ncclt.cli.spread import Fields, spread
+from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
-from ncclt.core.option import Option, words_of
+from ncclt.core.option import Option
 from ncclt.measure.target import Target
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ncclt.cli.output import print_table
+from ncclt.cli.spread import words_of
 from ncclt.core.effort import MAX_BLOCKS, Effort
 from ncclt.core.message import format_bytes
-from ncclt.core.option import words_of
 from ncclt.core.recommendation import Decision
 from ncclt.deliver.render.delivery import channels_words
 from ncclt.measure.target import Target

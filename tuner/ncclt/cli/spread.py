@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -80,3 +81,20 @@ def _value(given: Any, option: Option) -> Any:
     if option.comma and given is not None:
         return tuple(word.strip() for word in given.split(",") if word.strip())
     return tuple(given) if isinstance(given, list) else given
+
+
+def words_of(record: Any) -> list[str]:
+    """Return a record as options of a command line that give the same record from any folder; defaults are left out."""
+    words: list[str] = []
+    defaults = {one.name: one.default for one in fields(record)}
+    for name, option in options_of(type(record)).items():
+        value, flag = getattr(record, name), option.flag or f"--{name.replace('_', '-')}"
+        if value == defaults[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(flag.split("/")[0 if value else 1])
+            continue
+        several = [",".join(value) or "none"] if option.comma else value if isinstance(value, tuple) else [value]
+        for text in (str(one.absolute() if isinstance(one, Path) else one) for one in several):
+            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    return words

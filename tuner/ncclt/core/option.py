@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +34,3 @@ def options_of(record: type) -> dict[str, Option]:
     hints = get_type_hints(record, include_extras=True)
     marks = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(record)}
     return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Option)}
-
-
-def words_of(record: Any) -> list[str]:
-    """Return a record as options of a command line that give the same record from any folder; defaults are left out."""
-    words: list[str] = []
-    defaults = {field.name: field.default for field in fields(record)}
-    for name, option in options_of(type(record)).items():
-        value, flag = getattr(record, name), option.flag or f"--{name.replace('_', '-')}"
-        if value == defaults[name]:
-            continue
-        if isinstance(value, bool):
-            words.append(flag.split("/")[0 if value else 1])
-            continue
-        several = [",".join(value) or "none"] if option.comma else value if isinstance(value, tuple) else [value]
-        for text in (str(one.absolute() if isinstance(one, Path) else one) for one in several):
-            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-    return words

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ncclt.core.attestation import Form
-from ncclt.core.policy import Policy, uniform_policy
-from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.setting import Setting
-from ncclt.core.study import Study, Trial
+from ncclt.core.message import Message
+from ncclt.core.policy import uniform_policy
+from ncclt.core.recommendation import Decision, Recommendation, Verdict
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, Study, Trial
+from ncclt.core.workload import Workload
 from ncclt.deliver.use import Use, use_of
 from ncclt.nccl.compile import compile_policy
-from ncclt.prove.collapse import MIN_GAIN
-from ncclt.prove.confirm import confirmed_times
+from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of
-from ncclt.search.assemble import Times, expected_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,25 @@ def ending_of(
     )
 
 
+def proven_times_us(
+    evidence: LaunchEvidence, arm: Arm, verdict: Verdict, workload: Workload
+) -> tuple[dict[Message, float], dict[Message, float]]:
+    """Return the time of one call of each message by the default and by an arm, µs, so that they add up to the verdict.
+
+    A median of sums is not the sum of medians, and the speed-up is estimated from pairs of launches: the medians of the
+    messages are scaled to the default's time per step, and to this time divided by the speed-up.
+    """
+
+    def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
+        found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
+        return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
+
+    default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
+    if not verdict.blocks:
+        return default_us, arm_us
+    return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.default_us / verdict.speedup)
+
+
 def _verdict(found: Recommendation, use: Use) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     if verdict.decision is not Decision.TUNED:
@@ -118,32 +137,27 @@ def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: Us
     if use.form is None:
         return ""
     if variables is None:
-        why = _why_no_variables(confirmed_times(trials), study)
-        return f"variables alone cannot: {why}"
+        return f"variables alone cannot: {_why_no_variables(study, trials)}"
     if variables.decision is Decision.TUNED:
         return f"variables alone give {variables.speedup:.3f}x"
     return f"variables alone were not proven: {variables.reason}"
 
 
-def _why_no_variables(times: Times, study: Study) -> str:
-    """Say what the best single setting takes, and why variables do not deliver it."""
-    workload, version = study.workload, study.cluster.version
-    collectives = workload.collectives
-
-    def time_us(policy: Policy) -> float:
-        return expected_us(policy, times, workload, version=version, by_variables=True)
-
-    def forced(setting: Setting) -> Policy:
-        return uniform_policy(setting, collectives, version=version)
-
-    default_us = time_us(Policy())
-    settings = [setting for setting in times.by_setting if not setting.is_default]
-    if not settings or math.isinf(default_us):  # early studies, whose launches are not all kept
+def _why_no_variables(study: Study, trials: Sequence[Trial]) -> str:
+    """Say what the best single setting took, and why variables do not deliver it."""
+    scores: dict[Setting, list[float]] = {}
+    for trial in trials:
+        if trial.phase is not Phase.VERIFY and trial.score_us is not None:
+            scores.setdefault(trial.setting, []).append(trial.score_us)
+    default_us = statistics.median(scores.pop(DEFAULT, [0.0]))
+    if not scores or not default_us:  # early studies, whose launches are not all kept
         return "no policy that they can express was proven"
-    best_us, _, best = min((time_us(forced(s)), s.digest(), s) for s in settings)
-    took = f"takes {best_us / 1e3:.4g} ms {workload.per}, NCCL's own choice {default_us / 1e3:.4g}"
+    best_us, _, best = min((statistics.median(times), setting.digest(), setting) for setting, times in scores.items())
+    took = f"takes {best_us / 1e3:.4g} ms {study.workload.per}, NCCL's own choice {default_us / 1e3:.4g}"
     figures = f"{best.label} on all sizes {took}"
-    if best_us > default_us * (1 - MIN_GAIN):
-        return f"no single setting is as good; the best, {figures}"
-    reasons = compile_policy(forced(best), version=version, collectives=collectives).reasons
-    return f"{figures}, but {reasons[0] if reasons else 'it was not confirmed by a second launch'}"
+    if best_us >= default_us:
+        return f"no single setting is faster; the best, {figures}"
+    version, collectives = study.cluster.version, study.workload.collectives
+    forced = uniform_policy(best, collectives, version=version)
+    reasons = compile_policy(forced, version=version, collectives=collectives).reasons
+    return f"{figures}, but {reasons[0] if reasons else 'that was too little, or was not confirmed'}"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ncclt.core.attestation import Form
-from ncclt.core.message import Message
-from ncclt.core.recommendation import Recommendation, Verdict
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.deliver.use import use_of
-from ncclt.prove.evidence import LaunchEvidence, collect_evidence
+from ncclt.prove.ending import proven_times_us
+from ncclt.prove.evidence import collect_evidence
 from ncclt.search.assemble import Times
 
 
@@ -42,25 +42,6 @@ class MessageRow:
     def saved_us(self) -> float:
         """Return the time per step that the policy saves on this message, µs."""
         return self.calls.calls_per_step * (self.default_us - self.tuned_us)
-
-
-def proven_times_us(
-    evidence: LaunchEvidence, arm: Arm, verdict: Verdict, workload: Workload
-) -> tuple[dict[Message, float], dict[Message, float]]:
-    """Return the time of one call of each message by the default and by an arm, µs, so that they add up to the verdict.
-
-    A median of sums is not the sum of medians, and the speed-up is estimated from pairs of launches: the medians of the
-    messages are scaled to the default's time per step, and to this time divided by the speed-up.
-    """
-
-    def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
-        found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
-        return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
-
-    default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
-    if not verdict.blocks:
-        return default_us, arm_us
-    return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.default_us / verdict.speedup)
 
 
 def message_rows(
