@@ -11,6 +11,7 @@ from markupsafe import Markup
 from ncclt.core.attestation import Effect
 from ncclt.core.recommendation import Verdict
 from ncclt.core.study import Study, StudyState
+from ncclt.deliver.use import use_of
 from ncclt.store import StudySummary
 from ncclt_api.pages.charts import interval_chart, interval_reach
 from ncclt_api.pages.jobs import EFFECT_WORDS
@@ -29,7 +30,7 @@ class StudyRow:
 
     Attributes:
         mood, word: the badge: `tuned`, `keep-default`, `undecided`, `failed` (stale) or `open`, and what it says.
-        verdict: of the whole policy; None before there is one.
+        verdict: of the form in which the result is used; None before there is one.
         picture: its speed-up with the interval.
         default_us, policy_us: communication time per step, µs: proven where there is a verdict, else found so far.
         age: since the study was last changed.
@@ -66,7 +67,7 @@ def study_rows(
 
 
 def _verdict(summary: StudySummary) -> Verdict | None:
-    return summary.recommendation.table.verdict if summary.recommendation else None
+    return use_of(summary.recommendation).proven.verdict if summary.recommendation else None
 
 
 def _row(summary: StudySummary, position: int, *, now: datetime, reach: float, effects: Mapping[str, str]) -> StudyRow:

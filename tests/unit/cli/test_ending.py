@@ -61,6 +61,9 @@ def test_the_rows_add_up_to_the_headline(recorded):
     (total,) = (line.split()[3:] for line in text.splitlines() if line.startswith("all, per step"))
     assert float(total[2]) == pytest.approx(document["gain_ms"] * 1e3, abs=0.06)
     assert re.search(r"all_reduce 4 KiB .*NCCL's choice", text)
+    table = text[: text.index("all, per step")].splitlines()
+    assert max(map(len, table)) <= 80
+    assert "\033" not in text, "bold is for terminals"
 
 
 def test_the_reason_why_variables_do_not_carry_the_gain_is_that_they_may_not_force_ll128(recorded):

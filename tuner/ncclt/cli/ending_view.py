@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import typer
+
 from ncclt.cli.output import print_table
 from ncclt.cli.spread import words_of
 from ncclt.core.effort import MAX_BLOCKS, Effort
@@ -39,7 +41,8 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
         again: the command that continues an undecided proof.
     """
     use = ending.use
-    print(f"\n{f'{ending.label}: ' if ending.label else ''}{ending.verdict}")
+    # Bold on a terminal alone.
+    typer.secho(f"\n{f'{ending.label}: ' if ending.label else ''}{ending.verdict}", bold=True)
     lines = dict(ending.worth)
     if use.command:
         lines["use it"] = use.command
@@ -50,7 +53,7 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
     lines["stored"] = f"study {study.name} ({trials} trials) in {shown}"
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
     for word, sentence in lines.items():
-        print(f"{word + ':':<10}{sentence}")
+        typer.secho(f"{word + ':':<10}{sentence}", bold=word in ("use it", "continue"))
     for note in (ending.other, channels_words(use.proven.effective)):
         if note:
             print(f"note:     {note}")

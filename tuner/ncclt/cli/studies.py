@@ -11,6 +11,7 @@ import typer
 from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import print_json, print_table
 from ncclt.core.study import gpu_seconds
+from ncclt.deliver.use import use_of
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.nccl.tuner_plugin import find
 from ncclt.prove.payback import cost_words
@@ -212,7 +213,7 @@ def _outcome(summary: StudySummary) -> str:
     found = summary.recommendation
     if found is None:
         return "-"
-    verdict = found.table.verdict
+    verdict = use_of(found).proven.verdict
     stale = " STALE" if found.stale else ""
     return f"{verdict.decision} {(verdict.speedup - 1) * 100:+.1f} %{stale}"
 
