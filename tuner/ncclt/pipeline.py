@@ -26,7 +26,7 @@ from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.proposer import Proposer
-from ncclt.search.space import SearchSpace, space_of
+from ncclt.search.space import SearchSpace, left_out, search_words, space_of
 from ncclt.search.warm_start import WarmSetting, warm_start
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
@@ -216,6 +216,8 @@ def tune(
     if request.printed_costs is not None:
         request.printed_costs.require(testbed.runner.cluster)
     space = space_of(testbed, workload, request.effort.process_wide)
+    if left_out(testbed, workload, request.effort.process_wide):
+        notes += (f"the study {search_words(testbed, workload, request.effort.process_wide)}",)
     study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)

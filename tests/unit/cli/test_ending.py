@@ -80,6 +80,8 @@ def test_only_what_the_chosen_way_could_force_is_searched(recorded):
     assert plan["study"] != json.loads(recorded("--dry-run", "--json"))["study"]
     assert "left_out" not in json.loads(recorded("--dry-run", "--json"))
     assert "use it:   nothing to do" in recorded("--through", "variables")
+    said = "the study searches 1 of 2 settings; left out 1: variables cannot force LL128 safely"
+    assert said in json.loads(recorded("--through", "variables", "--json"))["notes"]
 
 
 def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, command):
