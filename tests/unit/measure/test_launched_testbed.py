@@ -206,3 +206,25 @@ def test_a_tuner_plugin_that_every_trial_keeps_is_not_displaced(tmp_path):
     assert make_testbed(through="plugin", environ=environ).by_variables is not None
     ours = {**environ, "NCCL_TUNER_PLUGIN": str(plugin)}
     assert make_testbed(through="plugin", keep_env=True, environ=ours).by_variables is not None
+
+
+def test_the_plugin_is_the_default_wherever_it_is_found_and_can_be_used(tmp_path):
+    """Containers have files of their own: there somebody must have put it into the image."""
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.touch()
+    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)}
+    torch = {"launcher": "slurm", "benchmark": "torch_collectives"}
+    uses = (torch, {"launcher": "ssh"}, {**torch, "persistent": True}, {**torch, "container": "i", "through": "plugin"})
+    leaves = (
+        {**torch, "through": "variables"}, {**torch, "container": "i"}, {**torch, "backend": "gloo"},
+        {"launcher": "local"}, {"launcher": "slurm"}, {"launcher": "kubernetes", "benchmark": "torch_collectives"},
+    )  # fmt: skip
+    assert [Target(**place).plugin(environ) for place in uses] == [plugin] * len(uses)
+    assert [Target(**place).plugin(environ) for place in leaves] == [None] * len(leaves)
+    assert Target(**torch).plugin(NO_PLUGIN) is None
+
+
+def test_what_variables_cannot_force_says_what_could():
+    found = make_testbed(ONE, hosts=("a", "b"))
+    assert found.why_not(LL128) == "variables cannot force LL128 safely (`ncclt plugin build` makes it possible)"
+    assert "--through plugin can" in make_testbed(ONE, hosts=("a", "b"), through="variables").why_not(LL128)
