@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,16 @@ for _ in range(int(sys.argv[1])):
     optimizer.step()
 print("trained to the end")
 """
+LOOKER = """
+import os, pathlib, runpy, sys
+paths = [os.environ.get(name) for name in ("NCCLT_POLICY", "NCCL_TUNER_PLUGIN")]
+found = [path and pathlib.Path(path).is_file() for path in paths]
+with open("seen", "a") as file:
+    print(*found, file=file)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+NO_PLUGIN = "/nonexistent/plugin.so"
 
 
 @pytest.fixture
@@ -101,23 +112,27 @@ def _stored(tmp_path, **wanted):
         return store.verifications(**wanted)
 
 
-def _publish(tmp_path, decision):
+def _publish(tmp_path, decision, *, source=None):
+    """Publish a table and variables, both with one decision; `source`: simulated, replayed, else measured."""
     published = sample_recommendation("rec1")
     policy = uniform_policy(RING, published.collectives, version=NcclVersion(2, 28, 9))
     verdict = replace(published.table.verdict, decision=decision)
+    made = {"simulated": source == "simulated", "launcher": "replay" if source == "replayed" else "local"}
+    table = replace(published.table, verdict=verdict)
     with open_store(_url(tmp_path)) as store:
-        store.publish(replace(published, variables=PolicyVerdict(policy=policy, verdict=verdict), simulated=False))
+        store.publish(replace(published, table=table, variables=PolicyVerdict(policy=policy, verdict=verdict), **made))
 
 
 def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_them(tmp_path, verify, job):
-    """The recommended variables reach the job, where nothing reads them."""
+    """Without the plugin the recommended variables reach the job, where nothing reads them."""
     _publish(tmp_path, Decision.TUNED)
-    done = verify(["--model", "toy", "--cluster", "pair", "--json"], [*job, "100000"], SLOW="1")
+    done = verify(["--model", "toy", "--cluster", "pair", "--json"], [*job, "100000"], SLOW="1", NCCLT_PLUGIN=NO_PLUGIN)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["verdict"]["decision"] != "tuned", document["verdict"]
     assert document["tuned_env"]["NCCL_ALGO"]
     assert document["base_env"] == {}
+    assert "the plugin is not here" in document["notes"][0]
     assert [launch["side"] for launch in document["launches"]] == ["base", "tuned", "tuned", "base"] * 4
     (stored,) = _stored(tmp_path, cluster="pair", model="toy", recommendation="rec1")
     assert stored.to_document() == document
@@ -204,6 +219,72 @@ def test_training_that_ends_before_the_window_is_a_failure(tmp_path, verify, job
     assert "no step times: " in done.stderr
 
 
+def test_a_proven_table_is_delivered_as_to_any_job_and_removed_afterwards(tmp_path, verify, job):
+    """Every rank finds table and plugin in the folder that it shares; the reference has neither."""
+    _publish(tmp_path, Decision.TUNED)
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.write_bytes(b"ELF")
+    looker = [*job[:1], "-c", LOOKER, *job[1:], "100000"]
+    done = verify(["--model", "toy", "--cluster", "pair", "--json", "--blocks", "4"], looker, NCCLT_PLUGIN=str(plugin))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["tuned_env"]["NCCLT_RECOMMENDATION"] == "rec1"
+    assert Path(document["tuned_env"]["NCCLT_POLICY"]).is_relative_to(tmp_path)
+    assert not Path(document["tuned_env"]["NCCLT_POLICY"]).exists(), "it is removed with the plugin's copy"
+    assert sorted(set((tmp_path / "seen").read_text().splitlines())) == ["None None", "True True"]
+    assert not list(tmp_path.glob(".ncclt-*"))
+    assert len(_stored(tmp_path, recommendation="rec1")) == 1
+
+
+def test_table_alone_needs_the_plugin(tmp_path, verify, job):
+    with open_store(_url(tmp_path)) as store:
+        store.publish(replace(sample_recommendation("rec1"), simulated=False, launcher="local"))
+    done = verify(["--model", "toy", "--cluster", "pair"], [*job, "100"], NCCLT_PLUGIN=NO_PLUGIN)
+    assert done.returncode == 2
+    assert "ncclt plugin build" in done.stderr
+    assert not list(tmp_path.glob(".ncclt-*"))
+
+
+@pytest.mark.parametrize(("source", "said"), [("simulated", "SIMULATED"), ("replayed", "replayed from a recording")])
+def test_what_was_not_measured_cannot_be_verified_by_cpus(tmp_path, verify, source, said):
+    """After the demo: no NCCL takes part in a job here, so equal step times would prove nothing."""
+    _publish(tmp_path, Decision.TUNED, source=source)
+    marker = tmp_path / "ran"
+    asked = ["--model", "toy", "--cluster", "pair"]
+    done = verify(asked, ["touch", str(marker)], CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3
+    assert f"toy on pair cannot be verified here: its times are {said}" in done.stderr
+    assert "on 2 x 4 real GPUs, `ncclt autotune -- COMMAND`" in done.stderr
+    assert not marker.exists()
+    planned = verify([*asked, "--dry-run"], ["srun", "touch", str(marker)], CUDA_VISIBLE_DEVICES="")
+    assert planned.returncode == 0, "srun may start it where GPUs are"
+
+
+def test_two_commands_are_compared(tmp_path, verify, job):
+    """The judged command takes a fifth of the other's time for a step."""
+    slow = f"env SLOW=1 {shlex.join(job)} 100000"
+    done = verify(["--against", slow], [*job, "100000"])
+    assert done.returncode == 0, done.stderr
+    _header, against, command, verdict = done.stdout.splitlines()
+    assert (against.split()[0], command.split()[0]) == ("against", "command")
+    assert re.match(r"verdict: faster: the command is \d\.\d\dx as fast as that of --against \(95 % interval ", verdict)
+    assert "only if both do the same work in a step" in done.stderr
+    (stored,) = _stored(tmp_path)
+    assert stored.verdict.decision is Decision.TUNED
+    assert (stored.base_argv, stored.argv) == (tuple(shlex.split(slow)), (*job, "100000"))
+    assert (stored.base_env, stored.tuned_env) == ((), ())
+    slower = verify(["--against", f"{shlex.join(job)} 100000"], ["env", "SLOW=1", *job, "100000"])
+    assert re.search(r"verdict: not faster: the command is 0\.\d\dx as fast as .*: slower$", slower.stdout, re.M)
+
+
+def test_command_that_is_compared_with_fails(tmp_path, verify, job):
+    done = verify(["--against", "false"], [*job, "100"])
+    assert done.returncode == 1
+    assert "the command of --against fails: exit code 1" in done.stderr
+    failed = verify(["--against", f"{shlex.join(job)} 100"], ["false"])
+    assert "verdict: not faster: the command is disqualified: exit code 1" in failed.stdout
+
+
 def test_keep_default_leaves_nothing_to_verify(tmp_path, verify, job):
     _publish(tmp_path, Decision.KEEP_DEFAULT)
     done = verify(["--model", "toy", "--cluster", "pair"], [*job, "100"])
@@ -217,10 +298,12 @@ def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, verify, job):
     _publish(tmp_path, Decision.TUNED)
     marker = tmp_path / "ran"
     options = ["--model", "toy", "--cluster", "pair", "--dry-run"]
-    told = json.loads(verify([*options, "--json"], ["touch", str(marker)]).stdout)
+    told = json.loads(verify([*options, "--json"], ["touch", str(marker)], NCCLT_PLUGIN=NO_PLUGIN).stdout)
     assert told["tuned_env"]["NCCL_ALGO"]
     assert told["order"] == ["base", "tuned", "tuned", "base"] * 4
-    assert "NCCL_ALGO=" in verify(options, ["touch", str(marker)]).stdout
+    assert "NCCL_ALGO=" in verify(options, ["touch", str(marker)], NCCLT_PLUGIN=NO_PLUGIN).stdout
+    two = verify(["--against", "touch 'a b'", "--dry-run"], ["touch", str(marker)]).stdout
+    assert "against: touch 'a b'\ncommand: touch " in two
     assert not marker.exists()
     assert not _stored(tmp_path)
 
@@ -231,6 +314,9 @@ def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, verify, job):
         ([], "--cluster"),
         (["--env", "X"], "NAME=VALUE"),
         (["--env", "A=1", "--base", "A=1"], "same environment"),
+        (["--against", "true"], "both sides are the same command"),
+        (["--against", ""], "--against needs a command"),
+        (["--against", "a 'b"], "--against"),
         (["--env", "A=1", "--blocks", "3"], "--blocks"),
         (["--env", "A=1", "--steps", "0"], "--steps"),
         (["--env", "A=1", "--timeout", "0"], "--timeout"),

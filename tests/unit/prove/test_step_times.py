@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.message import Collective
+from ncclt.core.attestation import Form
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, Rule, uniform_policy
+from ncclt.core.policy import Policy, uniform_policy
 from ncclt.core.recommendation import Decision, PolicyVerdict
-from ncclt.core.verification import Side
+from ncclt.core.verification import Side, Verification
 from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.prove.comparison import Comparison
-from ncclt.prove.step_times import VerifyRequest, recommended_variables, verify
+from ncclt.prove.proven_side import delivery, require_measurable
+from ncclt.prove.step_times import VerifyRequest, verify
 from ncclt.testing.store_contract import RING, sample_recommendation
 
 
@@ -121,7 +122,7 @@ def test_environments_join_those_that_are_there(tmp_path):
 
 def test_open_mpi_is_told_the_variables_of_a_side(tmp_path):
     _, launcher, _ = _verify(
-        tmp_path, lambda _variables, _number: [[0.1, 0.1]], argv=("mpirun", "train"), open_mpi=True
+        tmp_path, lambda _variables, _number: [[0.1, 0.1]], argv=("mpirun", "train"), open_mpi=frozenset(Side)
     )
     for plan, side in zip(launcher.plans, [False, True, True, False], strict=False):
         forwarded = {name for option, name in itertools.pairwise(plan.argv) if option == "-x"}
@@ -171,28 +172,77 @@ def test_requests_that_make_no_sense_are_refused(tmp_path, options):
     assert not list(tmp_path.iterdir())
 
 
-def test_variables_of_a_recommendation():
+def test_a_recommendation_is_delivered_as_a_job_gets_it(tmp_path):
     published = sample_recommendation("a")
     policy = uniform_policy(RING, published.collectives, version=NcclVersion(2, 28, 9))
     proven = published.table.verdict
-    tuned = replace(published, variables=PolicyVerdict(policy=policy, verdict=proven))
-    variables = dict(recommended_variables(tuned))
-    assert variables["NCCL_BUFFSIZE"] == "8388608"
-    assert "ring" in variables["NCCL_ALGO"].lower()
+    both = replace(published, variables=PolicyVerdict(policy=policy, verdict=proven))
+    plugin = tmp_path / "plugin.so"
+
+    def given(recommendation, *, plugin=None, argv=("train",), **environ):
+        return delivery(recommendation, argv, environ=environ, plugin=plugin, folder=tmp_path)
+
+    handover, table = given(both, plugin=plugin)
+    assert (handover.form, dict(handover.set_env)["NCCL_TUNER_PLUGIN"]) == (Form.TABLE, str(plugin))
+    assert table.startswith("# ncclt-table")
+    assert Path(dict(handover.set_env)["NCCLT_POLICY"]).parent == tmp_path
+    assert not list(tmp_path.iterdir()), "nothing is written yet"
+    handover, table = given(both)
+    assert (handover.form, table) == (Form.VARIABLES, "")
+    assert dict(handover.set_env)["NCCL_BUFFSIZE"] == "8388608"
+    assert "the plugin is not here" in handover.notes[0]
+    for recommendation in (published, replace(published, variables=PolicyVerdict(policy=Policy(), verdict=proven))):
+        with pytest.raises(UsageError, match="needs the tuner plugin"):
+            given(recommendation)
+    for refused in ({"NCCL_ALGO": "Tree"}, {"argv": ("env", "NCCL_ALGO=Tree", "train")}):
+        with pytest.raises(NoRecommendationError, match="NCCL_ALGO=Tree"):
+            given(both, plugin=plugin, **refused)
     kept = replace(proven, decision=Decision.KEEP_DEFAULT, reason="no gain")
-    for policy_verdict in (
-        None,
-        PolicyVerdict(policy=policy, verdict=kept),
-        PolicyVerdict(policy=Policy(), verdict=proven),
-    ):
-        with pytest.raises(NoRecommendationError, match="nothing to verify") as caught:
-            recommended_variables(replace(published, variables=policy_verdict))
-        assert "tuner-csv" in caught.value.message
-        assert "--env" in caught.value.hint
-    nothing = PolicyVerdict(policy=Policy(rules=(Rule(collective=Collective.ALL_REDUCE),)), verdict=kept)
-    with pytest.raises(NoRecommendationError) as caught:
-        recommended_variables(replace(published, table=nothing))
-    assert "tuner-csv" not in caught.value.message
+    with pytest.raises(NoRecommendationError, match=r"nothing to verify: .*no gain") as caught:
+        given(replace(published, table=replace(published.table, verdict=kept)), plugin=plugin)
+    assert "--against" in caught.value.hint
+
+
+@pytest.mark.parametrize("launcher", ["simulate", "replay"])
+def test_what_no_gpu_measured_needs_one_to_be_verified(launcher):
+    unmeasured = replace(sample_recommendation("a"), simulated=launcher == "simulate", launcher=launcher)
+    with pytest.raises(NoRecommendationError, match="cannot be verified here"):
+        require_measurable(unmeasured, ("train",), gpus_visible=False)
+    require_measurable(unmeasured, ("train",), gpus_visible=True)
+    require_measurable(unmeasured, ("mpirun", "train"), gpus_visible=False)
+    require_measurable(replace(unmeasured, simulated=False, launcher="local"), ("train",), gpus_visible=False)
+
+
+def test_two_commands_are_launched_in_turn_and_judged_in_words_of_their_own(tmp_path):
+    def play(fast):
+        noise = itertools.cycle((1.0, 1.001, 0.999, 1.0005))
+
+        def play_one(_variables, number):
+            time_s = (0.10 if (number % 4 in (1, 2)) is fast else 0.11) * next(noise)
+            return [[time_s, time_s]]
+
+        return play_one
+
+    commands = {"argv": ("new",), "base_argv": ("old", "1"), "base_env": (), "tuned_env": ()}
+    faster, launcher, _ = _verify(tmp_path, play(True), **commands)
+    assert [plan.argv for plan in launcher.plans] == [("old", "1"), ("new",), ("new",), ("old", "1")] * 4
+    assert faster.verdict.reason.startswith(
+        "the command is 1.10x as fast as that of --against (95 % interval 1.10x to "
+    )
+    assert (faster.word, faster.verdict.decision) == ("faster", Decision.TUNED)
+    assert Verification.from_document(faster.to_document()) == faster
+    slower, *_ = _verify(tmp_path, play(False), **commands)
+    assert slower.verdict.reason.startswith("the command is 0.91x as fast as ")
+    assert slower.verdict.reason.endswith(": slower")
+    assert slower.word == "not faster"
+    same, *_ = _verify(tmp_path, lambda _variables, _number: [[0.1, 0.1]], **commands)
+    assert same.verdict.reason.endswith(": no gain of 2 %")
+
+
+def test_documents_of_one_command_are_as_before(tmp_path):
+    made, *_ = _verify(tmp_path, _by_side(0.11, 0.10))
+    assert "base_argv" not in made.to_document()
+    assert made.word == "tuned"
 
 
 def test_a_lost_allocation_disqualifies_nobody(tmp_path):

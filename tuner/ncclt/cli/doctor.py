@@ -14,7 +14,7 @@ from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Option
-from ncclt.errors import NoRecommendationError, UsageError
+from ncclt.errors import UsageError
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -121,15 +121,12 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
     if cluster is None:
         raise UsageError("--model needs --cluster NAME")
     from ncclt.core.recommendation import Decision, Request
-    from ncclt.prove.step_times import recommended_variables
+    from ncclt.deliver.render.delivery import by_variables
     from ncclt.store import chosen
 
     found = chosen(storage, Request(cluster=cluster, model=model), partly=True)
     table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
-    try:
-        return {**table, **dict(recommended_variables(found))}
-    except NoRecommendationError:
-        return table
+    return {**table, **dict(by_variables(found).variables)}
 
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:

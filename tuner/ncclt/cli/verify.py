@@ -1,10 +1,12 @@
-"""`ncclt verify`: the step time of a real training under two environments."""
+"""`ncclt verify`: the step time of a real training under two environments, or of two commands."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,16 +21,17 @@ from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation
-    from ncclt.core.verification import StepLaunch, Variables, Verification
-    from ncclt.launch.launcher import LaunchResult
+    from ncclt.core.verification import Side, StepLaunch, Variables, Verification
+    from ncclt.launch.launcher import Launcher, LaunchResult
     from ncclt.prove.step_times import VerifyRequest
+    from ncclt.store import Store
 
 app = typer.Typer()
 
 PLAN_SCHEMA = 1
 """Version of the document that `verify --dry-run --json` prints."""
 
-_KEEP_BYTES = 256 * 1024
+KEEP_BYTES = 256 * 1024
 """Kept of each output of a launch where it is not shown: its last lines, should it fail."""
 
 
@@ -38,6 +41,10 @@ _OF_THE_JOB = {
     "keep_env": Option("Let NCCL_* variables of this shell reach both sides."),
 }
 """Options of the training that is launched, in place of trials."""
+
+_SAME_WORK = (
+    "step times say which command is faster only if both do the same work in a step, the same samples above all"
+)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -56,6 +63,10 @@ def verify(
         list[str] | None,
         typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Default: nothing is set."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another command, quoted as one text, that the training's command is compared with."),
+    ] = None,
     how: Comparison,
     storage: Storage = None,
     dry_run: Annotated[
@@ -65,43 +76,71 @@ def verify(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Launch a training briefly and in turn without and with its recommended environment, and compare step times.
+    """Launch a training briefly and in turn without and with what was proven for it, and compare step times.
 
-    No line of the training changes. The order A B B A ... cancels drifts; it ends when the verdict is certain.
+    No line of the training changes. It gets what `ncclt run` would give it: the table per message size where that is
+    proven and the tuner plugin is here, else variables. --env and --base compare two environments instead, --against
+    two commands. The order A B B A ... cancels drifts; it ends when the verdict is certain.
     """
     from ncclt.launch.local import LocalLauncher
-    from ncclt.launch.process.session import KEEP_BYTES
-    from ncclt.profile.record.launchers import is_open_mpi
-    from ncclt.prove.step_times import VerifyRequest, recommended_variables
-    from ncclt.prove.step_times import verify as run
+    from ncclt.launch.process.session import KEEP_BYTES as WHOLE
+    from ncclt.measure.target import gpus_visible
+    from ncclt.prove.proven_side import proven_request, require_measurable
+    from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
     from ncclt.store import open_store
 
     if model and profile:
         raise UsageError("--model and --profile mean the same", hint="give one of them")
-    launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=KEEP_BYTES if verbose else _KEEP_BYTES)
-    workload, own = model or profile or "", bool(env or base)
-    published = None if own else _recommendation(workload, target, storage)
-    request = VerifyRequest(
-        argv=tuple(command),
-        base_env=_variables("--base", base or []),
-        tuned_env=recommended_variables(published) if published else _variables("--env", env or []),
-        cluster=target.cluster or "",
-        model=workload,
-        recommendation=published.id if published else "",
-        # Variables that neither side inherits; it may still set them itself.
-        removed_env=launcher.plan(command, variables={}, timeout_s=how.timeout_s).unset_env,
-        notes=_notes(published),
-        how=how,
-        open_mpi=is_open_mpi(command[0], environ=os.environ),
-    )
-    if dry_run:
-        _print_plan(request, as_json=as_json)
-        return
-    watch = _Watch(request, hidden=quiet or as_json, verbose=verbose)
-    # A store that cannot be written is an error before the training runs, not an hour later.
-    with open_store(storage) as store, interruptible():
-        from ncclt.store.store import utc_now
+    launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=WHOLE if verbose else KEEP_BYTES)
+    workload, argv = model or profile or "", tuple(command)
+    with ExitStack() as stack:
+        if env or base or against is not None:
+            base_argv = _words_of(against)
+            request = VerifyRequest(
+                argv=argv,
+                base_argv=base_argv,
+                base_env=_variables("--base", base or []),
+                tuned_env=_variables("--env", env or []),
+                cluster=target.cluster or "",
+                model=workload,
+                # Variables that neither side inherits; it may still set them itself.
+                removed_env=launcher.plan(command, variables={}, timeout_s=how.timeout_s).unset_env,
+                notes=(_SAME_WORK,) if base_argv else (),
+                how=how,
+                open_mpi=open_mpi_sides(argv, base_argv, environ=os.environ),
+            )
+        else:
+            published = _recommendation(workload, target, storage)
+            require_measurable(published, argv, gpus_visible=gpus_visible())
+            request = stack.enter_context(
+                proven_request(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
+            )
+        if dry_run:
+            _print_plan(request, as_json=as_json)
+            return
+        with open_store(storage) as store:
+            verification = compare(request, launcher, store, hidden=quiet or as_json, verbose=verbose)
+            where = store.shown
+    if as_json:
+        print_json(verification.to_document())
+    else:
+        print_verification(verification, where, quiet=quiet)
 
+
+def compare(
+    request: VerifyRequest, launcher: Launcher, store: Store, *, hidden: bool, verbose: bool = False
+) -> Verification:
+    """Launch both sides in turn, show each launch on stderr, and store the verdict.
+
+    Raises:
+        Exit: interrupted, with what a shell expects; nothing is stored.
+    """
+    from ncclt.prove.step_times import verify as run
+    from ncclt.store.store import utc_now
+
+    watch = _Watch(request, hidden=hidden, verbose=verbose)
+    with interruptible():
+        # A store that cannot be written is an error before the training runs, not an hour later.
         store.require_writable()
         watch.begun()
         try:
@@ -110,11 +149,20 @@ def verify(
             say("ncclt: interrupted: the running launch was ended, nothing was stored")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         store.add_verification(verification)
-        where = store.shown
-    if as_json:
-        print_json(verification.to_document())
-    else:
-        _print(verification, where, quiet=quiet)
+    return verification
+
+
+def _words_of(command: str | None) -> tuple[str, ...]:
+    """Return the words of the command of --against; empty where it is left out."""
+    if command is None:
+        return ()
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--against {command!r} cannot be read: {error}", hint="quote it as a shell would") from error
+    if not words:
+        raise UsageError("--against needs a command", hint="for example --against 'torchrun ... train.py --bucket 50'")
+    return words
 
 
 def _recommendation(model: str, target: Target, storage: str | None) -> Recommendation:
@@ -125,7 +173,7 @@ def _recommendation(model: str, target: Target, storage: str | None) -> Recommen
     if not model or not target.cluster:
         raise UsageError(
             "give --model NAME (or --profile NAME) and --cluster NAME, whose recommendation is verified",
-            hint="or compare two environments by --env NAME=VALUE and --base NAME=VALUE",
+            hint="or compare two environments by --env NAME=VALUE and --base NAME=VALUE, or two commands by --against",
         )
     wanted = Request(
         cluster=target.cluster,
@@ -149,12 +197,6 @@ def _variables(option: str, texts: Sequence[str]) -> Variables:
     return sorted_variables(variables)
 
 
-def _notes(published: Recommendation | None) -> tuple[str, ...]:
-    if published is None or not published.simulated:
-        return ()
-    return ("SIMULATED: the recommendation was tuned on a model of the cluster; the step times here are measured",)
-
-
 class _Watch:
     """Shows each launch on stderr."""
 
@@ -162,11 +204,11 @@ class _Watch:
         self._request, self._hidden, self._verbose = request, hidden, verbose
 
     def begun(self) -> None:
-        """Show the environments of both sides."""
+        """Show what both sides are."""
         if self._hidden:
             return
-        for name, variables in (("base", self._request.base_env), ("tuned", self._request.tuned_env)):
-            say(f"ncclt: {name}: {_shown(variables)}")
+        for name, words in _sides(self._request).items():
+            say(f"ncclt: {name}: {words}")
         if self._request.removed_env:
             say(f"ncclt: no side inherits {', '.join(self._request.removed_env)} (--keep-env changes that)")
         for note in self._request.notes:
@@ -177,14 +219,35 @@ class _Watch:
         if self._verbose:
             sys.stderr.write(result.stdout + result.stderr)
         if not self._hidden:
+            name = _side_names(bool(self._request.base_argv))[launch.side]
             took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
-            say(f"ncclt: launch {launch.order + 1} of {len(self._request.order)} at most, {launch.side}: {took}")
+            say(f"ncclt: launch {launch.order + 1} of {len(self._request.order)} at most, {name}: {took}")
 
 
 def _shown(variables: Variables) -> str:
-    import shlex
-
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables) or "nothing set"
+
+
+def _side_names(are_commands: bool) -> dict[Side, str]:
+    from ncclt.core.verification import Side
+
+    names = ("against", "command") if are_commands else (side.value for side in Side)
+    return dict(zip(Side, names, strict=True))
+
+
+def _sides(request: VerifyRequest) -> dict[str, str]:
+    """Return what each side is, in words: its variables, and its command where there are two."""
+    from ncclt.measure.redact import words_without_secrets
+
+    shown = {}
+    for side, name in _side_names(bool(request.base_argv)).items():
+        argv, variables = request.side(side)
+        command = shlex.join(words_without_secrets(argv))
+        if not request.base_argv:
+            shown[name] = _shown(variables)
+        else:
+            shown[name] = f"{command} ({_shown(variables)})" if variables else command
+    return shown
 
 
 def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
@@ -192,6 +255,7 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
     document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "argv": list(request.argv),
+        **({"base_argv": list(request.base_argv)} if request.base_argv else {}),
         "order": [side.value for side in request.order],
         "base_env": dict(request.base_env),
         "tuned_env": dict(request.tuned_env),
@@ -204,20 +268,22 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    import shlex
-
-    print(f"command: {shlex.join(request.argv)}")
+    if not request.base_argv:
+        print(f"command: {shlex.join(request.argv)}")
     print(f"launches: {len(request.order)} at most: {' '.join(request.order)}")
     print(f"steps: {request.how.steps} of each launch, after {request.how.warmup} of warm-up")
-    print(f"base: {_shown(request.base_env)}")
-    print(f"tuned: {_shown(request.tuned_env)}")
+    for name, words in _sides(request).items():
+        print(f"{name}: {words}")
     print(f"removed from both: {', '.join(request.removed_env) or 'nothing'}")
     for note in request.notes:
         print(f"note: {note}")
 
 
-def _print(verification: Verification, where: str, *, quiet: bool) -> None:
+def print_verification(verification: Verification, where: str, *, quiet: bool) -> None:
+    """Print the step times of both sides, the verdict, and the failures and notes on stderr."""
     from ncclt.core.verification import PERCENTILES, Side
+
+    names = _side_names(bool(verification.base_argv))
 
     header = ("side", "launches", "steps", *(f"p{percent} ms" for percent in PERCENTILES))
     rows = []
@@ -225,12 +291,12 @@ def _print(verification: Verification, where: str, *, quiet: bool) -> None:
         launches = sum(1 for launch in verification.launches if launch.side is side)
         times = [f"{time_us / 1e3:.3f}" for time_us in verification.percentiles(side).values()]
         count = str(len(verification.step_us(side)))
-        rows.append((side.value, str(launches), count, *(times or ["-"] * len(PERCENTILES))))
+        rows.append((names[side], str(launches), count, *(times or ["-"] * len(PERCENTILES))))
     print_table(header, rows, numbers=header[1:])
-    print(f"verdict: {verification.verdict.decision}: {verification.verdict.reason}")
+    print(f"verdict: {verification.word}: {verification.verdict.reason}")
     for launch in verification.launches:
         if launch.failure:
-            say(f"ncclt: launch {launch.order + 1}, {launch.side}, failed: {launch.failure}")
+            say(f"ncclt: launch {launch.order + 1}, {names[launch.side]}, failed: {launch.failure}")
     if quiet:
         return
     for note in verification.notes:

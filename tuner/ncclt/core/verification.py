@@ -1,4 +1,4 @@
-"""The end-to-end proof: real step times of a training under two environments, and the verdict on them."""
+"""The end-to-end proof: real step times of a training on two sides, two environments or two commands, and a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
-from ncclt.core.recommendation import Verdict
+from ncclt.core.recommendation import Decision, Verdict
 
 PERCENTILES = (50, 75, 90, 95)
 """Percentiles as papers on training speed print them."""
@@ -20,7 +20,7 @@ Variables = tuple[tuple[str, str], ...]
 
 
 class Side(StrEnum):
-    """The two environments: A is the reference, B is judged."""
+    """The two sides: A is the reference, B is judged."""
 
     BASE = "base"
     TUNED = "tuned"
@@ -31,7 +31,7 @@ class StepLaunch(Documented):
     """One launch of the training.
 
     Attributes:
-        side: its environment.
+        side: which of the two was launched.
         order: counts all launches from 0, which shows the interleaving.
         step_us: time of each measured step on its slowest rank, µs; empty where the launch failed.
         failure: what went wrong, with the last lines of output; empty without a failure.
@@ -59,6 +59,7 @@ class Verification(Documented):
         cluster, model: names of cluster and workload; empty where two environments of the user were compared.
         recommendation: id of the one that was verified; empty likewise.
         argv: the training's command line.
+        base_argv: that of the reference where two commands are compared; empty = the same.
         base_env, tuned_env: what each side sets.
         removed_env: names of inherited variables that both sides run without.
         warmup, steps: steps of each launch before the measured ones, and measured ones.
@@ -70,7 +71,7 @@ class Verification(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        hint="verify again with `ncclt verify`", schema=1, pairs=("base_env", "tuned_env"),
+        hint="verify again with `ncclt verify`", schema=1, pairs=("base_env", "tuned_env"), omitted=("base_argv",),
         computed=(("percentiles_us", "percentiles_us", "launches"),),
     )  # fmt: skip
 
@@ -90,6 +91,15 @@ class Verification(Documented):
     launches: tuple[StepLaunch, ...]
     notes: tuple[str, ...]
     created: str
+    base_argv: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """Return the decision as users read it: of two commands, none is `tuned`."""
+        decision = self.verdict.decision
+        if not self.base_argv or decision is Decision.UNDECIDED:
+            return decision.value
+        return "faster" if decision is Decision.TUNED else "not faster"
 
     def step_us(self, side: Side) -> tuple[float, ...]:
         """Return the times of all measured steps of a side, µs, in order."""

@@ -15,7 +15,7 @@ from ncclt.client.answer import NEEDS, checked, checked_document
 from ncclt.core.attestation import Delivered, Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Request
+from ncclt.core.recommendation import Recommendation, Request
 from ncclt.deliver.effect import policy_of_variables
 from ncclt.errors import (
     InputError,
@@ -202,14 +202,23 @@ def ask_for_offer(
 
 
 def _stored(request: Request, storage: str | None, *, with_table: bool) -> Offer:
-    from ncclt.deliver.render.formats import env_document, render
     from ncclt.store import chosen
 
-    found = chosen(storage, request)
-    offer = offer_from_document(env_document(found))
+    return offer_of(chosen(storage, request), with_table=with_table)
+
+
+def offer_of(recommendation: Recommendation, *, with_table: bool) -> Offer:
+    """Return what a recommendation offers.
+
+    Raises:
+        NoRecommendationError: the proof ended undecided.
+    """
+    from ncclt.deliver.render.formats import env_document, render
+
+    offer = offer_from_document(env_document(recommendation))
     if not (with_table and offer.rules.rules):
         return offer
-    return with_table_text(offer, render(found, format="tuner-csv"))
+    return with_table_text(offer, render(recommendation, format="tuner-csv"))
 
 
 def _fetching(

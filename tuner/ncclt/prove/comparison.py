@@ -1,4 +1,4 @@
-"""How a training is launched to compare two environments."""
+"""How a training is launched to compare two sides: environments or commands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Annotated
 
 from ncclt.core.option import Option
 from ncclt.core.recommendation import MIN_EFFECT
+from ncclt.errors import UsageError
+from ncclt.prove.verdict import MIN_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Number, length and limits of the launches; the `Option` of a field says what it means."""
+    """Number, length and limits of the launches; the `Option` of a field says what it means.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
 
     blocks: Annotated[
         int, Option("A B B A blocks at most, four launches each; it ends when decided, after 4 at least.")
@@ -27,3 +33,11 @@ class Comparison:
     directory: Annotated[
         Path, Option("Folder that all ranks share; theirs is made in it and removed afterwards.", flag="--dir")
     ] = Path()
+
+    def __post_init__(self) -> None:
+        if self.blocks < MIN_BLOCKS:
+            raise UsageError(f"--blocks must be at least {MIN_BLOCKS}, not {self.blocks}: fewer decide nothing")
+        if not 0 <= self.min_effect < 1:
+            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
+        if not self.timeout_s > 0:
+            raise UsageError(f"--timeout must be above 0 seconds, not {self.timeout_s:g}")

@@ -1,4 +1,4 @@
-"""The application service of `ncclt verify`: a real training launched in turn under two environments."""
+"""The application service of `ncclt verify`: a real training launched in turn as two sides, A B B A."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ncclt.core.recommendation import Decision, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
-from ncclt.deliver.render.delivery import by_variables, headline
-from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.measure.redact import without_secrets, words_without_secrets
-from ncclt.profile.record.launchers import forwarded
+from ncclt.profile.record.launchers import forwarded, is_open_mpi
 from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
@@ -40,15 +39,17 @@ class VerifyRequest:
 
     Attributes:
         argv: the training's command line.
+        base_argv: what it is compared with, where that is another command; empty = the same under `base_env`.
         base_env, tuned_env: what the two sides set, sorted by name.
         how: number, length and limits of the launches; the comparison ends as soon as it is decided.
-        cluster, model, recommendation: of what is verified; empty where two environments of the user are compared.
+        cluster, model, recommendation: of what is verified; empty where the user's own two sides are compared.
         removed_env: names of inherited variables that the launcher removes from both sides.
         notes: what the reader must know beforehand.
-        open_mpi: the command is Open MPI's launcher.
+        open_mpi: sides whose command is Open MPI's launcher.
     """
 
     argv: tuple[str, ...]
+    base_argv: tuple[str, ...] = ()
     base_env: Variables
     tuned_env: Variables
     how: Comparison
@@ -57,19 +58,16 @@ class VerifyRequest:
     recommendation: str = ""
     removed_env: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    open_mpi: bool = False
+    open_mpi: frozenset[Side] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.how.blocks < MIN_BLOCKS:
-            raise UsageError(f"--blocks must be at least {MIN_BLOCKS}, not {self.how.blocks}: fewer decide nothing")
-        if not 0 <= self.how.min_effect < 1:
-            raise UsageError(f"--min-effect must be 0 to 0.99, not {self.how.min_effect:g}")
-        if not self.how.timeout_s > 0:
-            raise UsageError(f"--timeout must be above 0 seconds, not {self.how.timeout_s:g}")
-        if self.base_env == self.tuned_env:
+        if self.base_env == self.tuned_env and self.base_argv in ((), self.argv):
             raise UsageError(
-                "both sides have the same environment: there is nothing to compare",
-                hint="give --env NAME=VALUE for what is judged, --base NAME=VALUE for what it is compared with",
+                "both sides have the same environment: there is nothing to compare"
+                if not self.base_argv
+                else "both sides are the same command in the same environment: there is nothing to compare",
+                hint="give --env NAME=VALUE for what is judged, --base NAME=VALUE for what it is compared with, or "
+                "another command with --against",
             )
 
     @property
@@ -77,21 +75,15 @@ class VerifyRequest:
         """Return the side of every launch, if nothing is decided earlier."""
         return _BLOCK * self.how.blocks
 
+    def side(self, side: Side) -> tuple[tuple[str, ...], Variables]:
+        """Return the command line of a side, and what it sets."""
+        return (self.base_argv or self.argv, self.base_env) if side is Side.BASE else (self.argv, self.tuned_env)
 
-def recommended_variables(recommendation: Recommendation) -> Variables:
-    """Return the variables of a recommendation to verify.
 
-    Raises:
-        NoRecommendationError: it says keep-default, or variables cannot express what it proves.
-    """
-    if variables := by_variables(recommendation).variables:
-        return variables
-    table = recommendation.table.verdict.decision is Decision.TUNED
-    beside = "; its per-size table is proven, which `ncclt env --format tuner-csv` delivers" if table else ""
-    raise NoRecommendationError(
-        f"there is nothing to verify: {headline(recommendation, recommendation.variables)}{beside}",
-        hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE",
-    )
+def open_mpi_sides(argv: tuple[str, ...], base_argv: tuple[str, ...], *, environ: Mapping[str, str]) -> frozenset[Side]:
+    """Return the sides whose command is Open MPI's launcher; an empty `base_argv` is the same command."""
+    commands = {Side.BASE: base_argv or argv, Side.TUNED: argv}
+    return frozenset(side for side, words in commands.items() if words and is_open_mpi(words[0], environ=environ))
 
 
 def verify(
@@ -124,8 +116,13 @@ def verify(
         launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
         watch(launch, result)
         if launch.failure and side is Side.BASE:
+            what = (
+                "the command of --against fails"
+                if request.base_argv
+                else ("the training fails in the environment to compare with")
+            )
             raise StudyStoppedError(
-                f"the training fails in the environment to compare with: {launch.failure}",
+                f"{what}: {launch.failure}",
                 hint="step times come from the steps of a torch optimizer; run the command alone, then with "
                 "`ncclt profile record`",
             )
@@ -138,13 +135,16 @@ def verify(
             break
     verdict = _verdict(request, launches)
     notes = (*request.notes, *_notes(launches, seen))
-    content = json.dumps([request.argv, request.base_env, request.tuned_env, [x.step_us for x in launches], now()])
+    content = json.dumps(
+        [request.argv, request.base_argv, request.base_env, request.tuned_env, [x.step_us for x in launches], now()]
+    )
     return Verification(
         id=hashlib.sha256(content.encode()).hexdigest()[:12],
         cluster=request.cluster,
         model=request.model,
         recommendation=request.recommendation,
         argv=words_without_secrets(request.argv),
+        base_argv=request.base_argv and words_without_secrets(request.base_argv),
         base_env=request.base_env,
         tuned_env=request.tuned_env,
         removed_env=request.removed_env,
@@ -178,9 +178,10 @@ def _launch(
 def _plan(
     request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str], folder: Path
 ) -> tuple[RecordPlan, LaunchPlan]:
-    own = dict(request.base_env if side is Side.BASE else request.tuned_env)
+    argv, variables_of_side = request.side(side)
+    own, open_mpi = dict(variables_of_side), side in request.open_mpi
     recording = plan_recording(
-        request.argv,
+        argv,
         folder=folder,
         environ={**environ, **own},
         method=Method.TORCH,
@@ -188,12 +189,10 @@ def _plan(
         warmup=request.how.warmup,
         stop_after=not request.how.run_to_end,
         times_only=True,
-        open_mpi=request.open_mpi,
+        open_mpi=open_mpi,
     )
     variables = own | dict(recording.set_env)
-    argv, more = forwarded(
-        recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=request.open_mpi
-    )
+    argv, more = forwarded(recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=open_mpi)
     return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
 
 
@@ -228,6 +227,8 @@ def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
 def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     failure = next((launch.failure for launch in launches if launch.failure), "")
     verdict = judge(_pairs(launches), min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
+    if request.base_argv:
+        return replace(verdict, reason=_of_commands(verdict, is_failed=bool(failure)))
     if verdict.decision is not Decision.TUNED:
         return verdict
     # The verdict's own sentence is about communication; here whole steps were timed.
@@ -238,6 +239,24 @@ def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
         reason=f"training steps are faster by {gain:+.1f} % (95 % interval {low:+.1f} % to {high:+.1f} %) "
         f"in {verdict.blocks} blocks",
     )
+
+
+def _of_commands(verdict: Verdict, *, is_failed: bool) -> str:
+    """Return the sentence on two commands, one of which may well be slower."""
+    if is_failed:
+        return verdict.reason.replace("the policy", "the command", 1)
+    if verdict.blocks < MIN_BLOCKS:
+        return verdict.reason
+    low, high = verdict.interval
+    ratio = (
+        f"the command is {verdict.speedup:.2f}x as fast as that of --against (95 % interval {low:.2f}x to {high:.2f}x, "
+        f"{verdict.blocks} blocks)"
+    )
+    if verdict.decision is Decision.TUNED:
+        return ratio
+    if verdict.decision is Decision.UNDECIDED:
+        return f"{ratio}; {verdict.reason}"
+    return f"{ratio}: {'slower' if high < 1 else f'no gain of {verdict.min_effect * 100:g} %'}"
 
 
 def _notes(launches: Sequence[StepLaunch], seen: StepTimes) -> list[str]:

@@ -1,0 +1,146 @@
+"""The side that `ncclt verify` judges: the training with what was proven for it, as `ncclt run` would deliver it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ncclt.core.attestation import Form
+from ncclt.core.recommendation import Recommendation
+from ncclt.deliver.handover import Handover, place_plugin, plan_handover, table_path, write_table
+from ncclt.deliver.job import starts_others
+from ncclt.deliver.offer import offer_of
+from ncclt.deliver.render.delivery import headline
+from ncclt.errors import NoRecommendationError, UsageError, reason
+from ncclt.launch.launcher import Launcher
+from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.prove.comparison import Comparison
+from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
+
+
+def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, gpus_visible: bool) -> None:
+    """Refuse to verify what was never measured where nothing but this machine's CPUs would be timed.
+
+    Args:
+        recommendation: what would be verified.
+        argv: the training's command; one that starts processes on other nodes may reach GPUs.
+        gpus_visible: this machine shows a GPU.
+
+    Raises:
+        NoRecommendationError: step times of this machine say nothing about it.
+    """
+    if not is_unmeasured(recommendation) or gpus_visible or starts_others(argv):
+        return
+    valid = recommendation.fingerprint
+    source = "replayed from a recording" if recommendation.launcher == "replay" else "SIMULATED"
+    raise NoRecommendationError(
+        f"{recommendation.model} on {recommendation.cluster} cannot be verified here: its times are {source}, and no "
+        "GPU is visible, so that NCCL would take no part in the training",
+        hint=f"on {valid.nodes} x {valid.gpus_per_node} real GPUs, `ncclt autotune -- COMMAND` measures, proves and "
+        "compares step times; here --env and --base, or --against, compare whatever changes this job",
+    )
+
+
+def is_unmeasured(recommendation: Recommendation) -> bool:
+    """Return whether the times behind a recommendation come from a model or a recording."""
+    return recommendation.simulated or recommendation.launcher == "replay"
+
+
+def delivery(
+    recommendation: Recommendation,
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    plugin: Path | None,
+    folder: Path,
+) -> tuple[Handover, str]:
+    """Return what `ncclt run` would give the training, and the text of its table, which is not written yet.
+
+    Args:
+        recommendation: to verify.
+        argv: the training's command.
+        environ: what both sides inherit.
+        plugin: the compiled tuner plugin; None = missing.
+        folder: of the table; every rank can read it.
+
+    Raises:
+        NoRecommendationError: nothing is proven, or it cannot be delivered to this command.
+        UsageError: only the table is proven, and the plugin is missing.
+    """
+    offer = offer_of(recommendation, with_table=True)
+    if not (offer.table or offer.table_variables or offer.variables):
+        raise NoRecommendationError(
+            f"there is nothing to verify: {headline(recommendation, recommendation.table)}",
+            hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE, two commands with "
+            "--against",
+        )
+    if plugin is None and offer.table and not offer.variables:
+        raise UsageError(
+            "the per-size table alone is proven, and it needs the tuner plugin", hint="`ncclt plugin build` makes it"
+        )
+    handover = plan_handover(
+        offer, environ=environ, argv=argv, plugin=plugin, table_file=table_path(folder, offer.table),
+        shared=True, override=False,
+    )  # fmt: skip
+    if handover.form is None:
+        raise NoRecommendationError(
+            f"there is nothing to verify: {handover.notes[0]}", hint="see `ncclt run --dry-run`"
+        )
+    return handover, offer.table if handover.form is Form.TABLE else ""
+
+
+@contextmanager
+def proven_request(
+    recommendation: Recommendation,
+    argv: tuple[str, ...],
+    *,
+    how: Comparison,
+    launcher: Launcher,
+    environ: Mapping[str, str],
+    planned: bool = False,
+) -> Iterator[VerifyRequest]:
+    """Yield the request that compares a training without and with what was proven for it.
+
+    Table and plugin are in a folder of their own for that time, in the one that all ranks share.
+
+    Args:
+        recommendation: to verify.
+        argv: the training's command.
+        how: the comparison.
+        launcher: of both sides.
+        environ: of this process.
+        planned: it is only shown, and nothing is written.
+
+    Raises:
+        NoRecommendationError, UsageError: as for `delivery`, or the folder cannot be written to.
+    """
+    removed = launcher.plan(argv, variables={}, timeout_s=how.timeout_s).unset_env
+    inherited = {name: value for name, value in environ.items() if name not in removed}
+    plugin, folder = find_plugin(environ), how.directory.resolve()
+    with ExitStack() as stack:
+        if not planned:
+            folder = stack.enter_context(_own_folder(folder))
+            plugin = plugin and place_plugin(folder, plugin)
+        handover, table = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
+        if table and not planned:
+            write_table(table_path(folder, table), table)
+        yield VerifyRequest(
+            argv=argv, base_env=(), tuned_env=handover.set_env, how=how, cluster=recommendation.cluster,
+            model=recommendation.model, recommendation=recommendation.id, removed_env=removed, notes=handover.notes,
+            open_mpi=open_mpi_sides(argv, (), environ=environ),
+        )  # fmt: skip
+
+
+@contextmanager
+def _own_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new folder that is removed afterwards."""
+    try:
+        made = TemporaryDirectory(prefix=".ncclt-table-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {parent}: {reason(error)}", hint="name a folder that all ranks share with --dir"
+        ) from error
+    with made as name:
+        yield Path(name)
