@@ -21,7 +21,8 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline import TuneRequest
+    from ncclt.pipeline import TuneRequest, TuneResult
+    from ncclt.store import Store
 
 app = typer.Typer()
 
@@ -67,9 +68,7 @@ def tune(
 
     require_tune_extra()
     from ncclt.pipeline import TuneRequest
-    from ncclt.pipeline import tune as run
     from ncclt.store import open_store, open_to_read
-    from ncclt.store.store import utc_now
 
     costs = None
     if init_log is not None:
@@ -94,17 +93,10 @@ def tune(
         if dry_run:
             _print_plan(request, testbed, as_json=as_json)
             return
-        if testbed.is_launched:
-            _examine(testbed.runner.cluster, force=force)
         from ncclt.cli.ending_view import command_again
-        from ncclt.cli.tune_view import TuneView, print_result, result_document
+        from ncclt.cli.tune_view import print_result, result_document
 
-        with StopWish() as stop, TuneView(testbed, hidden=quiet or as_json) as view:
-            try:
-                result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
-            except KeyboardInterrupt:
-                say("ncclt: killed; every completed trial is saved, run the same command to resume")
-                raise typer.Exit(EXIT_INTERRUPTED) from None
+        result, exit_code = run_study(request, testbed, store, force=force, hidden=quiet or as_json)
         if as_json:
             print_json(result_document(result, testbed, steps_per_day=steps_per_day))
         else:
@@ -114,7 +106,31 @@ def tune(
                 result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet
             )
         if result.recommendation is None and not result.left:
-            raise typer.Exit(stop.exit_code)
+            raise typer.Exit(exit_code)
+
+
+def run_study(
+    request: TuneRequest, testbed: Testbed, store: Store, *, force: bool, hidden: bool
+) -> tuple[TuneResult, int]:
+    """Run or resume a study and show its progress; return its result, and the exit code should it be incomplete.
+
+    Raises:
+        UsageError: `ncclt doctor` finds what would invalidate every measurement, and `force` is false.
+        Exit: it was killed.
+    """
+    from ncclt.cli.tune_view import TuneView
+    from ncclt.pipeline import tune as run
+    from ncclt.store.store import utc_now
+
+    if testbed.is_launched:
+        _examine(testbed.runner.cluster, force=force)
+    with StopWish() as stop, TuneView(testbed, hidden=hidden) as view:
+        try:
+            result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
+        except KeyboardInterrupt:
+            say("ncclt: killed; every completed trial is saved, run the same command to resume")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    return result, stop.exit_code
 
 
 def _examine(cluster: Cluster, *, force: bool) -> None:

@@ -198,16 +198,28 @@ def _plan(
 
 def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> str:
     """Return what went wrong with a launch, with its last lines of output; empty = nothing."""
+    missing = f"no step times: {without_secrets(times.failure)}" if times.failure else ""
+    return failure_of(result, timeout_s=request.how.timeout_s, missing=missing)
+
+
+def failure_of(result: LaunchResult, *, timeout_s: float, missing: str = "") -> str:
+    """Return what went wrong with a launch of the training, with its last lines of output; empty = nothing.
+
+    Args:
+        result: of the launch.
+        timeout_s: its limit.
+        missing: what it did not give although it ended well; empty = nothing.
+    """
     if result.failure:
         return without_secrets(result.failure)
     if result.survivors:
         reason = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
     elif result.timed_out:
-        reason = f"ended after {request.how.timeout_s:g} s (--timeout)"
+        reason = f"ended after {timeout_s:g} s (--timeout)"
     elif result.exit_code != 0:
         reason = f"exit code {result.exit_code}"
-    elif times.failure:
-        reason = f"no step times: {without_secrets(times.failure)}"
+    elif missing:
+        reason = missing
     else:
         return ""
     lines = without_secrets(result.stderr.strip() or result.stdout.strip()).splitlines()[-_TAIL_LINES:]

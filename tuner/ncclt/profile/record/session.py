@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,13 +81,23 @@ def clear_folder(folder: Path, *, keep: Path | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_recording(plan: RecordPlan, folder: Path, *, name: str) -> Recording:
-    """Run a planned command in the foreground and read what its ranks wrote.
+Start = Callable[[RecordPlan], int]
+"""Runs the command of a plan to its end and returns its exit code."""
+
+
+def in_foreground(plan: RecordPlan) -> int:
+    """Run the command with our terminal, inputs and outputs; see `run_foreground`."""
+    return run_foreground(plan.argv, environ=os.environ | dict(plan.set_env))
+
+
+def run_recording(plan: RecordPlan, folder: Path, *, name: str, start: Start = in_foreground) -> Recording:
+    """Run a planned command and read what its ranks wrote.
 
     Args:
         plan: made for this folder.
         folder: the recording's folder, of `make_folder`.
         name: name of the workload.
+        start: runs the command.
 
     Raises:
         UsageError: the command cannot be started.
@@ -97,7 +107,7 @@ def run_recording(plan: RecordPlan, folder: Path, *, name: str) -> Recording:
             (folder / path).write_text(content, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}", hint="is its disk full?") from error
-    exit_code = run_foreground(plan.argv, environ=os.environ | dict(plan.set_env))
+    exit_code = start(plan)
     try:
         return _read(plan, folder, name=name, exit_code=exit_code)
     except OSError as error:
