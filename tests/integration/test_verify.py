@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -21,40 +22,10 @@ from ncclt.store import open_store
 from ncclt.testing.store_contract import RING, sample_recommendation
 
 PATIENT_S = 240.0
+install_job = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "quick_job.py"))["install"]
 TRAINING = Path(__file__).parent / "training" / "paced.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
 
-# Enough of PyTorch for the hook.
-STAND_IN = {
-    "__init__.py": "__version__ = '2'\nfrom . import autograd, distributed\n",
-    "autograd/__init__.py": "def backward(): pass\nfrom . import profiler\n",
-    "autograd/profiler.py": "class profile: pass\n",
-    "distributed.py": "def is_available(): return False\n",
-    "optim/__init__.py": "",
-    "optim/optimizer.py": """
-hooks = []
-def register_optimizer_step_post_hook(hook):
-    hooks.append(hook)
-class Optimizer:
-    def step(self):
-        for hook in hooks:
-            hook(self, (), {})
-""",
-}
-JOB = """
-import os, subprocess, sys, time
-if os.environ.get("SLEEPER"):
-    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
-if os.environ.get("FAIL"):
-    sys.exit("no such network")
-print(*sorted(name for name in os.environ if name.startswith("NCCL_")), flush=True)
-from torch.optim.optimizer import Optimizer
-optimizer = Optimizer()
-for _ in range(int(sys.argv[1])):
-    time.sleep(0.02 if os.environ.get("SLOW") else 0.004)
-    optimizer.step()
-print("trained to the end")
-"""
 LOOKER = """
 import os, pathlib, runpy, sys
 paths = [os.environ.get(name) for name in ("NCCLT_POLICY", "NCCL_TUNER_PLUGIN")]
@@ -70,13 +41,7 @@ NO_PLUGIN = "/nonexistent/plugin.so"
 @pytest.fixture
 def job(tmp_path):
     """A quick job, and what it needs in its environment."""
-    for name, text in STAND_IN.items():
-        path = tmp_path / "site" / "torch" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
-    return [sys.executable, str(script)]
+    return install_job(tmp_path)
 
 
 def _arguments(tmp_path, options, command):

@@ -18,6 +18,7 @@ from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError
 
 COMMANDS: dict[str, str] = {
+    "autotune": "ncclt.cli.autotune",
     "tune": "ncclt.cli.tune",
     "check": "ncclt.cli.check",
     "verify": "ncclt.cli.verify",

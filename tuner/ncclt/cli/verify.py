@@ -237,12 +237,10 @@ def _side_names(are_commands: bool) -> dict[Side, str]:
 
 def _sides(request: VerifyRequest) -> dict[str, str]:
     """Return what each side is, in words: its variables, and its command where there are two."""
-    from ncclt.measure.redact import words_without_secrets
-
     shown = {}
     for side, name in _side_names(bool(request.base_argv)).items():
         argv, variables = request.side(side)
-        command = shlex.join(words_without_secrets(argv))
+        command = shlex.join(argv)
         if not request.base_argv:
             shown[name] = _shown(variables)
         else:

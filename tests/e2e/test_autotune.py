@@ -1,0 +1,205 @@
+"""`ncclt autotune`: a job, a real one over gloo among them, becomes a result by one command that may be run again."""
+
+import json
+import runpy
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.store import open_store
+from ncclt.testing.store_contract import RING
+
+TESTS = Path(__file__).resolve().parents[1]
+PACED = TESTS / "integration" / "training" / "paced.py"
+QUICK_JOB = runpy.run_path(str(TESTS / "fakes" / "quick_job.py"))
+STORE = ("--storage", "sqlite:///ncclt.db")
+PATIENT_S = 240.0
+
+
+@pytest.fixture
+def job(ncclt):
+    """A quick job that writes a line for each of its starts."""
+    *command, script = QUICK_JOB["install"](ncclt.folder)
+    Path(script).write_text('open("starts", "a").write("x\\n")\n' + QUICK_JOB["JOB"])
+    ncclt.variables["PYTHONPATH"] = str(ncclt.folder / "site")
+    return (*command, script, "100000")
+
+
+@pytest.fixture
+def measured(ncclt):
+    """The options for a stored workload on real launches, of the stand-in for nccl-tests."""
+    folder = ncclt.folder / "nccl-tests"
+    folder.mkdir()
+    runpy.run_path(str(TESTS / "fakes" / "nccl_tests_stand_in.py"))["install"](folder)
+    ncclt.variables["NCCLT_PLUGIN"] = "/nonexistent/plugin.so"
+    return (
+        "--profile", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
+        "--launcher", "local", "--nccl-tests", folder, "--trials", "2", "--blocks", "4", "--warmup", "2",
+        "--window", "4", *STORE,
+    )  # fmt: skip
+
+
+def starts(ncclt):
+    path = ncclt.folder / "starts"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def prove_a_gain(ncclt):
+    """Publish a newer revision of the study's result, which nothing on this machine could have proven."""
+    with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
+        (found,) = store.recommendations(model="nasnetmobile")
+        rules = tuple(
+            Rule(collective=one, algorithm=RING.algorithm, protocol=RING.protocol) for one in sorted(found.collectives)
+        )
+        verdict = replace(found.table.verdict, decision=Decision.TUNED, reason="", speedup=1.2, interval=(1.1, 1.3))
+        proven = PolicyVerdict(policy=Policy(rules=rules), verdict=verdict)
+        store.publish(replace(found, id="proven", table=proven, variables=proven))
+
+
+def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
+    pytest.importorskip("torch.distributed")
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    command = (
+        "autotune", "--launcher", "torchrun", "--backend", "gloo", "--trials", "1", "--warmup", "2", "--window", "3",
+        *STORE, "--", sys.executable, "-m", *torchrun, PACED,
+    )  # fmt: skip
+    first = ncclt(*command, "100000")
+    assert "all_reduce  float32  262,144" in first.stdout, "what is sent is shown"
+    assert "ceiling: not known" in first.stdout
+    assert "keep-default" in first.stdout
+    assert "step times are not compared: the job would run with NCCL's own choice" in first.stdout
+    for stage in ("record: ncclt profile record --name paced-", "tune: ncclt tune --model paced-"):
+        assert stage in first.stderr
+    assert not list(ncclt.folder.glob(".ncclt-*"))
+
+    again = ncclt(*command, "100000")
+    assert "was recorded before" in again.stderr
+    assert "is finished, nothing was launched" in again.stderr
+    plan = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "100000").stdout)["stages"]
+    assert {one["stage"]: one["state"] for one in plan} == {
+        "record": "stored", "look": "to do", "tune": "stored: done",
+        "compare": "if a gain is proven", "use": "if steps are faster",
+    }  # fmt: skip
+    other = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "99").stdout)
+    assert [one["state"] for one in other["stages"][:3]] == ["to do", "to do", "after the recording"]
+
+
+def test_every_stage_is_a_command_that_exists(ncclt, job):
+    plan = json.loads(
+        ncclt(
+            "autotune", "--launcher", "torchrun", "--backend", "gloo", "--gpus-per-node", "2", "--window", "4",
+            "--process-wide", "none", "--no-warm", "--keep-env", "--dir", ".", *STORE, "--dry-run", "--json",
+            "--", *job,
+        ).stdout
+    )  # fmt: skip
+    assert [one["stage"] for one in plan["stages"]] == ["record", "look", "tune", "compare", "use"]
+    assert starts(ncclt) == 0
+    assert not (ncclt.folder / "ncclt.db").exists(), "nothing is stored"
+    words = {one["stage"]: shlex.split(one["command"]) for one in plan["stages"]}
+    assert words["tune"][1:] == [
+        "tune", "--model", plan["model"], "--gpus-per-node", "2", "--launcher", "torchrun", "--backend", "gloo",
+        "--keep-env", "--process-wide", "", "--no-warm", *STORE,
+    ]  # fmt: skip
+    assert words["compare"][-len(job) :] == words["use"][-len(job) :] == [*job]
+    # They are accepted as they stand; what they name is not there yet.
+    assert f"no workload {plan['model']!r}" in ncclt(*words["tune"][1:], rc=3).stderr
+    assert "--cluster" not in ncclt(*words["compare"][1:], rc=3).stderr
+    assert "cannot start" not in ncclt(*words["use"][1:4], *words["use"][4:-3], "true").stderr
+
+
+def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured):
+    first = ncclt("autotune", *measured, "--", *job)
+    assert "keep-default" in first.stdout
+    assert starts(ncclt) == 0
+    prove_a_gain(ncclt)
+
+    second = ncclt("autotune", *measured, "--json", "--", *job)
+    document = json.loads(second.stdout)
+    made = document["verification"]
+    assert (document["verdict"], document["reason"]) == (made["verdict"]["decision"], made["verdict"]["reason"])
+    assert document["verdict"] != "tuned", "nothing in the job reads the variables"
+    assert document["use"] is None
+    assert (made["recommendation"], made["warmup"], made["steps"]) == ("proven", 2, 4)
+    assert made["tuned_env"]["NCCL_ALGO"]
+    assert starts(ncclt) == 16
+
+    third = ncclt("autotune", *measured, "--", *job)
+    assert "step times were compared before" in third.stderr
+    assert f"verdict: {document['verdict']}: {document['reason']}" in third.stdout
+    assert starts(ncclt) == 16
+
+
+def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured):
+    def interrupted(*words):
+        before = starts(ncclt)
+        running = ncclt.start("autotune", *words)
+        deadline = time.monotonic() + PATIENT_S
+        while starts(ncclt) == before and running.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _out, err = running.communicate(timeout=PATIENT_S)
+        assert running.returncode == 130, err
+        assert not list(ncclt.folder.glob(".ncclt-*"))
+        return err
+
+    gloo = ("--launcher", "torchrun", "--backend", "gloo", "--gpus-per-node", "2", "--warmup", "100000", *STORE)
+    assert "nothing is stored yet" in interrupted(*gloo, "--", *job)
+    ncclt("autotune", *measured, "--", *job)
+    prove_a_gain(ncclt)
+    assert "the running launch was ended" in interrupted(*measured, "--", *job)
+    with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
+        assert store.verifications() == ()
+        assert not [entry for entry in store.workloads() if not entry.shipped]
+
+
+def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
+    with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
+        hidden = replace(store.workload("nasnetmobile"), name="hidden", step_time_us=1e6, exposed_us=1e4)
+        store.add_workload(hidden, replace=False)
+    options = ["hidden" if word == "nasnetmobile" else word for word in measured]
+
+    said = ncclt("autotune", *options).stdout
+    assert "ceiling: 1.0 % of a step is exposed communication, so tuning can save at most 10.00 of 1000.00 ms" in said
+    assert "verdict: keep-default: there is nothing to gain: without any exposed communication steps would be" in said
+    document = json.loads(ncclt("autotune", *options, "--json").stdout)
+    assert (document["tune"], document["verdict"], document["exposed_share"]) == (None, "keep-default", 0.01)
+    assert json.loads(ncclt("studies", "list", *STORE, "--json").stdout)["studies"] == []
+
+    forced = ncclt("autotune", *options, "--force")
+    assert "--force: without any exposed communication" in forced.stderr
+    assert "stored: study hidden-" in forced.stdout
+
+
+def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
+    asked = ("autotune", "--profile", "gpt2", "--cluster", "leonardo", "--nodes", "2", *STORE)
+    plan = ncclt(*asked, "--dry-run", "--", "torchrun", "train.py").stdout
+    assert [line.split()[1] for line in plan.splitlines() if line[0].isdigit()] == ["look", "tune"]
+    assert "step times are not compared there" in plan
+    done = ncclt(*asked, "--", "torchrun", "train.py").stdout
+    assert "SIMULATED: tuned: gpt2 on leonardo" in done
+    assert "step times cannot be compared: no job runs on a recording or a model; on 2 x 4 real GPUs" in done
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give the command of a job after --, or --profile NAME"),
+        (("--blocks", "3", "--", "true"), "--blocks must be at least 4"),
+        (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
+        (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
+        (("--profile", "nope", "--cluster", "leonardo"), "nope"),
+    ],
+)
+def test_what_cannot_begin_says_why(ncclt, words, said):
+    ncclt.variables["CUDA_VISIBLE_DEVICES"] = ""
+    done = ncclt("autotune", *STORE, *words, rc=None)
+    assert done.returncode in (1, 2, 3)
+    assert said in done.stderr
+    assert done.stdout == ""

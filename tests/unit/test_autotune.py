@@ -1,0 +1,157 @@
+"""What autotune decides between its stages."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.autotune import (
+    ceiling_words,
+    hopeless,
+    last_comparison,
+    name_of_job,
+    record_job,
+    target_of_job,
+    why_not_compared,
+)
+from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.core.verification import Verification
+from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.launch.local import LocalLauncher
+from ncclt.measure.redact import words_without_secrets
+from ncclt.measure.target import Target
+from ncclt.prove.comparison import Comparison
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_recommendation, sample_workload
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=4", "train.py")
+
+
+def _name(tmp_path, argv=TORCHRUN, **environ):
+    return name_of_job(argv, environ=environ, folder=tmp_path)
+
+
+def test_another_job_has_another_name(tmp_path):
+    (tmp_path / "train.py").write_text("first")
+    other = tmp_path / "other"
+    other.mkdir()
+    first = _name(tmp_path)
+    assert first == _name(tmp_path, HOME="/elsewhere")
+    assert first.startswith("train-")
+    assert first != _name(tmp_path, (*TORCHRUN, "--lr=1"))
+    assert first != _name(other), "a script of the same name elsewhere"
+    mpi = ("mpirun", "-n", "8", "python", "train.py")
+    assert _name(tmp_path, mpi, SLURM_NNODES="2") == _name(tmp_path, mpi, SLURM_NNODES="2")
+    srun = ("srun", "python", "train.py")
+    assert _name(tmp_path, srun, SLURM_NNODES="2") != _name(tmp_path, srun, SLURM_NNODES="4"), "it runs on more nodes"
+    (tmp_path / "train.py").write_text("second")
+    assert first != _name(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "stem"), [(("bash", "-c", "x"), "bash"), (("./a b!",), "a-b"), (("..",), "job"), (("gone.py",), "gone.py")]
+)
+def test_names_without_a_script(tmp_path, argv, stem):
+    assert _name(tmp_path, argv).rpartition("-")[0] == stem
+
+
+def _target(target, argv=TORCHRUN, *, gpus=True, **environ):
+    return target_of_job(target, argv, environ=environ, gpus_visible=lambda: gpus)
+
+
+def test_the_job_says_its_shape_and_brings_pytorch():
+    found = _target(Target())
+    assert (found.launcher, found.nodes, found.gpus_per_node) == ("torchrun", 1, 4)
+    assert found.reason.endswith("the job is one of PyTorch")
+    assert _target(Target(gpus_per_node=2)).gpus_per_node == 2
+    assert _target(Target(launcher="local")).launcher == "local", "as asked"
+    assert _target(Target(benchmark="nccl_tests")).launcher == "local"
+
+
+def test_recordings_and_models_keep_their_own_shape():
+    found = _target(Target(cluster="leonardo"), gpus=False)
+    assert (found.launcher, found.nodes, found.gpus_per_node) == ("simulate", None, None)
+    assert _target(Target(cluster="leonardo"), (), gpus=False) == found
+
+
+@pytest.mark.parametrize(
+    ("target", "argv", "gpus", "environ", "said"),
+    [
+        (Target(), TORCHRUN, False, {}, "nothing to tune a job on"),
+        (Target(launcher="slurm"), TORCHRUN, False, {}, "no Slurm allocation"),
+        (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "of this node only, and the job has 2"),
+    ],
+)
+def test_what_cannot_be_tuned_here_is_refused(target, argv, gpus, environ, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        _target(target, argv, gpus=gpus, **environ)
+    assert caught.value.hint
+
+
+def test_launchers_of_all_nodes_may_start_several():
+    argv = ("srun", "torchrun", "--nnodes=2", "--nproc-per-node=4", "train.py")
+    found = _target(Target(launcher="slurm"), argv, SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2")
+    assert (found.nodes, found.gpus_per_node) == (2, 4)
+
+
+def test_ceiling_is_the_exposed_share_of_the_step():
+    unknown = sample_workload()
+    assert "not known" in ceiling_words(unknown)
+    assert hopeless(unknown, min_effect=0.02) == ""
+    known = replace(unknown, step_time_us=200_000.0, exposed_us=11_800.0)
+    assert ceiling_words(known) == (
+        "ceiling: 5.9 % of a step is exposed communication, so tuning can save at most 11.80 of 200.00 ms"
+    )
+    assert hopeless(known, min_effect=0.05) == ""
+    assert hopeless(known, min_effect=0.07).endswith("steps would be 6.3 % faster, less than the minimum of 7 %")
+    assert hopeless(replace(known, exposed_us=0.0), min_effect=0.02)
+    assert hopeless(replace(known, exposed_us=300_000.0), min_effect=0.02) == ""
+
+
+def test_step_times_are_compared_where_a_measured_gain_meets_a_job():
+    tuned = replace(sample_recommendation("a"), simulated=False, launcher="torchrun")
+    assert why_not_compared(tuned, TORCHRUN) == ""
+    assert "after --" in why_not_compared(tuned, ())
+    for launcher in ("simulate", "replay"):
+        unmeasured = replace(tuned, simulated=launcher == "simulate", launcher=launcher)
+        assert "no job runs on a recording or a model; on 2 x 4 real GPUs" in why_not_compared(unmeasured, TORCHRUN)
+    kept = PolicyVerdict(
+        policy=tuned.table.policy, verdict=replace(tuned.table.verdict, decision=Decision.KEEP_DEFAULT)
+    )
+    assert "on both sides" in why_not_compared(replace(tuned, table=kept), TORCHRUN)
+    assert why_not_compared(replace(tuned, table=kept, variables=tuned.table), TORCHRUN) == ""
+
+
+def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
+    recommendation, how = sample_recommendation("a"), Comparison(min_effect=0.03)
+    argv = (*TORCHRUN, "--api-key", "verysecret")
+    made = Verification(
+        id="v1", cluster="pair", model="toy", recommendation="a", argv=words_without_secrets(argv),
+        base_env=(), tuned_env=(("X", "1"),), removed_env=(), warmup=how.warmup, steps=how.steps, ranks=2, hosts=1,
+        verdict=replace(recommendation.table.verdict, min_effect=0.03), launches=(), notes=(), created="t",
+    )  # fmt: skip
+    with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
+        assert "verysecret" not in made.argv
+        assert last_comparison(store, recommendation, argv, how) is None
+        store.add_verification(replace(made, id="v0", base_argv=("old",)))
+        store.add_verification(made)
+        assert last_comparison(store, recommendation, argv, how).id == "v1"
+        for other in (replace(how, steps=7), replace(how, warmup=7), replace(how, min_effect=0.01)):
+            assert last_comparison(store, recommendation, argv, other) is None
+        assert last_comparison(store, recommendation, TORCHRUN, how) is None
+        assert last_comparison(store, sample_recommendation("b"), argv, how) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("sh", "-c", "echo out of luck >&2; exit 3"), "exit code 3\nout of luck"),
+        (("true",), "nothing was recorded: "),
+        (("/nonexistent/train",), "/nonexistent/train"),
+    ],
+)
+def test_a_job_that_cannot_be_recorded_leaves_nothing(tmp_path, argv, said):
+    how = Comparison(directory=tmp_path)
+    with pytest.raises(StudyStoppedError) as caught:
+        record_job(argv, name="mine", steps=3, how=how, launcher=LocalLauncher(), environ={})
+    assert said in caught.value.message
+    assert not list(tmp_path.iterdir())

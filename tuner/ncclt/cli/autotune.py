@@ -1,0 +1,353 @@
+"""`ncclt autotune`: from a job to a result, in stages that are commands of their own.
+
+It has a name of its own, and is no option of `tune`, because it starts the user's job, which `tune` never does.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
+from ncclt.cli.spread import Fields, options_given, spread
+from ncclt.core.effort import Effort
+from ncclt.core.option import Option
+from ncclt.errors import NotFoundError, UsageError
+from ncclt.measure.target import Target
+from ncclt.prove.comparison import Comparison
+
+if TYPE_CHECKING:
+    from ncclt.core.recommendation import Recommendation
+    from ncclt.core.verification import Verification
+    from ncclt.core.workload import Workload
+    from ncclt.launch.launcher import Launcher
+    from ncclt.measure.testbed import Testbed
+    from ncclt.pipeline import TuneRequest, TuneResult
+    from ncclt.store import Store
+
+app = typer.Typer()
+
+AUTOTUNE_SCHEMA = 1
+"""Version of the document that `autotune --json` prints."""
+
+_OF_BOTH = {
+    "warmup": Option("Steps of the job before those that are recorded or timed."),
+    "timeout_s": Option("Seconds after which a launch of the job has failed.", flag="--timeout"),
+}
+"""Options of a comparison that hold for the recording too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What was asked: the job, or a workload of one, and how it is tuned.
+
+    Attributes:
+        argv: the job's command; empty = there is none.
+        name: of the workload.
+        is_recorded: the workload comes from this run's own stage; otherwise it was there before.
+        window: steps that are recorded and timed; None = the defaults of both.
+        target, effort, how: where and how it is tuned and compared.
+        storage: the option that other commands need to find the store; empty where they need none.
+        force: go on where there is nothing to gain, or where `ncclt doctor` finds errors.
+    """
+
+    argv: tuple[str, ...]
+    name: str
+    is_recorded: bool
+    window: int | None
+    target: Target
+    effort: Effort
+    how: Comparison
+    storage: str
+    force: bool
+
+    def stages(self, cluster: str) -> dict[str, str]:
+        """Return the command that each stage is, in their order."""
+        own = shlex.split(self.storage)
+        launches = options_given(replace(self.how, min_effect=Comparison().min_effect))
+        keep = ["--keep-env"] if self.target.keep_env else []
+        compared = [*keep, *launches, *_given(self.effort, "min_effect")]
+        recorded = [f"--warmup={self.how.warmup}", *_given(self.how, "directory"), "--stop-after"]
+        recorded += [f"--steps={self.window}"] if self.window else []
+        of = ["--model", self.name, "--cluster", cluster, *own]
+        forced = ["--force"] if self.force else []
+        words = {
+            "record": ["profile", "record", "--name", self.name, *recorded, *own, "--", *self.argv],
+            "look": ["profile", "show", self.name, *own],
+            "tune": ["tune", "--model", self.name, *_given(self.target), *_given(self.effort), *forced, *own],
+            "compare": ["verify", *of, *compared, "--", *self.argv],
+            "use": ["run", *of, "--", *self.argv],
+        }
+        left = {"record"} if not self.is_recorded else set()
+        left |= set() if self.argv and self.target.is_launched else {"compare", "use"}
+        return {name: shlex.join(["ncclt", *line]) for name, line in words.items() if name not in left}
+
+
+def _given(record: Any, *names: str) -> list[str]:
+    """Return the options of a record, or of some of its fields."""
+    if not names:
+        return options_given(record)
+    return options_given(replace(type(record)(), **{name: getattr(record, name) for name in names}))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@spread
+def autotune(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="The training's command, for example: torchrun ... train.py; without it give --profile."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Name of a stored workload of the job, instead of recording it.")
+    ] = None,
+    *,
+    target: Target,
+    effort: Effort,
+    how: Annotated[Comparison, Fields("warmup timeout_s directory", _OF_BOTH)],
+    window: Annotated[
+        int | None,
+        typer.Option(help="Steps of the job to record, and to time in each launch. Default: 20, and 30.", min=1),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Continue where nothing can be gained, or `ncclt doctor` finds errors.")
+    ] = False,
+    storage: Storage = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the stages and their commands; run and store nothing.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record a job, tune what it sends on the nodes at hand, and compare its step times: one command, one verdict.
+
+    Nothing in the job changes. Its first steps are recorded; what it sends and the most that tuning can save are
+    shown, and if that is too little it ends there. Then the workload is tuned and the result proven, as by `ncclt
+    tune`. If that proves a gain, the job itself is launched in turn without and with it, as by `ncclt verify`.
+
+    Ctrl-C stops at any stage, and the same command resumes: what is stored is not repeated. Another command, folder,
+    shape or script is another job.
+    """
+    from ncclt.autotune import name_of_job, target_of_job
+    from ncclt.measure.testbed import require_tune_extra
+    from ncclt.store import open_store, open_to_read
+
+    require_tune_extra()
+    argv = tuple(command or ())
+    if not argv and not profile:
+        raise UsageError(
+            "give the command of a job after --, or --profile NAME",
+            hint="for example: ncclt autotune -- torchrun --nproc-per-node=8 train.py",
+        )
+    how = replace(how, min_effect=effort.min_effect, blocks=min(effort.blocks, Comparison().blocks))
+    how = replace(how, steps=window or how.steps)
+    target = target_of_job(target, argv, environ=os.environ)
+    name = profile or name_of_job(argv, environ=os.environ, folder=Path.cwd())
+    with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
+        job = _Job(
+            argv=argv, name=name, is_recorded=profile is None, window=window, target=target, effort=effort, how=how,
+            storage=storage_option(storage, store.shown), force=force,
+        )  # fmt: skip
+        if dry_run:
+            _print_plan(job, store, as_json=as_json)
+        else:
+            store.require_writable()
+            _run(job, store, hidden=quiet or as_json, as_json=as_json)
+
+
+def _run(job: _Job, store: Store, *, hidden: bool, as_json: bool) -> None:
+    """Go through the stages, and print the one verdict at the end."""
+    from ncclt.autotune import ceiling_words, hopeless, why_not_compared
+    from ncclt.cli.profile_view import print_profile
+    from ncclt.cli.tune import run_study
+    from ncclt.cli.tune_view import print_result
+    from ncclt.cli.verify import KEEP_BYTES
+    from ncclt.launch.local import LocalLauncher
+
+    launcher = LocalLauncher(keep_env=job.target.keep_env, keep_bytes=KEEP_BYTES)
+    workload = _workload(job, store, launcher, hidden=hidden)
+    end = _End(job=job, workload=workload, where=store.shown, as_json=as_json)
+    if not as_json:
+        print_profile(workload, limit=5)
+        print(ceiling_words(workload))
+    if why := hopeless(workload, min_effect=job.effort.min_effect):
+        if not job.force:
+            end.show("keep-default", f"there is nothing to gain: {why} (--force tunes anyway)")
+            return
+        say(f"ncclt: --force: {why}")
+    testbed, request = _study(job, workload, store, ask=True)
+    stages = job.stages(testbed.runner.cluster.name)
+    _announce("tune", stages, hidden=hidden)
+    result, exit_code = run_study(request, testbed, store, force=job.force, hidden=hidden)
+    if not as_json:
+        print_result(result, testbed, store, storage_option=job.storage, quiet=hidden)
+    found = result.recommendation
+    if found is None:
+        # Interrupted, or another worker of the same study does the rest; both were said.
+        raise typer.Exit(0 if result.left else exit_code)
+    end = replace(end, result=result)
+    if why := why_not_compared(found, job.argv):
+        verdict = found.table.verdict
+        end.show(verdict.decision.value, verdict.reason, why=why)
+        return
+    _announce("compare", stages, hidden=hidden)
+    verification = _compared(job, found, store, launcher, hidden=hidden)
+    replace(end, verification=verification).show(
+        verification.word, verification.verdict.reason, use=stages["use"] if verification.word == "tuned" else ""
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """What the stages have given so far, and in which store, for the last words."""
+
+    job: _Job
+    workload: Workload
+    where: str
+    as_json: bool
+    result: TuneResult | None = None
+    verification: Verification | None = None
+
+    def show(self, decision: str, reason: str, *, use: str = "", why: str = "") -> None:
+        """Print the last verdict and how to use it, or everything as one document.
+
+        Args:
+            decision, reason: the verdict; that of the study was printed with its result.
+            use: the command that uses the result; empty = there is nothing to use, or the study's result says how.
+            why: why step times were not compared; empty = they were, or no study was made.
+        """
+        from ncclt.cli.tune_view import result_document
+        from ncclt.cli.verify import print_verification
+        from ncclt.profile.views.exposure import gain_bound
+
+        if not self.as_json:
+            print()
+            if self.verification:
+                print_verification(self.verification, self.where, quiet=False)
+            else:
+                print(why or f"verdict: {decision}: {reason}")
+            if use:
+                print(f"use it: {use}")
+            return
+        bound = gain_bound(self.workload)
+        print_json(
+            {
+                "schema": AUTOTUNE_SCHEMA,
+                "argv": list(self.job.argv),
+                "model": self.job.name,
+                "exposed_share": bound.share if bound else None,
+                "verdict": decision,
+                "reason": reason,
+                "not_compared": why or None,
+                "use": use or None,
+                "tune": result_document(self.result) if self.result else None,
+                "verification": self.verification.to_document() if self.verification else None,
+            }
+        )
+
+
+def _announce(stage: str, stages: dict[str, str], *, hidden: bool) -> None:
+    if not hidden and stage in stages:
+        say(f"ncclt: {stage}: {stages[stage]}")
+
+
+def _workload(job: _Job, store: Store, launcher: Launcher, *, hidden: bool) -> Workload:
+    """Return the workload of the job, recorded first unless it is stored."""
+    from ncclt.autotune import record_job
+
+    if (stored := _stored(job, store)) is not None:
+        if job.is_recorded and not hidden:
+            say(f"ncclt: record: {job.name} was recorded before (to record again: ncclt profile record --replace)")
+        return stored
+    _announce("record", job.stages(""), hidden=hidden)
+    with interruptible():
+        try:
+            recording = record_job(
+                job.argv, name=job.name, steps=job.window, how=job.how, launcher=launcher, environ=os.environ
+            )
+        except KeyboardInterrupt:
+            say("ncclt: interrupted: the job was ended, nothing is stored yet; run the same command to start again")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    assert recording.workload is not None
+    for failure in recording.failures:
+        say(f"ncclt: the recording failed in some ranks, the job continued: {failure}")
+    store.add_workload(recording.workload, replace=False)
+    return recording.workload
+
+
+def _stored(job: _Job, store: Store) -> Workload | None:
+    """Return the stored workload; None where this run has yet to record it."""
+    try:
+        return store.workload(job.name)
+    except NotFoundError:
+        if not job.is_recorded:
+            raise
+        return None
+
+
+def _study(job: _Job, workload: Workload, store: Store, *, ask: bool) -> tuple[Testbed, TuneRequest]:
+    from ncclt.measure.open_testbed import open_testbed
+    from ncclt.pipeline import TuneRequest
+
+    request = TuneRequest(workload=workload, effort=job.effort)
+    testbed = open_testbed(job.target, store, workload, environ=os.environ, seed=job.effort.seed, ask=ask)
+    return testbed, request
+
+
+def _compared(
+    job: _Job, recommendation: Recommendation, store: Store, launcher: Launcher, *, hidden: bool
+) -> Verification:
+    """Return the comparison of the job's step times, the stored one if it was made before."""
+    from ncclt.autotune import last_comparison
+    from ncclt.cli.verify import compare
+    from ncclt.prove.proven_side import proven_request
+
+    made = last_comparison(store, recommendation, job.argv, job.how)
+    if made is None:
+        with proven_request(recommendation, job.argv, how=job.how, launcher=launcher, environ=os.environ) as request:
+            made = compare(request, launcher, store, hidden=hidden)
+    elif not hidden:
+        say(f"ncclt: compare: step times were compared before, on {made.created}; `ncclt verify` compares again")
+    return made
+
+
+def _print_plan(job: _Job, store: Store, *, as_json: bool) -> None:
+    """Show the stages with their commands, and what of them is stored."""
+    from ncclt.measure.launched_testbed import on_cpus
+    from ncclt.measure.open_testbed import chosen_cluster
+
+    name, workload, states = "", _stored(job, store), dict.fromkeys(job.stages(""), "to do")
+    if workload is None:
+        states["tune"] = "after the recording"
+        if job.target.is_launched:
+            cluster = chosen_cluster(job.target, store)
+            name = (on_cpus(cluster) if job.target.is_gloo else cluster).name
+    else:
+        testbed, request = _study(job, workload, store, ask=False)
+        name = testbed.runner.cluster.name
+        states |= {"record": "stored", "tune": _state(request, testbed, store)}
+    states |= {"compare": "if a gain is proven", "use": "if steps are faster"}
+    stages = [{"stage": stage, "state": states[stage], "command": line} for stage, line in job.stages(name).items()]
+    if as_json:
+        print_json({"schema": AUTOTUNE_SCHEMA, "model": job.name, "stages": stages})
+        return
+    for number, stage in enumerate(stages, start=1):
+        print(f"{number} {stage['stage']} ({stage['state']}):\n  {stage['command']}")
+    if not job.target.is_launched:
+        print("no job runs on a recording or a model: step times are not compared there")
+
+
+def _state(request: TuneRequest, testbed: Testbed, store: Store) -> str:
+    """Return the state of the study, as it is stored."""
+    from ncclt.pipeline import study_of
+
+    workload, _notes = testbed.cut(request.workload)
+    try:
+        return f"stored: {store.study(study_of(request, testbed, workload).id).state}"
+    except NotFoundError:
+        return "to do"
