@@ -77,7 +77,7 @@ def test_recordings_and_models_keep_their_own_shape():
     ("target", "argv", "gpus", "environ", "said"),
     [
         (Target(), TORCHRUN, False, {}, "nothing to tune a job on"),
-        (Target(launcher="slurm"), TORCHRUN, False, {}, "no Slurm allocation"),
+        (Target(launcher="slurm"), TORCHRUN, False, {}, "not in a Slurm allocation"),
         (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "of this node only, and the job has 2"),
     ],
 )

@@ -77,7 +77,7 @@ def target_of_job(
         return found
     if found.lacks_allocation(environ):
         raise UsageError(
-            "the job and the trials need nodes, and this is no Slurm allocation",
+            "the job and the trials need nodes, and this is not in a Slurm allocation",
             hint="put the same command into a batch script, or after salloc",
         )
     if is_node_launcher(argv) and (total := nodes_of(argv, environ, target.nodes)) > 1:

@@ -44,7 +44,7 @@ _OF_BOTH = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class AutotuneRequest:
     """What was asked: the job, or a workload of one, and how it is tuned.
 
     Attributes:
@@ -149,7 +149,7 @@ def autotune(
     target = target_of_job(target, argv, environ=os.environ)
     name = profile or name_of_job(argv, environ=os.environ, folder=Path.cwd())
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
-        job = _Job(
+        job = AutotuneRequest(
             argv=argv, name=name, is_recorded=profile is None, window=window, target=target, effort=effort, how=how,
             storage=storage_option(storage, store.shown), force=force,
         )  # fmt: skip
@@ -160,7 +160,7 @@ def autotune(
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
 
 
-def _run(job: _Job, store: Store, *, hidden: bool, as_json: bool) -> None:
+def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> None:
     """Go through the stages, and print the one verdict at the end."""
     from ncclt.autotune import ceiling_words, hopeless, why_not_compared
     from ncclt.cli.profile_view import print_profile
@@ -206,7 +206,7 @@ def _run(job: _Job, store: Store, *, hidden: bool, as_json: bool) -> None:
 class _End:
     """What the stages have given so far, and in which store, for the last words."""
 
-    job: _Job
+    job: AutotuneRequest
     workload: Workload
     where: str
     as_json: bool
@@ -256,7 +256,7 @@ def _announce(stage: str, stages: dict[str, str], *, hidden: bool) -> None:
         say(f"ncclt: {stage}: {stages[stage]}")
 
 
-def _workload(job: _Job, store: Store, launcher: Launcher, *, hidden: bool) -> Workload:
+def _workload(job: AutotuneRequest, store: Store, launcher: Launcher, *, hidden: bool) -> Workload:
     """Return the workload of the job, recorded first unless it is stored."""
     from ncclt.autotune import record_job
 
@@ -280,7 +280,7 @@ def _workload(job: _Job, store: Store, launcher: Launcher, *, hidden: bool) -> W
     return recording.workload
 
 
-def _stored(job: _Job, store: Store) -> Workload | None:
+def _stored(job: AutotuneRequest, store: Store) -> Workload | None:
     """Return the stored workload; None where this run has yet to record it."""
     try:
         return store.workload(job.name)
@@ -290,7 +290,7 @@ def _stored(job: _Job, store: Store) -> Workload | None:
         return None
 
 
-def _study(job: _Job, workload: Workload, store: Store, *, ask: bool) -> tuple[Testbed, TuneRequest]:
+def _study(job: AutotuneRequest, workload: Workload, store: Store, *, ask: bool) -> tuple[Testbed, TuneRequest]:
     from ncclt.measure.open_testbed import open_testbed
     from ncclt.pipeline import TuneRequest
 
@@ -300,7 +300,7 @@ def _study(job: _Job, workload: Workload, store: Store, *, ask: bool) -> tuple[T
 
 
 def _compared(
-    job: _Job, recommendation: Recommendation, store: Store, launcher: Launcher, *, hidden: bool
+    job: AutotuneRequest, recommendation: Recommendation, store: Store, launcher: Launcher, *, hidden: bool
 ) -> Verification:
     """Return the comparison of the job's step times, the stored one if it was made before."""
     from ncclt.autotune import last_comparison
@@ -316,7 +316,7 @@ def _compared(
     return made
 
 
-def _print_plan(job: _Job, store: Store, *, as_json: bool) -> None:
+def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     """Show the stages with their commands, and what of them is stored."""
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster

@@ -155,7 +155,7 @@ def default_map() -> dict[str, Any]:
     if not values:
         return {}
     store = {"storage": values["storage"]} if "storage" in values else {}
-    plain = dict.fromkeys(("tune", "check", "verify", "preflight", "estimate", "serve"), values)
+    plain = dict.fromkeys(("autotune", "tune", "check", "verify", "preflight", "estimate", "serve"), values)
     # `doctor` launches nothing unless --launcher is given.
     plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
     return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
