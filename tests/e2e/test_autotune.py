@@ -137,11 +137,11 @@ def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured)
 
 
 def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured):
-    def interrupted(*words):
+    def interrupted(*words, after):
         before = starts(ncclt)
         running = ncclt.start("autotune", *words)
         deadline = time.monotonic() + PATIENT_S
-        while starts(ncclt) == before and running.poll() is None and time.monotonic() < deadline:
+        while starts(ncclt) < before + after and running.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         _out, err = running.communicate(timeout=PATIENT_S)
@@ -150,13 +150,22 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
         return err
 
     gloo = ("--launcher", "torchrun", "--backend", "gloo", "--gpus-per-node", "2", "--warmup", "100000", *STORE)
-    assert "nothing is stored yet" in interrupted(*gloo, "--", *job)
+    assert "nothing is stored yet" in interrupted(*gloo, "--", *job, after=1)
     ncclt("autotune", *measured, "--", *job)
     prove_a_gain(ncclt)
-    assert "the running launch was ended" in interrupted(*measured, "--", *job)
+    assert "nothing was stored" in interrupted(*measured, "--", *job, after=1)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
         assert store.verifications() == ()
         assert not [entry for entry in store.workloads() if not entry.shipped]
+    before = starts(ncclt)
+    assert "of whole blocks are stored" in interrupted(*measured, "--", *job, after=6)
+    with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
+        (kept,) = store.verifications()
+    assert (kept.verdict.decision, len(kept.launches) % 4) == (Decision.UNDECIDED, 0)
+    lost = starts(ncclt) - before - len(kept.launches)
+    document = json.loads(ncclt("autotune", *measured, "--json", "--", *job).stdout)
+    assert document["verification"]["launches"][: len(kept.launches)] == [one.to_document() for one in kept.launches]
+    assert len(document["verification"]["launches"]) == starts(ncclt) - before - lost == 16
 
 
 def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):

@@ -16,7 +16,7 @@ from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedErro
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.proven_side import delivery, require_measurable
-from ncclt.prove.step_times import VerifyRequest, verify
+from ncclt.prove.step_times import InterruptedComparisonError, VerifyRequest, resumable, verify
 from ncclt.testing.store_contract import RING, sample_recommendation
 
 
@@ -55,7 +55,7 @@ class PlayedTraining:
         raise AssertionError("nobody is asked to end anything")
 
 
-def _verify(tmp_path, play, *, environ=None, **options):
+def _verify(tmp_path, play, *, environ=None, earlier=(), **options):
     how = {one.name: options.pop(one.name) for one in fields(Comparison) if one.name in options}
     request = VerifyRequest(
         **{"argv": ("train",), "base_env": (), "tuned_env": (("X", "1"),)} | options,
@@ -64,8 +64,9 @@ def _verify(tmp_path, play, *, environ=None, **options):
     launcher = PlayedTraining(play)
     seen = []
     made = verify(
-        request, launcher, environ=environ or {}, watch=lambda launch, _result: seen.append(launch), now=lambda: "t"
-    )
+        request, launcher, environ=environ or {}, earlier=earlier,
+        watch=lambda launch, _result: seen.append(launch), now=lambda: "t",
+    )  # fmt: skip
     assert not list(tmp_path.iterdir())
     return made, launcher, seen
 
@@ -154,13 +155,28 @@ def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, 
     assert made.launches[1].step_us == ()
 
 
-def test_interruption_leaves_nothing(tmp_path):
-    def play(_variables, _number):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(("launched", "kept"), [(0, 0), (3, 0), (4, 4), (7, 4), (9, 8)])
+def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
+    by_side = _by_side(0.11, 0.10)
 
-    with pytest.raises(KeyboardInterrupt):
+    def play(variables, number):
+        if number == launched:
+            raise KeyboardInterrupt
+        return by_side(variables, number)
+
+    with pytest.raises(InterruptedComparisonError) as caught:
         _verify(tmp_path, play)
     assert not list(tmp_path.iterdir())
+    done = caught.value.done
+    assert len(done.launches if done else ()) == kept
+    if done:
+        assert resumable(done, Comparison())
+        resumed, launcher, _ = _verify(tmp_path, _by_side(0.11, 0.10), earlier=done.launches)
+        assert len(launcher.plans) == 16 - kept
+        assert resumed.launches[:kept] == done.launches
+        assert [launch.order for launch in resumed.launches] == list(range(16))
+        assert resumed.verdict.decision is Decision.TUNED
+        assert not resumable(resumed, Comparison()), "it is decided"
 
 
 @pytest.mark.parametrize(

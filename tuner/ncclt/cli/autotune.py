@@ -144,8 +144,8 @@ def autotune(
             "give the command of a job after --, or --profile NAME",
             hint="for example: ncclt autotune -- torchrun --nproc-per-node=8 train.py",
         )
-    how = replace(how, min_effect=effort.min_effect, blocks=min(effort.blocks, Comparison().blocks))
-    how = replace(how, steps=window or how.steps)
+    blocks = how.blocks if effort.blocks == Effort().blocks else effort.blocks
+    how = replace(how, min_effect=effort.min_effect, blocks=blocks, steps=window or how.steps)
     target = target_of_job(target, argv, environ=os.environ)
     name = profile or name_of_job(argv, environ=os.environ, folder=Path.cwd())
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
@@ -306,11 +306,15 @@ def _compared(
     from ncclt.autotune import last_comparison
     from ncclt.cli.verify import compare
     from ncclt.prove.proven_side import proven_request
+    from ncclt.prove.step_times import resumable
 
     made = last_comparison(store, recommendation, job.argv, job.how)
-    if made is None:
+    if made is None or resumable(made, job.how):
+        earlier = made.launches if made else ()
+        if earlier and not hidden:
+            say(f"ncclt: compare: {len(earlier)} launches are stored, resuming after them")
         with proven_request(recommendation, job.argv, how=job.how, launcher=launcher, environ=os.environ) as request:
-            made = compare(request, launcher, store, hidden=hidden)
+            made = compare(request, launcher, store, hidden=hidden, earlier=earlier)
     elif not hidden:
         say(f"ncclt: compare: step times were compared before, on {made.created}; `ncclt verify` compares again")
     return made

@@ -128,13 +128,28 @@ def verify(
 
 
 def compare(
-    request: VerifyRequest, launcher: Launcher, store: Store, *, hidden: bool, verbose: bool = False
+    request: VerifyRequest,
+    launcher: Launcher,
+    store: Store,
+    *,
+    hidden: bool,
+    verbose: bool = False,
+    earlier: Sequence[StepLaunch] | None = None,
 ) -> Verification:
     """Launch both sides in turn, show each launch on stderr, and store the verdict.
 
+    Args:
+        request: what to compare.
+        launcher: of both sides.
+        store: where it is kept.
+        hidden: show nothing.
+        verbose: show each launch's output.
+        earlier: resume after these, and store whole blocks should it be interrupted; None = store nothing then.
+
     Raises:
-        Exit: interrupted, with what a shell expects; nothing is stored.
+        Exit: interrupted, with what a shell expects.
     """
+    from ncclt.prove.step_times import InterruptedComparisonError
     from ncclt.prove.step_times import verify as run
     from ncclt.store.store import utc_now
 
@@ -144,9 +159,13 @@ def compare(
         store.require_writable()
         watch.begun()
         try:
-            verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now)
-        except KeyboardInterrupt:
-            say("ncclt: interrupted: the running launch was ended, nothing was stored")
+            verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now, earlier=earlier or ())
+        except InterruptedComparisonError as error:
+            done = error.done if earlier is not None else None
+            if done is not None:
+                store.add_verification(done)
+            kept = f"the {len(done.launches)} of whole blocks are stored" if done else "nothing was stored"
+            say(f"ncclt: interrupted: the running launch was ended, {kept}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         store.add_verification(verification)
     return verification

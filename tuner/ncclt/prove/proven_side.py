@@ -118,10 +118,10 @@ def proven_request(
     """
     removed = launcher.plan(argv, variables={}, timeout_s=how.timeout_s).unset_env
     inherited = {name: value for name, value in environ.items() if name not in removed}
-    plugin, folder = find_plugin(environ), how.directory.resolve()
+    plugin, folder = find_plugin(environ), how.directory.resolve() / ".ncclt-table"
     with ExitStack() as stack:
         if not planned:
-            folder = stack.enter_context(_own_folder(folder))
+            folder = stack.enter_context(_own_folder(folder.parent))
             plugin = plugin and place_plugin(folder, plugin)
         handover, table = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
         if table and not planned:

@@ -93,6 +93,7 @@ def verify(
     environ: Mapping[str, str],
     watch: Callable[[StepLaunch, LaunchResult], None],
     now: Callable[[], str],
+    earlier: Sequence[StepLaunch] = (),
 ) -> Verification:
     """Launch a training in turn under both environments and judge its step times.
 
@@ -104,40 +105,69 @@ def verify(
         environ: the environment that the launcher passes on.
         watch: called after every launch.
         now: ISO time.
+        earlier: whole blocks of the same comparison, from which it resumes.
 
     Raises:
+        InterruptedComparisonError: the user interrupted it.
         StudyStoppedError: the base side fails, or the allocation is lost.
         UsageError: the folder or the command cannot be used.
     """
-    launches: list[StepLaunch] = []
+    launches = list(earlier)
     seen = StepTimes()
-    for order, side in enumerate(request.order):
-        result, times = _launch(request, side, launcher, environ)
-        launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
-        watch(launch, result)
-        if launch.failure and side is Side.BASE:
-            what = (
-                "the command of --against fails"
-                if request.base_argv
-                else ("the training fails in the environment to compare with")
-            )
-            raise StudyStoppedError(
-                f"{what}: {launch.failure}",
-                hint="step times come from the steps of a torch optimizer; run the command alone, then with "
-                "`ncclt profile record`",
-            )
-        launches.append(replace(launch, step_us=()) if launch.failure else launch)
-        if launch.failure:
-            break
-        seen = times
-        whole = len(launches) % len(_BLOCK) == 0
-        if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
-            break
+    try:
+        for order, side in list(enumerate(request.order))[len(launches) :]:
+            result, times = _launch(request, side, launcher, environ)
+            launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
+            watch(launch, result)
+            if launch.failure and side is Side.BASE:
+                what = (
+                    "command of --against fails"
+                    if request.base_argv
+                    else "training fails in the environment to compare with"
+                )
+                raise StudyStoppedError(
+                    f"the {what}: {launch.failure}",
+                    hint="step times come from the steps of a torch optimizer; run the command alone, then with "
+                    "`ncclt profile record`",
+                )
+            launches.append(replace(launch, step_us=()) if launch.failure else launch)
+            if launch.failure:
+                break
+            seen = times
+            whole = len(launches) % len(_BLOCK) == 0
+            if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
+                break
+    except KeyboardInterrupt:
+        del launches[len(launches) // len(_BLOCK) * len(_BLOCK) :]
+        done = _verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
+        raise InterruptedComparisonError(done) from None
+    return _verification(request, launches, seen, now())
+
+
+class InterruptedComparisonError(KeyboardInterrupt):
+    """The user interrupted a comparison; its running launch was ended.
+
+    Attributes:
+        done: its whole blocks, from which it can be resumed; None = there are no new ones.
+    """
+
+    def __init__(self, done: Verification | None) -> None:
+        super().__init__()
+        self.done = done
+
+
+def resumable(found: Verification, how: Comparison) -> bool:
+    """Return whether more launches may decide what a stored comparison left open."""
+    open_yet = found.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in found.launches)
+    return open_yet and len(found.launches) < how.blocks * len(_BLOCK)
+
+
+def _verification(
+    request: VerifyRequest, launches: Sequence[StepLaunch], seen: StepTimes, created: str
+) -> Verification:
     verdict = _verdict(request, launches)
-    notes = (*request.notes, *_notes(launches, seen))
-    content = json.dumps(
-        [request.argv, request.base_argv, request.base_env, request.tuned_env, [x.step_us for x in launches], now()]
-    )
+    steps_us = [launch.step_us for launch in launches]
+    content = json.dumps([request.argv, request.base_argv, request.base_env, request.tuned_env, steps_us, created])
     return Verification(
         id=hashlib.sha256(content.encode()).hexdigest()[:12],
         cluster=request.cluster,
@@ -154,8 +184,8 @@ def verify(
         hosts=seen.hosts,
         launches=tuple(launches),
         verdict=verdict,
-        notes=notes,
-        created=now(),
+        notes=(*request.notes, *_notes(launches, seen)),
+        created=created,
     )
 
 
