@@ -21,6 +21,7 @@ PACED = TESTS / "integration" / "training" / "paced.py"
 QUICK_JOB = runpy.run_path(str(TESTS / "fakes" / "quick_job.py"))
 STORE = ("--storage", "sqlite:///ncclt.db")
 PATIENT_S = 240.0
+CEILING_OF_CPUS = "ceiling: not known, for the recording does not show how much of the communication is exposed"
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
     )  # fmt: skip
     first = ncclt(*command, "100000")
     assert "all_reduce  float32  262,144" in first.stdout, "what is sent is shown"
-    assert "ceiling: not known" in first.stdout
+    assert CEILING_OF_CPUS in first.stdout
     assert "keep-default" in first.stdout
     assert "step times are not compared: the job would run with NCCL's own choice" in first.stdout
     for stage in ("record: ncclt profile record --name paced-", "tune: ncclt tune --model paced-"):
@@ -84,7 +85,7 @@ def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
     assert "is finished, nothing was launched" in again.stderr
     plan = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "100000").stdout)["stages"]
     assert {one["stage"]: one["state"] for one in plan} == {
-        "record": "stored", "look": "to do", "tune": "stored: done",
+        "record": "stored", "look": CEILING_OF_CPUS, "tune": "stored: done",
         "compare": "if a gain is proven", "use": "if steps are faster",
     }  # fmt: skip
     other = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "99").stdout)
@@ -133,6 +134,7 @@ def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured)
     third = ncclt("autotune", *measured, "--", *job)
     assert "step times were compared before" in third.stderr
     assert f"verdict: {document['verdict']}: {document['reason']}" in third.stdout
+    assert "nothing to use for this job: " in third.stdout
     assert starts(ncclt) == 16
 
 
@@ -204,6 +206,11 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
         (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
         (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
         (("--profile", "nope", "--cluster", "leonardo"), "nope"),
+        (("--launcher", "torchrun", "--", "touch", "ran"), "--cluster is needed to say what is measured"),
+        (
+            ("--launcher", "torchrun", "--cluster", "leonardo", "--nodes", "2", "--", "touch", "ran"),
+            "this machine alone",
+        ),
     ],
 )
 def test_what_cannot_begin_says_why(ncclt, words, said):
@@ -212,3 +219,4 @@ def test_what_cannot_begin_says_why(ncclt, words, said):
     assert done.returncode in (1, 2, 3)
     assert said in done.stderr
     assert done.stdout == ""
+    assert not (ncclt.folder / "ran").exists(), "refused before the job is launched"

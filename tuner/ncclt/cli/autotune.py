@@ -134,6 +134,7 @@ def autotune(
     shape or script is another job.
     """
     from ncclt.autotune import name_of_job, target_of_job
+    from ncclt.measure.open_testbed import chosen_cluster
     from ncclt.measure.testbed import require_tune_extra
     from ncclt.store import open_store, open_to_read
 
@@ -157,6 +158,11 @@ def autotune(
             _print_plan(job, store, as_json=as_json)
         else:
             store.require_writable()
+            # What the trials would refuse is refused before the job is launched.
+            if target.landscape is None:
+                cluster = chosen_cluster(target, store)
+                if target.is_launched:
+                    target.require(cluster)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
 
 
@@ -223,6 +229,7 @@ class _End:
         """
         from ncclt.cli.tune_view import result_document
         from ncclt.cli.verify import print_verification
+        from ncclt.core.recommendation import Decision
         from ncclt.profile.views.exposure import gain_bound
 
         if not self.as_json:
@@ -231,6 +238,12 @@ class _End:
                 print_verification(self.verification, self.where, quiet=False)
             else:
                 print(why or f"verdict: {decision}: {reason}")
+            if self.verification and not use:
+                undecided = self.verification.verdict.decision is Decision.UNDECIDED
+                doubt = "step times do not decide it yet" if undecided else "its messages are faster, its steps are not"
+                print(
+                    f"nothing to use for this job: {doubt} (`ncclt env` and `ncclt run` deliver the result on request)"
+                )
             if use:
                 print(f"use it: {use}")
             return
@@ -322,6 +335,7 @@ def _compared(
 
 def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     """Show the stages with their commands, and what of them is stored."""
+    from ncclt.autotune import ceiling_words
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
 
@@ -334,7 +348,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     else:
         testbed, request = _study(job, workload, store, ask=False)
         name = testbed.runner.cluster.name
-        states |= {"record": "stored", "tune": _state(request, testbed, store)}
+        states |= {"record": "stored", "look": ceiling_words(workload), "tune": _state(request, testbed, store)}
     states |= {"compare": "if a gain is proven", "use": "if steps are faster"}
     stages = [{"stage": stage, "state": states[stage], "command": line} for stage, line in job.stages(name).items()]
     if as_json:
