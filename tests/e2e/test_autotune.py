@@ -112,7 +112,7 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
     # They are accepted as they stand; what they name is not there yet.
     assert f"no workload {plan['model']!r}" in ncclt(*words["tune"][1:], rc=3).stderr
     assert "--cluster" not in ncclt(*words["compare"][1:], rc=3).stderr
-    assert "cannot start" not in ncclt(*words["use"][1:4], *words["use"][4:-3], "true").stderr
+    assert ncclt(*words["use"][1:-3], "echo", "ran").stdout == "ran\n"
 
 
 def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured):
@@ -136,6 +136,23 @@ def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured)
     assert f"verdict: {document['verdict']}: {document['reason']}" in third.stdout
     assert "nothing to use for this job: " in third.stdout
     assert starts(ncclt) == 16
+
+
+def test_a_job_that_gains_gets_the_one_command_that_uses_it(ncclt, job, measured):
+    script = ncclt.folder / "job.py"
+    script.write_text(
+        'import os\nif "NCCL_ALGO" not in os.environ:\n    os.environ["SLOW"] = "1"\n' + script.read_text()
+    )
+    ncclt("autotune", *measured, "--", *job)
+    prove_a_gain(ncclt)
+
+    done = ncclt("autotune", *measured, "--", *job)
+    *_, verdict, use = done.stdout.splitlines()
+    assert verdict.startswith("verdict: tuned: training steps are faster by +")
+    words = shlex.split(use.removeprefix("use it: ncclt "))
+    assert words[-len(job) :] == [*job]
+    started = ncclt(*words[: -len(job)], "env")
+    assert "NCCLT_RECOMMENDATION=proven\n" in started.stdout, started.stderr
 
 
 def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured):

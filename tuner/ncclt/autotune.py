@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.deliver.job import is_node_launcher, nodes_of
@@ -24,7 +24,7 @@ from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.prove.comparison import Comparison
-from ncclt.prove.proven_side import is_unmeasured
+from ncclt.prove.proven_side import has_gain, is_unmeasured
 from ncclt.prove.step_times import failure_of
 from ncclt.store.store import Store
 
@@ -168,8 +168,7 @@ def hopeless(workload: Workload, *, min_effect: float) -> str:
 
 def why_not_compared(recommendation: Recommendation, argv: Sequence[str]) -> str:
     """Return why the step times of a job need no comparison or cannot have one; empty where they are compared."""
-    deliveries = [recommendation.table, recommendation.variables]
-    if not any(one and one.verdict.decision is Decision.TUNED for one in deliveries):
+    if not has_gain(recommendation):
         return "step times are not compared: the job would run with NCCL's own choice on both sides"
     valid = recommendation.fingerprint
     if is_unmeasured(recommendation):

@@ -225,6 +225,8 @@ def test_what_no_gpu_measured_needs_one_to_be_verified(launcher):
     with pytest.raises(NoRecommendationError, match="cannot be verified here"):
         require_measurable(unmeasured, ("train",), gpus_visible=False)
     require_measurable(unmeasured, ("train",), gpus_visible=True)
+    kept = replace(unmeasured.table, verdict=replace(unmeasured.table.verdict, decision=Decision.KEEP_DEFAULT))
+    require_measurable(replace(unmeasured, table=kept), ("train",), gpus_visible=False)  # nothing to verify, anywhere
     require_measurable(unmeasured, ("mpirun", "train"), gpus_visible=False)
     require_measurable(replace(unmeasured, simulated=False, launcher="local"), ("train",), gpus_visible=False)
 

@@ -23,6 +23,7 @@ from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.verification import Verification
     from ncclt.core.workload import Workload
@@ -67,15 +68,21 @@ class AutotuneRequest:
     storage: str
     force: bool
 
-    def stages(self, cluster: str) -> dict[str, str]:
-        """Return the command that each stage is, in their order."""
+    def stages(self, cluster: Cluster | None) -> dict[str, str]:
+        """Return the command that each stage is, in their order; without a cluster, those before it is known."""
         own = shlex.split(self.storage)
         launches = options_given(replace(self.how, min_effect=Comparison().min_effect))
         keep = ["--keep-env"] if self.target.keep_env else []
         compared = [*keep, *launches, *_given(self.effort, "min_effect")]
         recorded = [f"--warmup={self.how.warmup}", *_given(self.how, "directory"), "--stop-after"]
         recorded += [f"--steps={self.window}"] if self.window else []
-        of = ["--model", self.name, "--cluster", cluster, *own]
+        of = ["--model", self.name, *own]
+        if cluster is not None:
+            measured = Target(
+                cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node,
+                nccl_version=cluster.nccl_version,
+            )  # fmt: skip
+            of[2:2] = _given(measured)
         forced = ["--force"] if self.force else []
         words = {
             "record": ["profile", "record", "--name", self.name, *recorded, *own, "--", *self.argv],
@@ -187,7 +194,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
             return
         say(f"ncclt: --force: {why}")
     testbed, request = _study(job, workload, store, ask=True)
-    stages = job.stages(testbed.runner.cluster.name)
+    stages = job.stages(testbed.runner.cluster)
     _announce("tune", stages, hidden=hidden)
     result, exit_code = run_study(request, testbed, store, force=job.force, hidden=hidden)
     if not as_json:
@@ -277,7 +284,7 @@ def _workload(job: AutotuneRequest, store: Store, launcher: Launcher, *, hidden:
         if job.is_recorded and not hidden:
             say(f"ncclt: record: {job.name} was recorded before (to record again: ncclt profile record --replace)")
         return stored
-    _announce("record", job.stages(""), hidden=hidden)
+    _announce("record", job.stages(None), hidden=hidden)
     with interruptible():
         try:
             recording = record_job(
@@ -339,18 +346,18 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
 
-    name, workload, states = "", _stored(job, store), dict.fromkeys(job.stages(""), "to do")
+    cluster, workload, states = None, _stored(job, store), dict.fromkeys(job.stages(None), "to do")
     if workload is None:
         states["tune"] = "after the recording"
         if job.target.is_launched:
             cluster = chosen_cluster(job.target, store)
-            name = (on_cpus(cluster) if job.target.is_gloo else cluster).name
+            cluster = on_cpus(cluster) if job.target.is_gloo else cluster
     else:
         testbed, request = _study(job, workload, store, ask=False)
-        name = testbed.runner.cluster.name
+        cluster = testbed.runner.cluster
         states |= {"record": "stored", "look": ceiling_words(workload), "tune": _state(request, testbed, store)}
     states |= {"compare": "if a gain is proven", "use": "if steps are faster"}
-    stages = [{"stage": stage, "state": states[stage], "command": line} for stage, line in job.stages(name).items()]
+    stages = [{"stage": stage, "state": states[stage], "command": line} for stage, line in job.stages(cluster).items()]
     if as_json:
         print_json({"schema": AUTOTUNE_SCHEMA, "model": job.name, "stages": stages})
         return

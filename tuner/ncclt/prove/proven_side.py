@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ncclt.core.attestation import Form
-from ncclt.core.recommendation import Recommendation
+from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.handover import Handover, place_plugin, plan_handover, table_path, write_table
 from ncclt.deliver.job import starts_others
 from ncclt.deliver.offer import offer_of
@@ -29,9 +29,9 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
         gpus_visible: this machine shows a GPU.
 
     Raises:
-        NoRecommendationError: step times of this machine say nothing about it.
+        NoRecommendationError: it proves a gain, about which step times of this machine say nothing.
     """
-    if not is_unmeasured(recommendation) or gpus_visible or starts_others(argv):
+    if not has_gain(recommendation) or not is_unmeasured(recommendation) or gpus_visible or starts_others(argv):
         return
     valid = recommendation.fingerprint
     source = "replayed from a recording" if recommendation.launcher == "replay" else "SIMULATED"
@@ -41,6 +41,12 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
         hint=f"on {valid.nodes} x {valid.gpus_per_node} real GPUs, `ncclt autotune -- COMMAND` measures, proves and "
         "compares step times; here --env and --base, or --against, compare whatever changes this job",
     )
+
+
+def has_gain(recommendation: Recommendation) -> bool:
+    """Return whether a gain is proven of the table or of the variables."""
+    deliveries = (recommendation.table, recommendation.variables)
+    return any(one.verdict.decision is Decision.TUNED for one in deliveries if one)
 
 
 def is_unmeasured(recommendation: Recommendation) -> bool:
