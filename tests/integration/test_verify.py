@@ -201,6 +201,12 @@ def test_a_proven_table_is_delivered_as_to_any_job_and_removed_afterwards(tmp_pa
     assert len(_stored(tmp_path, recommendation="rec1")) == 1
 
 
+def test_command_is_missing(tmp_path, verify):
+    done = verify(["--env", "A=1"], [])
+    assert done.returncode == 2
+    assert "give the training's command after --" in done.stderr
+
+
 def test_table_alone_needs_the_plugin(tmp_path, verify, job):
     with open_store(_url(tmp_path)) as store:
         store.publish(replace(sample_recommendation("rec1"), simulated=False, launcher="local"))
@@ -221,6 +227,7 @@ def test_what_was_not_measured_cannot_be_verified_by_cpus(tmp_path, verify, sour
     assert f"toy on pair cannot be verified here: its times are {said}" in done.stderr
     assert "on 2 x 4 real GPUs, `ncclt autotune -- COMMAND`" in done.stderr
     assert not marker.exists()
+    assert verify(asked, [], CUDA_VISIBLE_DEVICES="").stderr == done.stderr, "without a command too"
     planned = verify([*asked, "--dry-run"], ["srun", "touch", str(marker)], CUDA_VISIBLE_DEVICES="")
     assert planned.returncode == 0, "srun may start it where GPUs are"
 

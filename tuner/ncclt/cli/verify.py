@@ -50,7 +50,9 @@ _SAME_WORK = (
 @app.command(context_settings={"allow_interspersed_args": False})
 @spread
 def verify(
-    command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The training's command, for example: torchrun ... train.py")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
     profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
     *,
@@ -92,9 +94,15 @@ def verify(
     if model and profile:
         raise UsageError("--model and --profile mean the same", hint="give one of them")
     launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=WHOLE if verbose else KEEP_BYTES)
-    workload, argv = model or profile or "", tuple(command)
+    workload, argv = model or profile or "", tuple(command or ())
+    own = bool(env or base or against is not None)
+    published = None if own else _recommendation(workload, target, storage)
+    if published is not None:
+        require_measurable(published, argv, gpus_visible=gpus_visible())
+    if not argv:
+        raise UsageError("give the training's command after --", hint="for example: -- torchrun ... train.py")
     with ExitStack() as stack:
-        if env or base or against is not None:
+        if published is None:
             base_argv = _words_of(against)
             request = VerifyRequest(
                 argv=argv,
@@ -104,14 +112,12 @@ def verify(
                 cluster=target.cluster or "",
                 model=workload,
                 # Variables that neither side inherits; it may still set them itself.
-                removed_env=launcher.plan(command, variables={}, timeout_s=how.timeout_s).unset_env,
+                removed_env=launcher.plan(argv, variables={}, timeout_s=how.timeout_s).unset_env,
                 notes=(_SAME_WORK,) if base_argv else (),
                 how=how,
                 open_mpi=open_mpi_sides(argv, base_argv, environ=os.environ),
             )
         else:
-            published = _recommendation(workload, target, storage)
-            require_measurable(published, argv, gpus_visible=gpus_visible())
             request = stack.enter_context(
                 proven_request(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
             )
