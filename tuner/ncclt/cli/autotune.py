@@ -15,7 +15,7 @@ import typer
 
 from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
-from ncclt.cli.spread import Fields, options_given, spread
+from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
 from ncclt.core.option import Option
 from ncclt.errors import NotFoundError, UsageError
@@ -71,7 +71,7 @@ class AutotuneRequest:
     def stages(self, cluster: Cluster | None) -> dict[str, str]:
         """Return the command that each stage is, in their order; without a cluster, those before it is known."""
         own = shlex.split(self.storage)
-        launches = options_given(replace(self.how, min_effect=Comparison().min_effect))
+        launches = words_of(replace(self.how, min_effect=Comparison().min_effect))
         keep = ["--keep-env"] if self.target.keep_env else []
         compared = [*keep, *launches, *_given(self.effort, "min_effect")]
         recorded = [f"--warmup={self.how.warmup}", *_given(self.how, "directory"), "--stop-after"]
@@ -99,8 +99,8 @@ class AutotuneRequest:
 def _given(record: Any, *names: str) -> list[str]:
     """Return the options of a record, or of some of its fields."""
     if not names:
-        return options_given(record)
-    return options_given(replace(type(record)(), **{name: getattr(record, name) for name in names}))
+        return words_of(record)
+    return words_of(replace(type(record)(), **{name: getattr(record, name) for name in names}))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -61,23 +61,6 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def options_given(record: Any) -> list[str]:
-    """Return the words of a command line that give the fields of a record; none for a field with its default."""
-    words = []
-    for name, option in options_of(type(record)).items():
-        value, default = getattr(record, name), next(one.default for one in fields(record) if one.name == name)
-        flag, _slash, unset = (option.flag or f"--{name.replace('_', '-')}").partition("/")
-        if value == default:
-            continue
-        if isinstance(value, bool):
-            words += [flag if value else unset]
-        elif isinstance(value, tuple) and not option.comma:
-            words += [word for one in value for word in (flag, str(one))]
-        else:
-            words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
-    return words
-
-
 def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     """Return a field as a parameter of typer, for which an empty default is None."""
     hint = get_type_hints(record)[name]
