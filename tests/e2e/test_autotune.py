@@ -21,7 +21,7 @@ PACED = TESTS / "integration" / "training" / "paced.py"
 QUICK_JOB = runpy.run_path(str(TESTS / "fakes" / "quick_job.py"))
 STORE = ("--storage", "sqlite:///ncclt.db")
 PATIENT_S = 240.0
-CEILING_OF_CPUS = "ceiling: not known, for the recording does not show how much of the communication is exposed"
+CEILING_OF_CPUS = "ceiling: not known, for nothing recorded how much of the communication is exposed"
 
 
 @pytest.fixture

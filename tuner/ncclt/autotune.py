@@ -148,7 +148,7 @@ def ceiling_words(workload: Workload) -> str:
     """Return as a sentence what tuning can save at most."""
     bound = gain_bound(workload)
     if bound is None or not workload.step_time_us:
-        return "ceiling: not known, for the recording does not show how much of the communication is exposed"
+        return "ceiling: not known, for nothing recorded how much of the communication is exposed"
     return (
         f"ceiling: {bound.share * 100:.1f} % of a step is exposed communication, so tuning can save at most "
         f"{bound.share * workload.step_time_us / 1e3:.2f} of {workload.step_time_us / 1e3:.2f} ms"
@@ -174,7 +174,7 @@ def why_not_compared(recommendation: Recommendation, argv: Sequence[str]) -> str
     if is_unmeasured(recommendation):
         return (
             "step times cannot be compared: no job runs on a recording or a model; on "
-            f"{valid.nodes} x {valid.gpus_per_node} real GPUs `ncclt autotune -- COMMAND` does it all"
+            f"{valid.nodes} x {valid.gpus_per_node} real GPUs `ncclt autotune -- COMMAND` compares them"
         )
     return "" if argv else "step times are not compared: that needs the job's command, after --"
 
