@@ -144,6 +144,7 @@ def autotune(
     from ncclt.measure.open_testbed import chosen_cluster
     from ncclt.measure.testbed import require_tune_extra
     from ncclt.store import open_store, open_to_read
+    from ncclt.store.location import locate
 
     require_tune_extra()
     argv = tuple(command or ())
@@ -156,10 +157,11 @@ def autotune(
     how = replace(how, min_effect=effort.min_effect, blocks=blocks, steps=window or how.steps)
     target = target_of_job(target, argv, environ=os.environ)
     name = profile or name_of_job(argv, environ=os.environ, folder=Path.cwd())
+    location = locate(storage)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         job = AutotuneRequest(
             argv=argv, name=name, is_recorded=profile is None, window=window, target=target, effort=effort, how=how,
-            storage=storage_option(storage, store.shown), force=force,
+            storage=storage_option(storage, str(location.path or store.shown)), force=force,
         )  # fmt: skip
         if dry_run:
             _print_plan(job, store, as_json=as_json)
