@@ -41,7 +41,7 @@ def measured(ncclt):
     runpy.run_path(str(TESTS / "fakes" / "nccl_tests_stand_in.py"))["install"](folder)
     ncclt.variables["NCCLT_PLUGIN"] = "/nonexistent/plugin.so"
     return (
-        "--profile", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
+        "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
         "--launcher", "local", "--nccl-tests", folder, "--trials", "2", "--blocks", "4", "--warmup", "2",
         "--window", "4", *STORE,
     )  # fmt: skip
@@ -220,11 +220,11 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give the command of a job after --, or --profile NAME"),
+        ((), "give the command of a job after --, or --model NAME"),
         (("--blocks", "3", "--", "true"), "--blocks must be at least 4"),
         (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
         (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
-        (("--profile", "nope", "--cluster", "leonardo"), "nope"),
+        (("--model", "nope", "--cluster", "leonardo"), "nope"),
         (("--launcher", "torchrun", "--", "touch", "ran"), "--cluster is needed to say what is measured"),
         (
             ("--launcher", "torchrun", "--cluster", "leonardo", "--nodes", "2", "--", "touch", "ran"),

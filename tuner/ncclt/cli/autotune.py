@@ -108,10 +108,11 @@ def _given(record: Any, *names: str) -> list[str]:
 def autotune(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="The training's command, for example: torchrun ... train.py; without it give --profile."),
+        typer.Argument(help="The training's command, for example: torchrun ... train.py; without it give --model."),
     ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Name of a stored workload of the job, instead of recording it.")
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "--profile", help="Name of a stored workload of the job, instead of recording it."),
     ] = None,
     *,
     target: Target,
@@ -148,19 +149,19 @@ def autotune(
 
     require_tune_extra()
     argv = tuple(command or ())
-    if not argv and not profile:
+    if not argv and not model:
         raise UsageError(
-            "give the command of a job after --, or --profile NAME",
+            "give the command of a job after --, or --model NAME",
             hint="for example: ncclt autotune -- torchrun --nproc-per-node=8 train.py",
         )
     blocks = how.blocks if effort.blocks == Effort().blocks else effort.blocks
     how = replace(how, min_effect=effort.min_effect, blocks=blocks, steps=window or how.steps)
     target = target_of_job(target, argv, environ=os.environ)
-    name = profile or name_of_job(argv, environ=os.environ, folder=Path.cwd())
+    name = model or name_of_job(argv, environ=os.environ, folder=Path.cwd())
     location = locate(storage)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         job = AutotuneRequest(
-            argv=argv, name=name, is_recorded=profile is None, window=window, target=target, effort=effort, how=how,
+            argv=argv, name=name, is_recorded=model is None, window=window, target=target, effort=effort, how=how,
             storage=storage_option(storage, str(location.path or store.shown)), force=force,
         )  # fmt: skip
         if dry_run:

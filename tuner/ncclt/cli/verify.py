@@ -197,7 +197,7 @@ def _recommendation(model: str, target: Target, storage: str | None) -> Recommen
 
     if not model or not target.cluster:
         raise UsageError(
-            "give --model NAME (or --profile NAME) and --cluster NAME, whose recommendation is verified",
+            "give --model NAME and --cluster NAME, whose recommendation is verified",
             hint="or compare two environments by --env NAME=VALUE and --base NAME=VALUE, or two commands by --against",
         )
     wanted = Request(
