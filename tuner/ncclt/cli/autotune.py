@@ -201,12 +201,12 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     _announce("tune", stages, hidden=hidden)
     result, exit_code = run_study(request, testbed, store, force=job.force, hidden=hidden)
     if not as_json:
-        print_result(result, testbed, store, storage_option=job.storage, quiet=hidden)
+        print_result(result, testbed, store, source=job.storage, again=stages["tune"], steps_per_day=None, quiet=hidden)
     found = result.recommendation
     if found is None:
         # Interrupted, or another worker of the same study does the rest; both were said.
         raise typer.Exit(0 if result.left else exit_code)
-    end = replace(end, result=result)
+    end = replace(end, result=result, testbed=testbed)
     if why := why_not_compared(found, job.argv):
         verdict = found.table.verdict
         end.show(verdict.decision.value, verdict.reason, why=why)
@@ -227,6 +227,7 @@ class _End:
     where: str
     as_json: bool
     result: TuneResult | None = None
+    testbed: Testbed | None = None
     verification: Verification | None = None
 
     def show(self, decision: str, reason: str, *, use: str = "", why: str = "") -> None:
@@ -257,7 +258,9 @@ class _End:
             if use:
                 print(f"use it: {use}")
             return
-        bound = gain_bound(self.workload)
+        bound, tuned = gain_bound(self.workload), None
+        if self.result and self.testbed:
+            tuned = result_document(self.result, self.testbed, steps_per_day=None)
         print_json(
             {
                 "schema": AUTOTUNE_SCHEMA,
@@ -268,7 +271,7 @@ class _End:
                 "reason": reason,
                 "not_compared": why or None,
                 "use": use or None,
-                "tune": result_document(self.result) if self.result else None,
+                "tune": tuned,
                 "verification": self.verification.to_document() if self.verification else None,
             }
         )

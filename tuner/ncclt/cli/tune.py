@@ -102,9 +102,7 @@ def tune(
         else:
             source = storage_option(storage, store.shown)
             again = command_again(name, target, effort, source)
-            print_result(
-                result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet
-            )
+            print_result(result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet)
         if result.recommendation is None and not result.left:
             raise typer.Exit(exit_code)
 
