@@ -99,3 +99,30 @@ def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
 def test_options_that_make_no_sense(call, words):
     with pytest.raises(UsageError):
         call(*words)
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("node1:902:902 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x7f count 1024", "holds no line of a start"),
+        ("node1:902:902 [0] NCCL WARN something of this job", "holds no line of a start"),
+        (
+            "node1:902:912 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 "
+            "commId 0x7 - Init COMPLETE",
+            "shows no connection",
+        ),
+    ],
+)
+def test_a_log_that_does_not_tell_of_a_start_is_no_proof_of_health(call, tmp_path, line, missing):
+    """What could not be examined is named, with the variables that log it, and scripts see it by the exit code."""
+    log = tmp_path / "job.log"
+    log.write_text(f"{line}\n")
+    ended, printed = call("--from", str(log), "--json")
+    document = json.loads(printed)
+
+    warned = any(finding["severity"] == "warning" for finding in document["findings"])
+    assert (ended, document["verdict"]) == (4, "degraded" if warned else "incomplete")
+    (said,) = document["missing"]
+    assert said.startswith(f"job.log {missing}")
+    assert "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT," in said
+    assert f"missing: job.log {missing}" in call("--from", str(log))[1]

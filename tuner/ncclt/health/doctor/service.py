@@ -206,4 +206,24 @@ def _with(
     version: NcclVersion | None,
     recommended: Mapping[str, str] | None,
 ) -> Facts:
-    return replace(facts, cluster=cluster, version=version, recommended=tuple(sorted((recommended or {}).items())))
+    unlogged = _unlogged(facts.log)
+    return replace(
+        facts, cluster=cluster, version=version, recommended=tuple(sorted((recommended or {}).items())),
+        missing=(*facts.missing, *([unlogged] if unlogged else [])),
+    )  # fmt: skip
+
+
+def _unlogged(log: LogFacts) -> str:
+    """Return what a log does not tell of a start, and how to log it; empty = it tells all, or there is none."""
+    wanted = " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
+    if not log.sources:
+        return ""
+    logs = ", ".join(log.sources[:_LAST_LINES]) + (", ..." if len(log.sources) > _LAST_LINES else "")
+    if not log.tells_starts:
+        return (
+            f"{logs} holds no line of a start: ranks, transports, channels and networks were not examined; log a job "
+            f"from its beginning with {wanted}"
+        )
+    if any((start.ranks or 0) > 1 for start in log.starts) and not log.transports():
+        return f"{logs} shows no connection: transports were not examined; log a job with {wanted}"
+    return ""
