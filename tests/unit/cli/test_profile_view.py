@@ -32,7 +32,7 @@ def _shown(capsys, workload, limit=0):
 def test_the_upper_bound_of_what_tuning_gains_is_said(capsys):
     out = _shown(capsys, _recorded())
     assert "communication exposed: 4.1 % of the step; no NCCL setting can gain more (4.10 ms of 100.00 ms)" in out
-    assert "step time 100.00 ms, mean of 20 recorded steps" in out
+    assert "step time 100.00 ms, median of 20 recorded steps" in out
     assert "communication 10.20 ms per step" in out
     assert "note: a note" in out
 

@@ -73,7 +73,7 @@ def print_profile(workload: Workload, *, limit: int) -> None:
 def _print_times(workload: Workload) -> None:
     origin, communication_us = workload.provenance, workload.communication_us
     if workload.step_time_us:
-        steps = f", mean of {origin.steps} recorded steps" if origin.steps else ""
+        steps = f", median of {origin.steps} recorded steps" if origin.steps else ""
         print(f"step time {workload.step_time_us / 1e3:.2f} ms{steps}")
     if communication_us:
         print(f"communication {communication_us / 1e3:.2f} ms {workload.per}, the calls one after the other")

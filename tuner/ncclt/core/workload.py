@@ -90,8 +90,9 @@ class Workload(Documented):
         name: short name, as in `--model NAME`.
         provenance: where it came from.
         messages: one entry per distinct message, largest share of bytes first.
-        step_time_us: mean step time in the recording, µs, where the source has it.
-        exposed_us: communication not hidden behind compute, µs per step, where the source has it.
+        step_time_us: median step time in the recording, µs, where the source has it.
+        exposed_us: communication not hidden behind compute, µs per step, where the source has it; at most
+            `communication_us`, for the rest is waiting for other ranks.
         copied_us: copies within the GPU, µs per step, where the source has them.
         timeline: the calls of the median step of one rank in order of time, where the source has it.
     """
@@ -116,6 +117,8 @@ class Workload(Documented):
             raise InputError(f"workload {self.name!r} has a message with no calls per step")
         ordered = sorted(self.messages, key=lambda m: (-m.bytes_per_step, m.message))
         object.__setattr__(self, "messages", tuple(ordered))
+        if self.exposed_us is not None and (sent := self.communication_us):
+            object.__setattr__(self, "exposed_us", min(self.exposed_us, sent))
 
     @property
     def bytes_per_step(self) -> float:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from ncclt.cli.profile_view import print_profile
 from ncclt.errors import UsageError
 from ncclt.profile.record.plan import Method, plan_recording
 from ncclt.profile.record.session import clear_folder, make_folder, run_recording
@@ -79,3 +80,28 @@ def test_traces_without_collectives_are_told_together_with_missing_logs(tmp_path
     assert "no collectives" in recording.reason
     assert "no process wrote an NCCL log" in recording.reason
     assert recording.hint
+
+
+# Stands for a rank under the profiler: one of its recorded steps stalls.
+PROFILED_JOB = """
+import json, os
+folder = os.path.dirname(os.environ["PYTHONPATH"])
+begins, lengths = (0, 2_000_000, 4_000_000), (420_000, 425_460, 890_430)
+events = [dict(ph="X", cat="user_annotation", name=f"ProfilerStep#{number}", pid=1, tid=1, ts=begin, dur=length)
+          for number, (begin, length) in enumerate(zip(begins, lengths))]
+shape = {"Collective name": "allreduce", "In msg nelems": 256, "Out msg nelems": 256, "Group size": 2, "dtype": "Float"}
+events += [dict(ph="X", cat="cpu_op", name="record_param_comms", pid=1, tid=1, ts=begin + 10, dur=5, args=shape)
+           for begin in begins]
+json.dump({"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2},
+           "traceEvents": events}, open(folder + "/traces/rank0.json", "w"))
+json.dump({"rank": 0, "state": "recorded", "steps_seen": 6, "steps_recorded": 3, "outside_s": [0.4, 0.41, 0.42],
+           "inside_s": [0.42, 0.4255, 0.8905], "write_s": 0.1, "failures": []}, open(folder + "/ranks/0.json", "w"))
+"""
+
+
+def test_the_note_on_the_cost_and_the_profile_agree_on_the_step_time(tmp_path, capsys):
+    recording = _record(tmp_path, PROFILED_JOB, Method.AUTO)
+    print_profile(recording.workload, limit=0)
+    shown = capsys.readouterr().out
+    assert "step time 425.46 ms, median of 3 recorded steps\n" in shown
+    assert "note: recording made steps +3.8 % longer: 425.46 ms in the recorded steps, 410.00 ms in others" in shown

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.profile.views.exposure import exposure, gain_bound, merged, overlaps
+from ncclt.profile.views.exposure import exposures, gain_bound, merged, overlaps
 
 _INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 
@@ -39,12 +39,13 @@ def test_union_and_overlap_are_those_of_the_points(first, second):
     assert all(end < start for (_, end), (start, _) in pairwise(a))
 
 
-@given(communication=_INTERVALS, compute=_INTERVALS, windows=st.none() | _INTERVALS)
-def test_exposed_is_what_runs_alone_inside_the_windows(communication, compute, windows):
-    found = exposure(communication, compute, windows)
-    sending = _points(communication) & (_points(windows) if windows is not None else set(range(40)))
-    assert found.communication_us == len(sending)
-    assert found.exposed_us == len(sending - _points(compute))
+@given(communication=_INTERVALS, compute=_INTERVALS, windows=_INTERVALS)
+def test_exposed_is_what_runs_alone_inside_each_window(communication, compute, windows):
+    found = exposures(communication, compute, windows)
+    for one, window in zip(found, windows or [(0, 40)], strict=True):
+        sending = _points(communication) & _points([window])
+        assert one.communication_us == len(sending)
+        assert one.exposed_us == len(sending - _points(compute))
 
 
 def test_the_bound_is_the_exposed_share():

@@ -181,7 +181,8 @@ def _told(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Work
     if cost is not None:
         notes.append(
             f"recording made steps {cost.share * 100:+.1f} % longer: "
-            f"{cost.inside_us / 1e3:.2f} ms in the recorded steps, {cost.outside_us / 1e3:.2f} ms in others, "
+            f"{(workload.step_time_us or cost.inside_us) / 1e3:.2f} ms in the recorded steps, "
+            f"{cost.outside_us / 1e3:.2f} ms in others, "
             f"half of which take {cost.low_us / 1e3:.2f} to {cost.high_us / 1e3:.2f} ms"
         )
     if cut_short:

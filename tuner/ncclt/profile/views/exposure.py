@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ncclt.core.workload import Workload
 
@@ -13,7 +15,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What one device did while it communicated, both in µs over all windows together.
+    """What one device did while it communicated, both in µs of one window.
 
     Attributes:
         communication_us: time in which at least one communication kernel ran.
@@ -63,22 +65,23 @@ def overlaps(first: Sequence[Interval], second: Sequence[Interval]) -> list[Inte
     return found
 
 
-def exposure(
-    communication: Iterable[Interval], compute: Iterable[Interval], windows: Iterable[Interval] | None = None
-) -> Exposure:
-    """Measure the communication of one device that no compute covers.
+def exposures(
+    communication: Iterable[Interval], compute: Iterable[Interval], windows: Sequence[Interval]
+) -> list[Exposure]:
+    """Measure the communication of one device that no compute covers, in each window.
 
     Args:
         communication: when communication kernels ran, µs, in any order; they may overlap.
         compute: when compute kernels ran on the same clock.
-        windows: the training steps; what is outside them does not count. None = everything counts.
+        windows: the training steps; what is outside them does not count. Empty = one that holds everything.
     """
     sending = merged(communication)
-    if windows is not None:
-        sending = overlaps(sending, merged(windows))
-    total = _length(sending)
-    hidden = _length(overlaps(sending, merged(compute)))
-    return Exposure(communication_us=total, exposed_us=max(0.0, total - hidden))
+    hidden = overlaps(sending, merged(compute))
+    return [
+        Exposure(communication_us=total, exposed_us=max(0.0, total - _length(_inside(hidden, window))))
+        for window in windows or [(-inf, inf)]
+        for total in (_length(_inside(sending, window)),)
+    ]
 
 
 def gain_bound(workload: Workload) -> GainBound | None:
@@ -91,6 +94,12 @@ def gain_bound(workload: Workload) -> GainBound | None:
         return None
     share = min(1.0, workload.exposed_us / workload.step_time_us)
     return GainBound(share=share, speedup=1 / (1 - share) if share < 1 else float("inf"))
+
+
+def _inside(union: Sequence[Interval], window: Interval) -> list[Interval]:
+    first = bisect_right(union, window[0], key=lambda interval: interval[1])
+    last = bisect_left(union, window[1], key=lambda interval: interval[0])
+    return overlaps(union[first:last], merged([window]))
 
 
 def _length(union: Iterable[Interval]) -> float:

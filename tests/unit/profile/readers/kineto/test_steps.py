@@ -19,6 +19,14 @@ def test_calls_are_divided_by_the_steps(trace):
     assert not any("left out" in note or "cut off" in note for note in workload.provenance.notes)
 
 
+def test_the_step_time_is_that_of_the_median_step(trace):
+    """One step that stalls does not count, as in the note on the cost of recording."""
+    for number, start, end in ((1, 1000, 1400), (2, 2000, 2420), (3, 3000, 4000)):
+        trace.step(number, start, end)
+        trace.comm("allreduce", 256)["ts"] = start + 10
+    assert _read(trace).step_time_us == 420
+
+
 def test_without_marks_the_file_is_one_step(trace):
     """And a note says so."""
     trace.comm("allreduce", 256)

@@ -10,8 +10,9 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from ncclt.profile.views.exposure import Exposure, Interval, exposure, merged, overlaps
+from ncclt.profile.views.exposure import Exposure, Interval, exposures, merged, overlaps
 
 # NCCL and RCCL name all their kernels so (profiling.md, d); symmetric-memory kernels are ncclSym(k)DevKernel_*.
 _COMMUNICATION = re.compile(r"nccl\w*Kernel|ncclSym", re.IGNORECASE)
@@ -27,8 +28,8 @@ class RankExposure:
     """What the kernels of one rank show, per step.
 
     Attributes:
-        communication_us: time in which it communicated, µs per step; None where not known.
-        exposed_us: the part of it without compute beside it, µs per step; None where not known.
+        communication_us: time in which it communicated, µs of the median step; None where not known.
+        exposed_us: the part of it without compute beside it, likewise; None where not known.
         copied_us: copies within the GPU, µs per step; None where not known.
         note: what is missing or was assumed, empty where there is nothing to say.
     """
@@ -83,7 +84,7 @@ class KernelTimeline:
             self._steps.setdefault(number, (start_us, start_us + duration_us))
 
     def exposure(self, steps: Sequence[tuple[int, Interval]]) -> RankExposure:
-        """Return the exposed communication per step.
+        """Return the exposed communication of a step, the median of all steps as for their times.
 
         Of several GPUs the least exposed one counts, see `least_exposed`.
 
@@ -104,8 +105,8 @@ class KernelTimeline:
             alone = any(device.communication and not device.compute for device in self._devices.values())
             return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
         return RankExposure(
-            communication_us=found.communication_us / max(1, len(steps)),
-            exposed_us=found.exposed_us / max(1, len(steps)),
+            communication_us=found.communication_us,
+            exposed_us=found.exposed_us,
             copied_us=self._copied_us([interval for _, interval in steps]),
             note=note,
         )
@@ -117,13 +118,21 @@ class KernelTimeline:
         return longest_us / len(windows) if windows and longest_us else None
 
     def _least(self, windows: Sequence[Interval]) -> Exposure | None:
-        """Return the least exposed GPU's communication within windows; None where none sends that also computes."""
-        seen = (
-            exposure(_pairs(device.communication), _pairs(device.compute), windows or None)
+        """Return the median step of the least exposed GPU; None where no GPU sends that also computes."""
+        seen = [
+            exposures(_pairs(device.communication), _pairs(device.compute), windows)
             for device in self._devices.values()
             if device.compute
-        )
-        return min((found for found in seen if found.communication_us > 0), key=lambda e: e.exposed_us, default=None)
+        ]
+        medians = [
+            Exposure(
+                communication_us=median(step.communication_us for step in steps),
+                exposed_us=median(step.exposed_us for step in steps),
+            )
+            for steps in seen
+            if any(step.communication_us for step in steps)
+        ]
+        return min(medians, key=lambda e: e.exposed_us, default=None)
 
 
 def least_exposed(ranks: Iterable[RankExposure]) -> tuple[float | None, tuple[str, ...]]:

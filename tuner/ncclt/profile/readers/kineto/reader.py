@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from ncclt.core.workload import TimedCall, Workload
 from ncclt.errors import TraceError
@@ -63,7 +64,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         calls_per_step(readings),
         provenance_of(readings, "kineto", word="trace", about=_kernel_notes(ranks)),
         times_us=smallest(reading.mean_us for reading in readings),
-        step_time_us=sum(step_times) / len(step_times) if step_times else None,
+        step_time_us=median(step_times) if step_times else None,
         exposed_us=least_exposed(rank.exposure for rank in ranks)[0],
         copied_us=least.exposure.copied_us,
         timeline=least.timeline,
