@@ -31,7 +31,7 @@ def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
     (ncclt.folder / "mine.csv").write_text("collective,dtype,size_bytes,calls_per_step\nall_reduce,float32,65536,4\n")
     ncclt("profile", "import", "mine.csv", "--name", "mine", *STORE)
     words = (
-        *("--profile", "mine", "--nodes", 1, "--gpus-per-node", 2, "--launcher", "torchrun", *GLOO),
+        *("--model", "mine", "--nodes", 1, "--gpus-per-node", 2, "--launcher", "torchrun", *GLOO),
         *("--trials", 2, "--persistent", "--json", *STORE),
     )
     study = json.loads(ncclt("tune", *words).stdout)

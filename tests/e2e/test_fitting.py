@@ -160,7 +160,7 @@ READERS = [
     ("profile", "show", "bert"),
     ("profile", "diff", "bert", "gpt2"),
     ("preflight", "--history"),
-    ("estimate", "--profile", "bert", "--cluster", "leonardo", "--compute-ms", "1"),
+    ("estimate", "--model", "bert", "--cluster", "leonardo", "--compute-ms", "1"),
     ("env", "--cluster", "leonardo", "--model", "bert"),
 ]
 

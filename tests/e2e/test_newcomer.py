@@ -110,7 +110,7 @@ def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
     trace = shared_data / "traces" / "kineto_hta" / "nccl_parser_config__nccl_data.json.gz"
     landscape = shared_data / "measurements" / "l40s_a100_cs244c.csv"
     ncclt("profile", "import", trace, "--name", "mine", *STORE)
-    replay = ("tune", "--profile", "mine", "--launcher", "replay", "--landscape", landscape, *STORE)
+    replay = ("tune", "--model", "mine", "--launcher", "replay", "--landscape", landscape, *STORE)
 
     choices = ncclt(*replay, rc=1)
     assert "--where 'system=L40S server Stanford FarmShare oat' --where gpus=4" in choices.stderr

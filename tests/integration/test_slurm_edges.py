@@ -54,7 +54,7 @@ def tuning(prepared, tmp_path):
         kept = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))}
         study = subprocess.Popen(
             [
-                *NCCLT, "tune", "--profile", "mine", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "1",
+                *NCCLT, "tune", "--model", "mine", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "1",
                 "--launcher", "slurm", "--nccl-tests", str(tmp_path), "--trials", "40", "--patience", "0", *STORE,
                 *words,
             ],

@@ -76,7 +76,7 @@ def test_no_payback_in_steps_is_claimed(workload):
 
 def test_an_estimate_compares_no_step_with_it(command, workload):
     command.store.add_workload(workload)
-    words = ("--profile", "w", "--cluster", "dgx-a100", "--nodes", "2", "--gpus-per-node", "1")
+    words = ("--model", "w", "--cluster", "dgx-a100", "--nodes", "2", "--gpus-per-node", "1")
     out = command(estimate, *words)
     assert "for the whole file" in out
     assert "a step" not in out

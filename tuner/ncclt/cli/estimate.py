@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, Model, OldModel, Storage, workload_name
 from ncclt.cli.output import print_json, print_table
 from ncclt.errors import UsageError
 
@@ -24,8 +24,10 @@ _ROWS = 12
 
 @app.command()
 def estimate(
-    profile: Annotated[str, typer.Option("--profile", help="Name of a workload.")],
-    cluster: Annotated[str, typer.Option("--cluster", help="Name of a cluster.")],
+    model: Model = None,
+    profile: OldModel = None,
+    *,
+    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.")],
     nodes: Annotated[int | None, typer.Option(help="Nodes; default: those of the cluster.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: all.")] = None,
     tflops: Annotated[
@@ -35,6 +37,14 @@ def estimate(
     tokens_per_step: Annotated[
         float | None, typer.Option(help="Of the whole job: sequence length x global batch.")
     ] = None,
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute",
+            help="The backward pass recomputes activations (checkpointing): 8 operations per parameter and token "
+            "instead of 6.",
+        ),
+    ] = False,
     compute_ms: Annotated[float | None, typer.Option(help="Computation of one step, if you know it, ms.")] = None,
     storage: Storage = None,
     as_json: AsJson = False,
@@ -44,20 +54,21 @@ def estimate(
     from ncclt.profile.views.estimate import estimate as estimated
     from ncclt.store import open_to_read
 
+    name = workload_name(model, profile)
     with open_to_read(storage) as store:
         where = store.cluster(cluster).sized(nodes=nodes, gpus_per_node=gpus_per_node)
-        recorded = store.workload(profile)
+        recorded = store.workload(name)
         measured = measured_curves(store, where)
     workload = recorded.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
     if recorded.provenance.whole_file:
         if any(value is not None for value in (tflops, params, tokens_per_step, compute_ms)):
             raise UsageError(
-                f"the computation of a step cannot be compared: how many steps {profile} holds is not known",
+                f"the computation of a step cannot be compared: how many steps {name} holds is not known",
                 hint="import it again with `ncclt profile import --steps N`",
             )
         compute_s, source = None, "how many steps the profile holds is not known"
     else:
-        compute_s, source = _compute(recorded, where, tflops, params, tokens_per_step, compute_ms)
+        compute_s, source = _compute(recorded, where, tflops, params, tokens_per_step, compute_ms, recompute)
     found = estimated(workload, where, compute_s=compute_s, measured=measured.curves)
     if as_json:
         print_json(_document(recorded, where, found, source, measured))
@@ -72,13 +83,14 @@ def _compute(
     params: float | None,
     tokens_per_step: float | None,
     compute_ms: float | None,
+    recompute: bool,
 ) -> tuple[float | None, str]:
     """Return the compute time of one step, s, and where it comes from."""
-    from ncclt.profile.views.estimate import compute_seconds
+    from ncclt.profile.views.estimate import OPERATIONS, compute_seconds
 
     flops_given = [v for v in (tflops, params, tokens_per_step) if v is not None]
     if compute_ms is not None:
-        if flops_given:
+        if flops_given or recompute:
             raise UsageError("--compute-ms is the result of --tflops, --params and --tokens-per-step", hint="give one")
         if not (compute_ms > 0 and math.isfinite(compute_ms)):
             raise UsageError(f"--compute-ms must be above 0, not {compute_ms:g}")
@@ -91,9 +103,20 @@ def _compute(
         if tflops is None or parameters is None or tokens_per_step is None:
             raise UsageError(f"{' and '.join(lacking)} missing", hint=f"{', '.join(options)} belong together")
         seconds = compute_seconds(
-            parameters=parameters, tokens_per_step=tokens_per_step, gpus=cluster.world_size, tflops=tflops
+            parameters=parameters,
+            tokens_per_step=tokens_per_step,
+            gpus=cluster.world_size,
+            tflops=tflops,
+            recompute=recompute,
         )
-        return seconds, f"{parameters:,.0f} parameters, {tokens_per_step:,.0f} tokens, {tflops:g} TFLOP/s per GPU"
+        work = OPERATIONS[recompute] * parameters * tokens_per_step / cluster.world_size / 1e12
+        again = ", activations recomputed" if recompute else ""
+        return seconds, (
+            f"{OPERATIONS[recompute]} operations per parameter and token{again}: {parameters:,.0f} parameters x "
+            f"{tokens_per_step:,.0f} tokens / {cluster.world_size} GPUs = {work:,.0f} TFLOP, at {tflops:g} TFLOP/s"
+        )
+    if recompute:
+        raise UsageError("--recompute needs --tflops, --params and --tokens-per-step", hint="leave it out")
     if workload.step_time_us and workload.exposed_us is not None and workload.exposed_us < workload.step_time_us:
         seconds = (workload.step_time_us - workload.exposed_us) / 1e6
         return seconds, "recorded: step time without exposed communication, on the GPUs of the recording"
@@ -161,7 +184,7 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
         f"communication: {_seconds(found.communication_s)} {unit}, bus bandwidth {found.bus_gbps:.1f} GB/s on average"
     )
     if found.communication_s != found.links_s:
-        print(f"  rings at the nominal bandwidth of the links would take {_seconds(found.links_s)}")
+        print(f"  rings at the nominal bandwidth of the links, with latency, would take {_seconds(found.links_s)}")
     if found.compute_s is None:
         ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
         print(f"compute: {f'not known; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")

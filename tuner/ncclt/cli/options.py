@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from ncclt.errors import UsageError
+
 Storage = Annotated[
     str | None,
     typer.Option(
@@ -18,6 +20,10 @@ Storage = Annotated[
         show_default=False,
     ),
 ]
+
+Model = Annotated[str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.")]
+
+OldModel = Annotated[str | None, typer.Option("--profile", hidden=True, help="Earlier name of --model.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -52,3 +58,14 @@ def storage_option(storage: str | None, shown: str) -> str:
         return f" --storage {shlex.quote(f'sqlite:///{Path(shown).absolute()}')}"
     # A password is not printed: where the shell has the URL with one, it stays the only one that works.
     return "" if storage == os.environ.get("NCCLT_STORAGE") != shown else f" --storage {shlex.quote(shown)}"
+
+
+def workload_name(model: str | None, profile: str | None) -> str:
+    """Return the name that --model, or its earlier name --profile, gives.
+
+    Raises:
+        UsageError: neither is given, or both.
+    """
+    if (model is None) == (profile is None):
+        raise UsageError("give --model NAME once", hint="`ncclt profile list` shows the names")
+    return model or profile or ""

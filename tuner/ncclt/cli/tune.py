@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, Quiet, StepsPerDay, Storage, storage_option
+from ncclt.cli.options import AsJson, Model, OldModel, Quiet, StepsPerDay, Storage, storage_option, workload_name
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import BatchJob, submit_study
@@ -30,8 +30,8 @@ app = typer.Typer()
 @app.command()
 @spread
 def tune(
-    model: Annotated[str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
+    model: Model = None,
+    profile: OldModel = None,
     *,
     target: Target,
     batch: BatchJob,
@@ -75,7 +75,7 @@ def tune(
         from ncclt.health.doctor.files import printed_costs_of_file
 
         costs = printed_costs_of_file(init_log)
-    name = _workload_name(model, profile)
+    name = workload_name(model, profile)
     target = target.resolved(os.environ)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         workload = store.workload(name)
@@ -147,12 +147,6 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
             f"{len(diagnosis.blocking)} findings of `ncclt doctor` would invalidate every measurement here",
             hint="`ncclt doctor` says why and how to repair it; --force tunes anyway",
         )
-
-
-def _workload_name(model: str | None, profile: str | None) -> str:
-    if (model is None) == (profile is None):
-        raise UsageError("give --model NAME (or --profile NAME)", hint="`ncclt profile list` shows the names")
-    return model or profile or ""
 
 
 def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool) -> None:

@@ -15,11 +15,14 @@ from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.model import nccl_choice
 
-FLOPS_PER_PARAMETER = 8
-"""Operations per parameter and token of a training step: 2 forward, 4 backward, 2 for the forward pass that activation
-checkpointing repeats (Narayanan et al. 2021, section 5.1; the `4 * 2` of the GPU fabric preflight checks). Without
-checkpointing it is 6."""
+OPERATIONS = {False: 6, True: 8}
+"""Operations per parameter and token of a training step: 2 forward and 4 backward; 2 more where the backward pass
+recomputes activations (Narayanan et al. 2021, section 5.1; the `4 * 2` of the GPU fabric preflight checks)."""
+
+
+_ELEMENT_BYTES = 8
 
 
 class Source(StrEnum):
@@ -56,7 +59,8 @@ class Estimate:
     Attributes:
         messages: most time first.
         communication_s: of all messages one after the other.
-        links_s: the same at the nominal bandwidth of the links, t = S / B x bus factor.
+        links_s: the same where nothing is measured: t = latency + S / B x bus factor, B the nominal bandwidth of the
+            links.
         compute_s: computation of one step; None = not known.
         bus_bytes: size x bus factor of all calls: what has to pass each GPU's links in a step.
     """
@@ -83,14 +87,17 @@ class Estimate:
         return self.bus_bytes / self.compute_s / 1e9 if self.compute_s else None
 
 
-def compute_seconds(*, parameters: float, tokens_per_step: float, gpus: int, tflops: float) -> float:
-    """Return how long a step of a dense transformer computes, with activation checkpointing.
+def compute_seconds(
+    *, parameters: float, tokens_per_step: float, gpus: int, tflops: float, recompute: bool = False
+) -> float:
+    """Return how long a step of a dense transformer computes, s.
 
     Args:
         parameters: of the whole model.
         tokens_per_step: of the whole job: sequence length x global batch.
         gpus: that share the work.
         tflops: what one GPU reaches in training, 1e12 operations/s; commonly 40 % of its peak.
+        recompute: the backward pass recomputes activations, see `OPERATIONS`.
 
     Raises:
         UsageError: a figure is not above 0.
@@ -99,7 +106,7 @@ def compute_seconds(*, parameters: float, tokens_per_step: float, gpus: int, tfl
     for option, value in figures.items():
         if not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{option} must be above 0, not {value:g}")
-    return FLOPS_PER_PARAMETER * parameters * tokens_per_step / (gpus * tflops * 1e12)
+    return OPERATIONS[recompute] * parameters * tokens_per_step / (gpus * tflops * 1e12)
 
 
 def link_busbw_gbps(cluster: Cluster, message: Message) -> float:
@@ -121,6 +128,17 @@ def link_busbw_gbps(cluster: Cluster, message: Message) -> float:
         return min(link, per_gpu)
     ports = per_gpu * graph.per_node
     return min(link, ports) if graph.per_node > 1 else ports
+
+
+def latency_us(cluster: Cluster, message: Message) -> float:
+    """Return what a call takes however little it sends, µs: NCCL's own prediction for an element of 8 bytes.
+
+    NCCL's cost model has no send_recv and no all_to_all: a broadcast in the same group stands for them.
+    """
+    modelled = message.collective not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
+    collective = message.collective if modelled else Collective.BROADCAST
+    choice = nccl_choice(collective, _ELEMENT_BYTES, cluster, message.group_size, message.spans_nodes)
+    return choice.time_us if choice else 0.0
 
 
 CurveKey = tuple[Collective, int, bool]
@@ -164,7 +182,7 @@ def estimate(
             continue  # a group of one sends nothing
         gbps = link_busbw_gbps(cluster, message)
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
-        at_links_us = carried / gbps / 1e3
+        at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
         key = (message.collective, message.group_size, message.spans_nodes)
         time_us, source = on_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, Source.LINKS)
         rows.append(
