@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclt.errors import MissingDependencyError, NccltError, NotFoundError
 from ncclt_api.problems import Problem, problem_of, problem_response
@@ -116,18 +117,46 @@ class DashboardMiddleware:
         try:
             if scope["method"] not in ("GET", "HEAD"):
                 hint = "studies are written by `ncclt tune`, not from a browser"
-                problem = Problem(status=403, detail="the dashboard is for reading only", hint=hint)
-                target = problem_response(problem, Request(scope))
+                problem = Problem(status=405, detail="the dashboard is for reading only", hint=hint)
+                target = problem_response(problem, Request(scope), {"Allow": "GET, HEAD"})
             elif self.dashboard is None:
                 raise NotFoundError("the dashboard is switched off", hint="start the service with the dashboard")
             else:
-                target = await run_in_threadpool(self.dashboard.open, scope["app"].state.store.optuna_url)
+                target = _Problems(await run_in_threadpool(self.dashboard.open, scope["app"].state.store.optuna_url))
         except MissingDependencyError as error:
             problem = Problem(status=404, detail=error.message, hint=error.hint)
             target = problem_response(problem, Request(scope))
         except NccltError as error:
             target = problem_response(problem_of(error), Request(scope))
         await target(_with_accept_encoding(scope), receive, send)
+
+
+class _Problems:
+    """The dashboard with our errors: its own for an unknown path is a page, which no program can read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failed: Problem | None = None
+
+        async def unless_failed(message: Message) -> None:
+            nonlocal failed
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                kind = Headers(raw=message.get("headers", [])).get("content-type", "")
+                if not kind.startswith("application/json"):
+                    what = "has nothing at" if message["status"] == 404 else "cannot answer"
+                    failed = Problem(
+                        status=message["status"],
+                        detail=f"the dashboard {what} {scope['path']}",
+                        hint="/dashboard is its page; the service's own API is listed by GET /v1/openapi.json",
+                    )
+            if failed is None:
+                await send(message)
+
+        await self.app(scope, receive, unless_failed)
+        if failed is not None:
+            await problem_response(failed, Request(scope))(scope, receive, send)
 
 
 def _is_ours(path: str) -> bool:

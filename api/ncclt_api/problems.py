@@ -32,6 +32,9 @@ from ncclt_api.text import readable
 
 PROBLEM_TYPE = "application/problem+json"
 
+_FOR_PROGRAMS = re.compile(r"/(v\d+|api|healthz|readyz|assets)(/|$)")
+"""Paths that no page is at."""
+
 _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 422),
     (StaleRecommendationError, 410),
@@ -115,8 +118,10 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
 
 
 def _wants_page(request: Request) -> bool:
-    # Programs send `*/*` or nothing; only browsers ask for text/html. The API always answers with JSON.
-    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+    # Programs send `*/*` or nothing; only browsers ask for text/html, and only to read. What an API could be answers
+    # with JSON always: a mistyped version or prefix must not give a program a page.
+    asked = "text/html" in request.headers.get("accept", "") and request.method in ("GET", "HEAD")
+    return asked and not _FOR_PROGRAMS.match(request.url.path)
 
 
 def add_problem_handlers(app: FastAPI) -> None:

@@ -54,9 +54,23 @@ def test_a_client_without_accept_encoding_is_served(searched):
 def test_nothing_can_be_written_through_it(searched, method, path):
     with TestClient(create_app(searched)) as client:
         answer = client.request(method, path, json={"study_name": "mine", "directions": ["minimize"]})
-        assert answer.status_code == 403
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
         assert answer.headers["content-type"] == "application/problem+json"
         assert len(client.get("/api/studies").json()["study_summaries"]) == 1
+
+
+@pytest.mark.parametrize("path", ["/api/x", "/api/studies/999/none", "/static/none.js", "/csv/none"])
+@pytest.mark.parametrize("accept", ["*/*", "text/html"])
+def test_an_unknown_path_of_the_dashboard_is_a_problem(searched, path, accept):
+    """Its own answer is a page of its framework's."""
+    with TestClient(create_app(searched)) as client:
+        answer = client.get(path, headers={"Accept": accept})
+        page = accept == "text/html" and not path.startswith("/api/")
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].partition(";")[0] == ("text/html" if page else "application/problem+json")
+        assert "x-request-id" in answer.headers
+        if not page:
+            assert answer.json()["instance"] == path
 
 
 def test_the_database_itself_refuses_to_write(searched):

@@ -92,6 +92,20 @@ def test_a_browser_gets_a_page_outside_the_api(client):
     assert client.get("/v1/studies/x", headers=browser).headers["content-type"] == "application/problem+json"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/api/v1/studies", 404), ("GET", "/api", 404), ("GET", "/v2/env", 404),
+     ("POST", "/api/v1/env", 405), ("DELETE", "/", 405), ("PUT", "/healthz", 405), ("GET", "/v1/studies?limit=x", 422),
+     ("POST", "/nothing", 404), ("GET", "/assets/none.js", 404)],
+)  # fmt: skip
+@pytest.mark.parametrize("accept", ["*/*", "text/html,*/*;q=0.8"])
+def test_only_pages_answer_with_a_page(client, method, path, status, accept):
+    """A mistyped prefix or version, a wrong method and a refused request are problems whoever asks."""
+    answer = client.request(method, path, headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert answer.json()["status"] == status
+
+
 def test_a_request_id_is_echoed_or_made(client):
     assert client.get("/healthz", headers={"X-Request-ID": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = client.get("/healthz").headers["x-request-id"]
