@@ -51,7 +51,7 @@ def test_what_the_source_lacks_is_said(capsys, workload, said):
 def test_a_model_has_no_times_and_none_are_mentioned(capsys):
     out = _shown(capsys, Workload(name="m", messages=(_calls(8, 1.0),), provenance=Provenance(source="model")))
     assert "exposed" not in out
-    assert "share of time" not in out
+    assert "% of time" not in out
     assert "depends on the size of the job" in out
 
 

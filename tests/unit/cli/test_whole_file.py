@@ -37,7 +37,7 @@ def test_it_is_said_in_words_and_in_json(workload, capsys):
     print_profile(workload, limit=0)
     out = capsys.readouterr().out
     assert "whole file, number of steps unknown" in out
-    assert "calls/file" in out
+    assert "calls per file" in out
     assert "bytes for the whole file" in out
     assert not [line for line in out.splitlines() if "step" in line and "number of steps unknown" not in line]
     document = profile_document(workload)
@@ -53,7 +53,7 @@ def test_it_is_divided_by_the_steps_that_somebody_knows(workload, capsys):
     assert (divided.provenance.steps, divided.provenance.whole_file) == (3, False)
     assert WHOLE_FILE not in divided.provenance.notes
     print_profile(divided, limit=0)
-    assert "calls/step" in capsys.readouterr().out
+    assert "calls per step" in capsys.readouterr().out
     with pytest.raises(UsageError):
         divided.over_steps(2, "again")
     with pytest.raises(UsageError):

@@ -164,7 +164,7 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
                 )
                 for row in attestation.rows[:_SHOWN_ROWS]
             ],
-            numbers=("size", "calls"),
+            numbers=("size", "ranks", "calls"),
             to_stderr=to_stderr,
         )
         if len(attestation.rows) > _SHOWN_ROWS:

@@ -180,19 +180,19 @@ class _RecheckWatch:
 def _print(found: Check) -> None:
     if found.changes:
         print_table(
-            ("what", "before", "now", "change", "noise", ""),
+            ("measured", "before", "now", "change, %", "noise, %", "state"),
             [
                 (
                     change.what,
                     f"{change.before:.4g}",
                     f"{change.now:.4g}",
-                    f"{(change.ratio - 1) * 100:+.1f} %",
-                    f"{change.noise * 100:.1f} %",
-                    "changed" if change.changed else "",
+                    f"{(change.ratio - 1) * 100:+.1f}",
+                    f"{change.noise * 100:.1f}",
+                    "changed" if change.changed else "same",
                 )
                 for change in found.changes
             ],
-            numbers=("before", "now", "change", "noise"),
+            numbers=("before", "now", "change, %", "noise, %"),
         )
     print(f"{found.freshness}: {found.model} on {found.cluster}, recommendation {found.recommendation}")
     for reason in found.reasons:

@@ -160,36 +160,34 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
     from ncclt.core.message import format_bytes
 
     print(f"{profile.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
-    calls, time = f"calls/{profile.unit}", f"time/{profile.unit}"
-    header = ("collective", "size", "group", calls, "time/call", time, "from", "links")
+    calls, time = f"calls per {profile.unit}", f"ms per {profile.unit}"
+    header = ("collective", "size", "group", calls, "µs per call", time, "links, GB/s", "from")
     rows = [
         (
             row.message.collective.value,
             format_bytes(row.message.size_bytes),
             str(row.message.group_size),
             f"{row.calls_per_step:g}",
-            f"{row.time_us:,.1f} us",
-            f"{row.time_us * row.calls_per_step / 1e3:.2f} ms",
+            f"{row.time_us:,.1f}",
+            f"{row.time_us * row.calls_per_step / 1e3:,.2f}",
+            f"{row.link_gbps:.1f}",
             _source(row, measured),
-            f"{row.link_gbps:.1f} GB/s",
         )
         for row in found.messages[:_ROWS]
     ]
-    print_table(header, rows, numbers=("size", "group", calls, "time/call", time, "links"))
+    print_table(header, rows, numbers=header[1:-1])
     if len(found.messages) > _ROWS:
         print(f"... and {len(found.messages) - _ROWS} more messages")
     print(measured.sentence)
-    unit = "for the whole file" if profile.provenance.whole_file else "a step"
-    print(
-        f"communication: {_seconds(found.communication_s)} {unit}, bus bandwidth {found.bus_gbps:.1f} GB/s on average"
-    )
+    average = f"bus bandwidth {found.bus_gbps:.3g} GB/s on average"
+    print(f"communication: {_seconds(found.communication_s)} {profile.per}, {average}")
     if found.communication_s != found.links_s:
         print(f"  rings at the nominal bandwidth of the links, with latency, would take {_seconds(found.links_s)}")
     if found.compute_s is None:
         ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
         print(f"compute: {f'not known; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
         return
-    print(f"compute: {_seconds(found.compute_s)} a step ({source})")
+    print(f"compute: {_seconds(found.compute_s)} per step ({source})")
     longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s
     verdict = "network-bound" if found.is_network_bound else "compute-bound"
     print(f"{verdict}: a step takes {_seconds(longest)} if all that can overlap does, {_seconds(both)} if nothing does")

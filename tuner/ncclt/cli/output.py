@@ -23,6 +23,12 @@ from ncclt.errors import (
 EXIT_INTERRUPTED = 130
 """What a shell expects after Ctrl-C: 128 + SIGINT."""
 
+_PIPED_WIDTH = 200
+"""Columns of a table that no terminal shows."""
+
+_SHORTEST = 8
+"""Characters that remain of a name in a narrow table."""
+
 EXIT_NODES_LOST = 75
 """EX_TEMPFAIL of sysexits.h: nodes were lost; the same command resumes on others."""
 
@@ -63,7 +69,7 @@ def print_table(
     numbers: Sequence[str] = (),
     to_stderr: bool = False,
 ) -> None:
-    """Write a table to stdout.
+    """Write a table to stdout; bold and colours appear on a terminal alone, and there without NO_COLOR.
 
     Args:
         header: column titles.
@@ -76,20 +82,48 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=caption or None, caption_justify="left")
-    for position, title in enumerate(header):
-        number = title in numbers
-        # Names and figures stay whole; where even these do not fit, an ellipsis shows it.
-        whole = number or title == header[0] or not any(" " in row[position] for row in rows)
-        overflow: Literal["ellipsis", "fold"] = "ellipsis" if whole else "fold"
-        table.add_column(title, justify="right" if number else "left", overflow=overflow, no_wrap=whole)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
     console = Console(stderr=to_stderr)
-    if not console.is_terminal:
-        # Piped into a file or a pager, rows must not be folded at 80 columns.
-        console = Console(width=200, stderr=to_stderr)
-    console.print(table)
+    # Piped into a file or a pager, rows must not be folded at 80 columns.
+    width = console.width if console.is_terminal else _PIPED_WIDTH
+    widths, gap = _widths(header, rows, numbers, width)
+    table = Table(
+        box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold", caption=caption or None,
+        caption_justify="left",
+    )  # fmt: skip
+    for title, most in zip(header, widths, strict=True):
+        table.add_column(title, justify="right" if title in numbers else "left", width=most, vertical="top")
+    for row in rows:
+        table.add_row(*(Text(_cut(cell, most)) for cell, most in zip(row, widths, strict=True)))
+    # A table that cannot be narrower is left to the terminal: it folds lines, and loses none.
+    Console(stderr=to_stderr, width=max(width, sum(widths) + gap * (len(widths) - 1))).print(table)
+
+
+def _widths(
+    header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str], width: int
+) -> tuple[list[int], int]:
+    """Return the characters of each column and between two: texts fold at blanks, then names lose their middle."""
+    cells = [[title, *(row[at] for row in rows)] for at, title in enumerate(header)]
+    widths = [max(map(len, column)) for column in cells]
+    words = [max((len(word) for text in column for word in text.split()), default=0) for column in cells]
+    for at, title in enumerate(header):
+        if title in numbers:  # the head of a number folds, the number itself does not
+            words[at] = max(words[at], *map(len, cells[at][1:]), 0)
+    gap = 2 if sum(words) + 2 * (len(header) - 1) <= width else 1
+    room = width - gap * (len(header) - 1)
+    shortest = [words[at] if title in numbers else min(words[at], _SHORTEST) for at, title in enumerate(header)]
+    for least in (words, shortest):
+        while sum(widths) > room and (wide := [at for at in range(len(widths)) if widths[at] > least[at]]):
+            widths[max(wide, key=lambda at: widths[at])] -= 1
+    return widths, gap
+
+
+def _cut(text: str, most: int) -> str:
+    """Return a text without the middle of each word that is longer than its column."""
+    tail = (most - 1) // 2
+    return " ".join(
+        word if len(word) <= most else f"{word[: most - 1 - tail]}…{word[len(word) - tail :]}"
+        for word in text.split(" ")
+    )
 
 
 def say(text: str) -> None:

@@ -93,14 +93,14 @@ def print_plan(
 def print_preflight(result: Preflight, *, quiet: bool) -> None:
     """Print the table of sizes, the heat maps, every finding and the verdict."""
     if result.rows:
-        header = ("size", "time", "busbw", "expected", "share")
+        header = ("size", "time, µs", "bus bandwidth, GB/s", "expected, GB/s", "% of expected")
         rows = [
             (
                 format_bytes(row.size_bytes),
-                f"{row.time_us:,.1f} us",
-                f"{row.busbw_gbps:.3g} GB/s",
-                f"{row.expected_gbps:.3g} GB/s" if row.expected_gbps else "-",
-                f"{row.busbw_gbps / row.expected_gbps * 100:.0f} %" if row.expected_gbps else "-",
+                f"{row.time_us:,.1f}",
+                f"{row.busbw_gbps:.3g}",
+                f"{row.expected_gbps:.3g}" if row.expected_gbps else "-",
+                f"{row.busbw_gbps / row.expected_gbps * 100:.0f}" if row.expected_gbps else "-",
             )
             for row in result.rows
         ]
@@ -147,20 +147,20 @@ def print_history(found: Sequence[Preflight], *, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "preflights": [one.to_document() for one in found]})
         return
-    header = ("time", "cluster", "nodes", "largest", "launches", "state", "verdict")
+    header = ("time", "cluster", "nodes x GPUs", "largest size, GB/s", "launches", "state", "verdict")
     rows = [
         (
             one.created[:19],
             one.cluster,
             f"{len(one.hosts)} x {one.gpus_per_node}",
-            f"{one.rows[-1].busbw_gbps:.3g} GB/s" if one.rows else "-",
+            f"{one.rows[-1].busbw_gbps:.3g}" if one.rows else "-",
             str(len(one.readings)),
             one.state.value,
             one.verdict,
         )
         for one in found
     ]
-    print_table(header, rows, numbers=("largest", "launches"))
+    print_table(header, rows, numbers=("largest size, GB/s", "launches"))
 
 
 EXIT_CODES = {State.HEALTHY: 0, State.DEGRADED: 4, State.UNMEASURED: 1}

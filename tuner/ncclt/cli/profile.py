@@ -46,7 +46,7 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
         print_json({"schema": 1, "workloads": rows})
         return
     print_table(
-        ("name", "source", "messages", "bytes/step", "collectives", "origin"),
+        ("name", "source", "messages", "bytes per step", "collectives", "origin"),
         [
             (
                 w.name,
@@ -59,7 +59,7 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
             for e in entries
             for w in (e.item,)
         ],
-        numbers=("messages", "bytes/step"),
+        numbers=("messages", "bytes per step"),
     )
 
 

@@ -47,8 +47,8 @@ def print_difference(found: Difference, before: str, after: str, *, units: tuple
             "bytes",
             "size",
             "group",
-            f"calls/{units[0]} {before}",
-            f"calls/{units[1]} {after}",
+            f"calls per {units[0]}, {before}",
+            f"calls per {units[1]}, {after}",
         )
         rows = [
             *(_row("-", c.message, c.calls_per_step, 0.0) for c in found.removed),

@@ -100,9 +100,8 @@ def _print_messages(workload: Workload, limit: int) -> None:
     marked = {calls.message for calls in dominant}
     ranked = sorted(zip(weights, workload.messages, strict=True), key=lambda pair: -pair[0])
     shown = ranked[: limit or None]
-    header = ["", "collective", "dtype", "bytes", "size", "group", f"calls/{workload.unit}", f"bytes/{workload.unit}"]
-    header.append("share of bytes")
-    header += ["time/call", "share of time"] if by_time else []
+    header = ["", "collective", "dtype", "bytes", "size", "group", f"calls per {workload.unit}"]
+    header += [f"bytes per {workload.unit}", "% of bytes", *(["µs per call", "% of time"] if by_time else [])]
     print_table(
         header, [_row(calls, workload, by_time, calls.message in marked) for _, calls in shown], numbers=header[3:]
     )
@@ -129,12 +128,12 @@ def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -
         str(message.group_size or "job"),
         f"{calls.calls_per_step:g}",
         format_bytes(round(calls.bytes_per_step)),
-        f"{calls.bytes_per_step / workload.bytes_per_step * 100:.1f} %",
+        f"{calls.bytes_per_step / workload.bytes_per_step * 100:.1f}",
     ]
     if by_time:
         time_us = calls.recorded_us or 0.0
         share = time_us * calls.calls_per_step / (workload.communication_us or 1.0)
-        row += [f"{time_us:,.1f} us", f"{share * 100:.1f} %"]
+        row += [f"{time_us:,.1f}", f"{share * 100:.1f}"]
     return row
 
 
@@ -158,22 +157,16 @@ def _print_classes(workload: Workload) -> None:
         zip((name for name, _ in SIZE_CLASSES), (f"< {limits[0]}", f"< {limits[1]}", f">= {limits[1]}"), strict=True)
     )
     calls = sum(c.calls_per_step for c in workload.messages)
-    header = [
-        "collective",
-        "size",
-        "share of calls",
-        "share of bytes",
-        *(["share of time"] if communication_us else []),
-    ]
+    header = ["collective", "size", "% of calls", "% of bytes", *(["% of time"] if communication_us else [])]
     rows = []
     for one in size_classes(workload):
         row = [
             one.collective.value,
             shown[one.name],
-            f"{one.calls / calls * 100:.1f} %",
-            f"{one.bytes_per_step / workload.bytes_per_step * 100:.1f} %",
+            f"{one.calls / calls * 100:.1f}",
+            f"{one.bytes_per_step / workload.bytes_per_step * 100:.1f}",
         ]
-        rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f} %"] if communication_us else row)
+        rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f}"] if communication_us else row)
     print_table(header, rows, numbers=header[2:])
     half = cross_over(workload)
     text = (

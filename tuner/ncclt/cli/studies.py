@@ -245,20 +245,28 @@ def print_evidence(document: dict[str, Any]) -> None:
             print("nothing was launched for it, so there is nothing to judge again")
             continue
         print_table(
-            ("block", "default us", "policy us", "ln(default/policy)", "so far", "95 % interval", "decision"),
+            (
+                "block",
+                "default, µs",
+                "policy, µs",
+                "ln(default/policy)",
+                "speed-up so far",
+                "95 % interval",
+                "decision",
+            ),
             [
                 (
                     str(block["block"] + 1),
                     _joined(block["default_us"], "{:.1f}"),
                     _joined(block["policy_us"], "{:.1f}"),
                     _joined(block["log_ratios"], "{:+.4f}"),
-                    f"{block['speedup']:.3f}x",
+                    f"{block['speedup']:.3f}",
                     f"{_end(block['interval'][0])} to {_end(block['interval'][1])}",
                     block["decision"],
                 )
                 for block in arm["blocks"]
             ],
-            numbers=("block", "so far"),
+            numbers=("block", "default, µs", "policy, µs", "ln(default/policy)", "speed-up so far"),
         )
         if arm["same"]:
             print("recomputed: same")
