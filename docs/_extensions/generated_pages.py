@@ -53,7 +53,14 @@ def options_of(name: str, command: Any) -> set[str]:
 
 def command_line() -> str:
     """Return one section per command."""
-    sections = []
+    from ncclt.cli.application import COMMANDS
+    from ncclt.cli.help import VERBS
+
+    sections = [
+        f"- {verb}: " + ", ".join(f"[{name}](#ncclt-{name})" for name in names if name in COMMANDS)
+        for verb, names in VERBS.items()
+    ]
+    sections[-1] += "\n"
     for name, command in commands():
         if name in _PLAIN:
             sections.append(f"## ncclt {name}\n\n```text\n{plain_parser(name).format_help().rstrip()}\n```\n")
@@ -65,7 +72,13 @@ def command_line() -> str:
             lines += ["", "Commands: " + ", ".join(f"[{word}](#ncclt-{name}-{word})" for word in below) + "."]
         else:
             lines += ["", f"```{{program}} ncclt {name}\n```", ""]
-            lines += [text for one in command.params if (text := _parameter(one))]
+            heading = None
+            for one in command.params:
+                if text := _parameter(one):
+                    if one.rich_help_panel != heading:
+                        heading = one.rich_help_panel
+                        lines += [f"**{heading}**", ""]
+                    lines.append(text)
         if command.epilog:
             lines += ["", _escaped(command.epilog)]
         sections.append("\n".join(lines) + "\n")

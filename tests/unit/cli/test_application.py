@@ -1,10 +1,15 @@
 """What all commands have in common: how they refuse, and how they explain themselves."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.application import COMMANDS, app
 from ncclt.cli.env import main as env
+from ncclt.cli.help import VERBS
+from ncclt.core.option import Group
 
 
 def call(*words, **environ):
@@ -62,7 +67,40 @@ def test_help_is_about_the_command_alone(command):
     assert "--install-completion" in call("--help").stdout
 
 
-def test_help_breaks_its_lines_where_the_terminal_ends():
+def test_commands_stand_under_their_verbs():
+    """Every command does, in the order of the data; a pipe gets text without boxes or colours."""
+    listed = [name for names in VERBS.values() for name in names]
+    assert set(COMMANDS) <= set(listed)
+    assert len(set(listed)) == len(listed)
+    shown = call("--help", COLUMNS="80").stdout
+    places = [shown.index(f"\n{verb}:\n") for verb in VERBS]
+    assert places == sorted(places)
+    assert shown.index("\n  tune ") > shown.index("\nSearch: ")
+    assert shown.isascii()
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_options_of_tune_have_headings_and_ten_stand_before_them():
+    shown = call("tune", "--help", COLUMNS="80").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    first, *groups = re.split(r"\n([A-Z][a-z ]+):\n", shown.partition("\nOptions:\n")[2])
+    assert groups[::2] == [group.value for group in Group]
+    assert len(re.findall(r"^  --", first, re.MULTILINE)) == 10
+    assert "--profile" not in shown
+    assert all("\n  -" in f"\n{text}" for text in groups[1::2])
+
+
+def test_a_terminal_gets_the_same_headings_in_boxes(monkeypatch):
+    monkeypatch.setattr("ncclt.cli.help.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, headings in ((["--help"], VERBS), (["tune", "--help"], Group)):
+        shown = CliRunner().invoke(app, words).stdout
+        assert all(f"\u256d\u2500 {heading} " in shown for heading in headings)
+        assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_breaks_its_lines_where_the_terminal_ends(monkeypatch):
+    monkeypatch.setattr("ncclt.cli.help.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
     shown = call("tune", "--help", COLUMNS="200").stdout
     assert "the best ones are launched again; and the resulting policy is measured in turn" in " ".join(shown.split())
     prose = shown.partition("Options")[0].splitlines()

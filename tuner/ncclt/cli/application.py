@@ -7,13 +7,14 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ncclt import __version__
 from ncclt.cli.configuration import default_map
+from ncclt.cli.help import VERBS, arrange, heading_of
 from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError
 
@@ -56,7 +57,7 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        return list(COMMANDS)
+        return [name for names in VERBS.values() for name in names if name in COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return one command, None for an unknown name."""
@@ -64,12 +65,18 @@ class LazyGroup(TyperGroup):
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
         command = typer.main.get_command(_plain(cmd_name, module.main) if cmd_name in _PLAIN else module.app)
-        command.name = cmd_name
+        command.name, command.rich_help_panel = cmd_name, heading_of(cmd_name)
         # Completion is installed once, for the whole program.
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
         for one in (command, *getattr(command, "commands", {}).values()):
             one.help = _unwrapped(one.help or "")
+            arrange(one)
         return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the program."""
+        arrange(self)
+        super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the arguments begin with; suggest the nearest name for an unknown one."""
@@ -112,9 +119,11 @@ def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
 
 
 def _refusal(error: Any) -> Exception:
-    """Return an error of the framework as one of ours; as it is, where it shows the help."""
+    """Return an error of the framework as one of ours; write the help where it asks for that."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        return cast("Exception", error)
+        # On a terminal the framework has written it, and the message is empty.
+        sys.stdout.write("".join(f"{line}\n" for line in error.format_message().splitlines()))
+        return typer.Exit(error.exit_code)
     said = error.format_message().rstrip(".")
     hint = f"`{error.ctx.command_path} --help` shows what it takes" if error.ctx else ""
     return typer.Exit(report(UsageError(said[:1].lower() + said[1:], hint=hint)))
@@ -125,11 +134,14 @@ def _unwrapped(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
+_WIDEST = 200
+"""Columns of plain help at most; a pipe without COLUMNS has 80."""
+
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST},
 )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.core.option import Group
 from ncclt.errors import UsageError
 
 Storage = Annotated[
@@ -18,6 +19,7 @@ Storage = Annotated[
         help="Database URL of the store, for example sqlite:///ncclt.db or postgresql://user@host/db. "
         "Default: an SQLite file in your data folder.",
         show_default=False,
+        rich_help_panel=Group.OUTPUT,
     ),
 ]
 
@@ -25,7 +27,7 @@ Model = Annotated[str | None, typer.Option(help="Name of the workload, see `nccl
 
 OldModel = Annotated[str | None, typer.Option("--profile", hidden=True, help="Earlier name of --model.")]
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=Group.OUTPUT)]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be stored; store nothing.")]
 
@@ -39,10 +41,13 @@ StepsPerDay = Annotated[
         help="Training steps that the job makes per day, for what a gain is worth. Default: steps as recorded, around "
         "the clock; where their length is not known, one per second.",
         min=1,
+        rich_help_panel=Group.BUDGET,
     ),
 ]
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.", rich_help_panel=Group.OUTPUT)
+]
 
 
 def storage_option(storage: str | None, shown: str) -> str:

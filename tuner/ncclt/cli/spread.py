@@ -67,9 +67,11 @@ def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     default: Any = next(one.default for one in fields(record) if one.name == name)
     if get_origin(hint) is tuple:
         hint, default = (str, ",".join(default)) if option.comma else (list[str], default)
+    metavar = option.metavar or ("<str>" if get_origin(hint) is list else None)
     offered = typer.Option(
         option.flag or f"--{name.replace('_', '-')}",
-        help=option.help, envvar=option.envvar, metavar=option.metavar, min=option.least,
+        help=option.help, envvar=option.envvar, metavar=metavar, min=option.least,
+        rich_help_panel=option.group,
     )  # fmt: skip
     default = None if default in ("", ()) else default
     hint = hint | None if default is None else hint

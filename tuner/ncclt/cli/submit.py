@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from ncclt.cli.output import say
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.errors import UsageError, hide_passwords
 from ncclt.measure.target import Target
 
@@ -28,13 +28,15 @@ class BatchJob:
         tuple[str, ...],
         Option(
             "Option passed to sbatch unchanged, such as --partition=gpu; repeatable. The job asks for whole nodes "
-            "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none."
+            "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none.",
+            group=Group.LAUNCH,
         ),
     ] = ()
     time_limit: Annotated[
-        str | None, Option("Time limit of the submitted job, in Slurm's form; default: the partition's.")
+        str | None,
+        Option("Time limit of the submitted job, in Slurm's form; default: the partition's.", group=Group.LAUNCH),
     ] = None
-    no_wait: Annotated[bool, Option("Submit the job and exit without following it.")] = False
+    no_wait: Annotated[bool, Option("Submit the job and exit without following it.", group=Group.LAUNCH)] = False
 
     @property
     def names_gpus(self) -> bool:

@@ -15,6 +15,7 @@ from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import BatchJob, submit_study
 from ncclt.core.effort import Effort
+from ncclt.core.option import Group
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
 
@@ -40,11 +41,15 @@ def tune(
         Path | None,
         typer.Option(
             help="Log of any job of this shape, run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: the search "
-            "begins from NCCL's own cost table instead of an estimate. It is kept with the study."
+            "begins from NCCL's own cost table instead of an estimate. It is kept with the study.",
+            rich_help_panel=Group.WHAT,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Tune even if `ncclt doctor` finds errors on this machine.")
+        bool,
+        typer.Option(
+            "--force", help="Tune even if `ncclt doctor` finds errors on this machine.", rich_help_panel=Group.LAUNCH
+        ),
     ] = False,
     steps_per_day: StepsPerDay = None,
     storage: Storage = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError
 
@@ -34,33 +34,44 @@ class Effort:
         ),
     ] = 40
     seconds: Annotated[float | None, Option("Seconds of search at most in this run.", flag="--time")] = None
-    gpu_hours: Annotated[float | None, Option("GPU hours of the whole study after which the search stops.")] = None
+    gpu_hours: Annotated[
+        float | None, Option("GPU hours of the whole study after which the search stops.", group=Group.BUDGET)
+    ] = None
     steps: Annotated[
         int | None,
         Option("Training steps that will run with the result; a launch must be expected to pay for itself."),
     ] = None
-    patience: Annotated[int, Option("Launches without a gain after which the search stops by itself; 0 = never.")] = (
-        PATIENCE
-    )
+    patience: Annotated[
+        int, Option("Launches without a gain after which the search stops by itself; 0 = never.", group=Group.BUDGET)
+    ] = PATIENCE
     blocks: Annotated[
-        int, Option("A B B A blocks of the proof at most, four launches or more each; it ends when decided.")
+        int,
+        Option(
+            "A B B A blocks of the proof at most, four launches or more each; it ends when decided.", group=Group.PROOF
+        ),
     ] = MAX_BLOCKS
-    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.")] = MIN_EFFECT
+    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.", group=Group.PROOF)] = MIN_EFFECT
     process_wide: Annotated[
         tuple[str, ...],
-        Option("Process-wide NCCL parameters to search, comma-separated; none = leave them alone.", comma=True),
+        Option(
+            "Process-wide NCCL parameters to search, comma-separated; none = leave them alone.",
+            comma=True,
+            group=Group.WHAT,
+        ),
     ] = ("BUFFSIZE",)
-    seed: Annotated[int, Option("The same seed gives the same study.")] = 0
+    seed: Annotated[int, Option("The same seed gives the same study.", group=Group.BUDGET)] = 0
     sampler: Annotated[
         str,
         Option(
             "Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
             "ncclt's own.",
             metavar="MODULE:CLASS",
+            group=Group.BUDGET,
         ),
     ] = ""
     study: Annotated[
-        str | None, Option("Name of the study; the same name resumes. Default: derived from what is tuned.")
+        str | None,
+        Option("Name of the study; the same name resumes. Default: derived from what is tuned.", group=Group.WHAT),
     ] = None
     more: Annotated[
         int | None,
@@ -70,11 +81,13 @@ class Effort:
             flag="--continue",
             metavar="N",
             least=1,
+            group=Group.BUDGET,
         ),
     ] = None
-    warm: Annotated[bool, Option("Try early what was best in the nearest stored studies.", flag="--warm/--no-warm")] = (
-        True
-    )
+    warm: Annotated[
+        bool,
+        Option("Try early what was best in the nearest stored studies.", flag="--warm/--no-warm", group=Group.BUDGET),
+    ] = True
 
     def __post_init__(self) -> None:
         if self.trials < 1:

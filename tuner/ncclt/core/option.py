@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import get_type_hints
+
+
+class Group(StrEnum):
+    """Headings of options in the help of a command, in this order; the options used most stand before them."""
+
+    WHAT = "What is tuned"
+    WHERE = "Where"
+    LAUNCH = "How to launch"
+    BUDGET = "Budget"
+    PROOF = "Proof"
+    OUTPUT = "Output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +30,7 @@ class Option:
         least: smallest value.
         comma: one text with the values between commas; a field of several values is repeatable otherwise.
         of_launches: it applies to real launches only.
+        group: heading that it stands under; None = it is one of those used most.
     """
 
     help: str
@@ -27,6 +40,7 @@ class Option:
     least: int | None = None
     comma: bool = False
     of_launches: bool = False
+    group: Group | None = None
 
 
 def options_of(record: type) -> dict[str, Option]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.option import Option, options_of
+from ncclt.core.option import Group, Option, options_of
 from ncclt.errors import UsageError
 from ncclt.launch import launcher_modules
 from ncclt.launch.hostfile import read_hostfile
@@ -76,7 +76,9 @@ class Target:
     ] = None
     nodes: Annotated[int | None, Option("Nodes of the job.")] = None
     gpus_per_node: Annotated[int | None, Option("GPUs per node of the job.")] = None
-    nccl_version: Annotated[str | None, Option("NCCL version of the job, if it is not the cluster's.")] = None
+    nccl_version: Annotated[
+        str | None, Option("NCCL version of the job, if it is not the cluster's.", group=Group.WHERE)
+    ] = None
     launcher: Annotated[
         str,
         Option(
@@ -87,10 +89,15 @@ class Target:
         ),
     ] = ""
     reason: str = ""
-    landscape: Annotated[Path | None, Option("CSV of recorded measurements to replay instead of launching.")] = None
+    landscape: Annotated[
+        Path | None, Option("CSV of recorded measurements to replay instead of launching.", group=Group.WHERE)
+    ] = None
     where: Annotated[
         tuple[str, ...],
-        Option("Take only rows of the landscape with COLUMN=VALUE (patterns with * allowed); repeatable."),
+        Option(
+            "Take only rows of the landscape with COLUMN=VALUE (patterns with * allowed); repeatable.",
+            group=Group.WHERE,
+        ),
     ] = ()
     benchmark: Annotated[
         str | None,
@@ -100,9 +107,11 @@ class Target:
             of_launches=True,
         ),
     ] = None
-    backend: Annotated[str, Option("Backend of torch_collectives: nccl or gloo.", of_launches=True)] = "nccl"
+    backend: Annotated[
+        str, Option("Backend of torch_collectives: nccl or gloo.", of_launches=True, group=Group.LAUNCH)
+    ] = "nccl"
     nccl_tests: Annotated[
-        Path | None, Option("Folder of the nccl-tests programs; default: PATH.", of_launches=True)
+        Path | None, Option("Folder of the nccl-tests programs; default: PATH.", of_launches=True, group=Group.LAUNCH)
     ] = None
     max_commands: Annotated[
         int | None,
@@ -110,28 +119,41 @@ class Target:
             "Commands of nccl-tests per launch at most; sizes that then have no row of their own are interpolated "
             "log-log between measured ones, and marked. Default: every size is measured.",
             of_launches=True,
+            group=Group.LAUNCH,
         ),
     ] = None
     beside: Annotated[
         str | None,
-        Option("gemm: a matrix product runs beside the collectives (torch_collectives).", of_launches=True),
+        Option(
+            "gemm: a matrix product runs beside the collectives (torch_collectives).",
+            of_launches=True,
+            group=Group.LAUNCH,
+        ),
     ] = None
     hosts: Annotated[
         tuple[str, ...],
-        Option("Nodes to use, comma-separated (mpirun, ssh, slurm).", comma=True, of_launches=True),
+        Option("Nodes to use, comma-separated (mpirun, ssh, slurm).", comma=True, of_launches=True, group=Group.WHERE),
     ] = ()
-    hostfile: Annotated[Path | None, Option("File with one node per line (mpirun, ssh).", of_launches=True)] = None
+    hostfile: Annotated[
+        Path | None, Option("File with one node per line (mpirun, ssh).", of_launches=True, group=Group.WHERE)
+    ] = None
     parallel: Annotated[
         int,
-        Option("Trials of the search at once, each on nodes of its own; the finalists are measured again alone."),
+        Option(
+            "Trials of the search at once, each on nodes of its own; the finalists are measured again alone.",
+            group=Group.BUDGET,
+        ),
     ] = 1
-    python: Annotated[str, Option("Python on the nodes, with PyTorch (torch_collectives).", of_launches=True)] = (
-        sys.executable
-    )
+    python: Annotated[
+        str, Option("Python on the nodes, with PyTorch (torch_collectives).", of_launches=True, group=Group.LAUNCH)
+    ] = sys.executable
     container: Annotated[
-        str | None, Option("Container image of the trials (slurm with pyxis, kubernetes).", of_launches=True)
+        str | None,
+        Option("Container image of the trials (slurm with pyxis, kubernetes).", of_launches=True, group=Group.LAUNCH),
     ] = None
-    namespace: Annotated[str | None, Option("Namespace of the jobs (kubernetes).", of_launches=True)] = None
+    namespace: Annotated[
+        str | None, Option("Namespace of the jobs (kubernetes).", of_launches=True, group=Group.LAUNCH)
+    ] = None
     kubernetes: Annotated[
         tuple[str, ...],
         Option(
@@ -139,23 +161,36 @@ class Target:
             "pending=SECONDS; repeatable.",
             metavar="WORD=VALUE",
             of_launches=True,
+            group=Group.LAUNCH,
         ),
     ] = ()
     launcher_arg: Annotated[
         tuple[str, ...],
-        Option("Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable.", of_launches=True),
+        Option(
+            "Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable.",
+            of_launches=True,
+            group=Group.LAUNCH,
+        ),
     ] = ()
     ssh_option: Annotated[
-        tuple[str, ...], Option("Argument given to ssh itself unchanged; repeatable.", of_launches=True)
+        tuple[str, ...],
+        Option("Argument given to ssh itself unchanged; repeatable.", of_launches=True, group=Group.LAUNCH),
     ] = ()
     scratch: Annotated[
         Path | None,
         Option(
-            "Folder that this machine and all nodes share; results are then read from files there.", of_launches=True
+            "Folder that this machine and all nodes share; results are then read from files there.",
+            of_launches=True,
+            group=Group.LAUNCH,
         ),
     ] = None
     keep_env: Annotated[
-        bool, Option("Let NCCL_* variables of this shell reach the trials, the default's too.", of_launches=True)
+        bool,
+        Option(
+            "Let NCCL_* variables of this shell reach the trials, the default's too.",
+            of_launches=True,
+            group=Group.LAUNCH,
+        ),
     ] = False
     persistent: Annotated[
         bool,
@@ -163,13 +198,15 @@ class Target:
             "Start the ranks of the search once and send them one trial after another (torch_collectives); finalists "
             "and proof are measured by fresh ranks in any case.",
             of_launches=True,
+            group=Group.LAUNCH,
         ),
     ] = False
     through: Annotated[
         str | None,
         Option(
             "How settings are forced: plugin (torch_collectives; what is measured is then what a tuner table delivers, "
-            "LL128 included), or variables. Default: plugin where it can be used and `ncclt plugin path` finds it."
+            "LL128 included), or variables. Default: plugin where it can be used and `ncclt plugin path` finds it.",
+            group=Group.LAUNCH,
         ),
     ] = None
 
