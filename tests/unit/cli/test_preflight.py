@@ -100,6 +100,22 @@ def test_a_store_that_takes_no_row_is_told_before_the_first_launch(call, monkeyp
         assert launched
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "ssh", "mpirun"])
+def test_a_dry_run_needs_no_nodes(call, monkeypatch, launcher):
+    """Names stand for them; the command is shown where it does not depend on an allocation."""
+    for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS", "PE_HOSTFILE"):
+        monkeypatch.delenv(name, raising=False)
+    words = ("--cluster", "leonardo", "--nodes", "3", "--launcher", launcher, "--benchmark", "torch_collectives")
+    done = call(*words, "--dry-run")
+    assert "hosts: n00, n01, n02\n" in done.stdout
+    assert "no nodes are named or granted" in done.stderr
+    assert ("launch of all nodes, at most" in done.stdout) == (launcher != "slurm")
+    assert len(done.stdout.splitlines()) < 24
+    launches = json.loads(call(*words, "--dry-run", "--json").stdout).get("launches", [])
+    assert all("n02" in json.dumps(launch) for launch in launches)
+    assert bool(launches) == (launcher != "slurm")
+
+
 def test_a_dry_run_launches_and_stores_nothing(call):
     document = json.loads(call(*SIMULATED, "--dry-run", "--json", "--pairs", "ring").stdout)
     assert (document["launches_healthy"], [len(pairs) for pairs in document["rounds"]]) == (1, [4, 4])

@@ -11,6 +11,40 @@ from ncclt.errors import UsageError
 from ncclt.testing.store_contract import sample_cluster, sample_workload
 
 
+def _read(command, *words):
+    command.store.add_workload(sample_workload(), replace=True)
+    command.store.add_cluster(replace(sample_cluster(), nodes=2, gpus_per_node=8), replace=True)
+    cluster, workload = sample_cluster().name, sample_workload().name
+    return command(tune, "--model", workload, "--cluster", cluster, "--nodes", "2", "--dry-run", *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("ssh", "--hosts", "a,b"), ("mpirun", "--hosts", "a,b"),
+     ("kubernetes", "--benchmark", "torch_collectives", "--container", "image")],
+)  # fmt: skip
+def test_a_dry_run_fits_on_a_screen_and_says_how_large_its_files_are(command, words):
+    """A launch over ssh carries 36 KiB of Python; whoever wants to read it asks for it."""
+    screen = _read(command, "--launcher", *words)
+    assert len(screen.splitlines()) <= 45
+    assert max(map(len, screen.splitlines())) < 800
+    files = dict(re.findall(r"^  file (\S+): (\d+) lines, ", screen, re.MULTILINE))
+    assert files or words[0] == "mpirun"
+    assert screen.endswith("--full shows the files and whole commands\n")
+    assert all(line.count("the same command") <= 1 for line in screen.splitlines())
+
+
+def test_full_shows_the_files(command):
+    short, long = (_read(command, "--launcher", "ssh", "--hosts", "a,b", *words) for words in ((), ("--full",)))
+    (lines,) = re.findall(r"file nodes.json: (\d+) lines", short)
+    after = long.partition("file nodes.json")[2].splitlines()[1 : int(lines) + 1]
+    assert json.loads("\n".join(after))[0][-1] == "a"
+    assert len(long.splitlines()) > 500
+    assert "--full shows" not in long
+    with pytest.raises(UsageError, match="--full shows the files of a dry run"):
+        command(tune, "--model", sample_workload().name, "--full")
+
+
 @pytest.fixture
 def planned(command, tmp_path, monkeypatch):
     """Plan a study on this machine, with a tuner plugin or without."""

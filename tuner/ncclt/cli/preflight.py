@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,7 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.preflight import Preflight
-    from ncclt.health.preflight import RunnerFor
+    from ncclt.health.preflight import PreflightRequest, RunnerFor
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -141,7 +142,10 @@ def preflight(
 
     if dry_run:
         planned = request(())
-        print_plan(planned, cost(planned, simulated=simulated), target.parallel, simulated=simulated, as_json=as_json)
+        launches = _first_launch(target, planned, time_s=seconds)
+        print_plan(
+            planned, cost(planned, simulated=simulated), target.parallel, launches, simulated=simulated, as_json=as_json
+        )
         return
     request(())  # refused before anything is launched
     runner_for, notes = _runners(target, where, names, weak or [], seed=seed, time_s=seconds)
@@ -204,15 +208,19 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
 def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...]:
     """Return the names of the nodes; without --nodes, all that are named.
 
-    --dry-run needs no Slurm allocation: placeholders stand for the names of its nodes.
+    --dry-run needs no names and no allocation: placeholders stand for the nodes.
     """
     named = target.hosts
-    not_allocated = dry_run and target.lacks_allocation(os.environ) and not named
-    if not_allocated:
-        say("ncclt: note: this is not a Slurm allocation: n00, n01 and so on stand for its nodes")
-    elif target.is_launched:
+    if target.is_launched:
         from ncclt.health.preflight.launched_runners import hosts_here
+        from ncclt.launch.hostfile import granted_hosts
 
+        unknown = not named and cluster.nodes > 1 and not granted_hosts(os.environ) and target.launcher != "kubernetes"
+    else:
+        unknown = False
+    if dry_run and unknown:
+        say("ncclt: note: no nodes are named or granted: n00, n01 and so on stand for them")
+    elif target.is_launched:
         if target.nodes is None and named:
             cluster = cluster.sized(nodes=len(named))
         return hosts_here(cluster, target, environ=os.environ)
@@ -240,6 +248,23 @@ def _runners(
     from ncclt.health.preflight.launched_runners import launched_runners
 
     return launched_runners(cluster, target, environ=os.environ, time_s=time_s)
+
+
+def _first_launch(target: Target, request: PreflightRequest, *, time_s: float | None) -> list[dict[str, Any]]:
+    """Return the launch on all nodes, for --dry-run; empty where nothing is launched, or no allocation to launch in."""
+    if not target.is_launched or target.lacks_allocation(os.environ):
+        return []
+    from ncclt.cli.launch_view import launch_row
+    from ncclt.core.setting import DEFAULT
+    from ncclt.health.preflight.launched_runners import launched_runners
+    from ncclt.health.preflight.probes import probe_messages
+
+    cluster, hosts = request.cluster, request.hosts
+    runner_for, _ = launched_runners(
+        cluster, replace(target, hosts=hosts), environ=os.environ, time_s=time_s, ask=False
+    )
+    messages = probe_messages(request.sizes, ranks=cluster.world_size, nodes=len(hosts))
+    return [launch_row("all nodes", plan) for plan in runner_for(hosts, ()).plans(DEFAULT, messages)]
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ncclt.cli.launch_view import print_launches
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.message import format_bytes
 from ncclt.core.preflight import State
@@ -45,9 +46,15 @@ def watcher(*, hidden: bool) -> Callable[[ProbeReading], None]:
 
 
 def print_plan(
-    request: PreflightRequest, cost: PreflightCost, parallel: int, *, simulated: bool, as_json: bool
+    request: PreflightRequest,
+    cost: PreflightCost,
+    parallel: int,
+    launches: Sequence[Mapping[str, Any]],
+    *,
+    simulated: bool,
+    as_json: bool,
 ) -> None:
-    """Show what would be launched."""
+    """Show what would be launched; `launches` are those on all nodes."""
     document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "launcher": request.launcher,
@@ -66,6 +73,7 @@ def print_plan(
         "seconds_healthy": cost.healthy * cost.launch_s,
         "seconds_one_fault": cost.one_fault * cost.launch_s,
         "notes": list(request.notes),
+        **({"launches": list(launches)} if launches else {}),
     }
     if as_json:
         print_json(document)
@@ -86,6 +94,9 @@ def print_plan(
         print(f"round {number + 1} of pairs, only if needed or with --full: {' '.join('+'.join(p) for p in pairs)}")
     if len(cost.rounds) > _ROUNDS:
         print(f"... and {len(cost.rounds) - _ROUNDS} more rounds")
+    print_launches(launches, texts=False)
+    if launches:
+        print("--json shows files and whole commands")
     for note in request.notes:
         print(f"note: {note}")
 

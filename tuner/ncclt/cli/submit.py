@@ -67,7 +67,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
                 hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
             )
         say(f"ncclt: note: {why}")
-    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    words = [word for word in sys.argv[1:] if word not in ("--dry-run", "--full")]
     if store.path is None:
         words = _storage_by_environment(words)
     request = BatchRequest(

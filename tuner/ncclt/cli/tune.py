@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
 from ncclt.cli.options import AsJson, Model, OldModel, Quiet, StepsPerDay, Storage, storage_option, workload_name
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
@@ -56,6 +56,7 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be tried and launched; run and store nothing.")
     ] = False,
+    full: Texts = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,6 +72,7 @@ def tune(
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
     from ncclt.measure.testbed import require_tune_extra
 
+    require_dry_run(full, dry_run=dry_run)
     require_tune_extra()
     from ncclt.pipeline import TuneRequest
     from ncclt.store import open_store, open_to_read
@@ -96,7 +98,7 @@ def tune(
             raise typer.Exit(submit_study(cluster, store, target, batch, dry_run=dry_run))
         testbed = open_testbed(target, store, workload, environ=os.environ, seed=effort.seed, ask=not dry_run)
         if dry_run:
-            _print_plan(request, testbed, as_json=as_json)
+            _print_plan(request, testbed, as_json=as_json, texts=full)
             return
         from ncclt.cli.ending_view import command_again
         from ncclt.cli.tune_view import print_result, result_document
@@ -154,7 +156,7 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
         )
 
 
-def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool) -> None:
+def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool, texts: bool) -> None:
     """Show what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
     from ncclt.pipeline import study_of
@@ -169,18 +171,11 @@ def _print_plan(request: TuneRequest, testbed: Testbed, *, as_json: bool) -> Non
     launches = document.pop("launches", [])
     for key, value in document.items():
         if isinstance(value, list):
-            print(f"{key}:")
-            for item in value:
+            print(f"{key}: {', '.join(value)}" if key == "parameters" else f"{key}:" if value else f"{key}: none")
+            for item in value if key != "parameters" else ():
                 print(f"  {item}")
-        else:
+        elif key != "schema":
             print(f"{key}: {value}")
-    for launch in launches:
-        print(f"launch of {launch['setting']}, at most {launch['timeout_s']:.0f} s:")
-        for name in launch["unset_env"]:
-            print(f"  unset {name}")
-        for name, value in launch["set_env"].items():
-            print(f"  {name}={shlex.quote(value)}")
-        print(f"  {shlex.join(launch['argv'])}")
-        for name, text in launch["files"].items():
-            print(f"  file {name}:")
-            print("".join(f"    {line}\n" for line in text.splitlines()), end="")
+    print_launches(launches, texts=texts)
+    if launches and not texts:
+        print("--full shows the files and whole commands")

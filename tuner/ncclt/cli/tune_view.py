@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ncclt.cli.ending_view import print_ending, print_messages
+from ncclt.cli.launch_view import launch_row
 from ncclt.cli.output import say
 from ncclt.cli.studies import trial_row
 from ncclt.core.study import Phase, gpu_seconds
@@ -284,14 +285,7 @@ def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> li
         return []
     messages = [calls.message for calls in workload.messages]
     return [
-        {
-            "setting": setting.label,
-            "argv": list(plan.argv),
-            "set_env": dict(plan.set_env),
-            "unset_env": list(plan.unset_env),
-            "files": dict(plan.files),
-            "timeout_s": plan.timeout_s,
-        }
+        launch_row(setting.label, plan)
         for setting in (DEFAULT, *(() if testbed.persistent else space.anchors()[:1]))
         for plan in runner.plans(setting, messages)
     ]

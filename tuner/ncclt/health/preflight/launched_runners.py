@@ -60,7 +60,7 @@ class _CappedTimeouts(Timeouts):
 
 
 def launched_runners(
-    cluster: Cluster, target: Target, *, environ: Mapping[str, str], time_s: float | None = None
+    cluster: Cluster, target: Target, *, environ: Mapping[str, str], time_s: float | None = None, ask: bool = True
 ) -> tuple[RunnerFor, tuple[str, ...]]:
     """Return a function that makes the runner of some nodes or GPUs, and the notes about all of them.
 
@@ -72,13 +72,14 @@ def launched_runners(
         target: resolved; its hosts are the whole job's.
         environ: the process environment.
         time_s: of the whole preflight; no launch gets more. None = no limit.
+        ask: run programs on the nodes to find out what they support.
 
     Raises:
         UsageError: launcher, benchmark and cluster do not fit together.
     """
     target.require(cluster)
     whole = launcher_of(cluster, target, target.hosts[: cluster.nodes], environ=environ)
-    benchmark, notes = benchmark_of(cluster, target, whole, frozenset({Collective.ALL_REDUCE}))
+    benchmark, notes = benchmark_of(cluster, target, whole, frozenset({Collective.ALL_REDUCE}), ask=ask)
     timeouts = _CappedTimeouts(time_s)
 
     def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:

@@ -133,16 +133,7 @@ class Probes:
 
     def _reading(self, section: Section, runner: Runner, sizes: Sequence[int]) -> ProbeReading:
         ranks = section.ranks(self._expectation.cluster.gpus_per_node)
-        messages = [
-            Message(
-                collective=Collective.ALL_REDUCE,
-                dtype=DTYPE,
-                size_bytes=size,
-                group_size=ranks,
-                spans_nodes=len(section.hosts) > 1,
-            )
-            for size in sizes
-        ]
+        messages = probe_messages(sizes, ranks=ranks, nodes=len(section.hosts))
         repeat = len(self.of(section))
         try:
             result = runner.measure(DEFAULT, messages, repeat=repeat)
@@ -159,6 +150,14 @@ class Probes:
             detail=result.detail,
             wall_s=result.wall_s,
         )
+
+
+def probe_messages(sizes: Sequence[int], *, ranks: int, nodes: int) -> list[Message]:
+    """Return what a launch on some nodes measures: one all_reduce per size, bytes."""
+    return [
+        Message(collective=Collective.ALL_REDUCE, dtype=DTYPE, size_bytes=size, group_size=ranks, spans_nodes=nodes > 1)
+        for size in sizes
+    ]
 
 
 def _times_us(result: TrialResult) -> tuple[tuple[int, float], ...]:
