@@ -64,7 +64,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
-        command = typer.main.get_command(_plain(cmd_name, module.main) if cmd_name in _PLAIN else module.app)
+        command: Any = typer.main.get_command(_plain(cmd_name, module.main) if cmd_name in _PLAIN else module.app)
         command.name, command.rich_help_panel = cmd_name, heading_of(cmd_name)
         # Completion is installed once, for the whole program.
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]

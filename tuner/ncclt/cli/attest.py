@@ -15,7 +15,7 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
-from ncclt.errors import NoRecommendationError, ServerError, TraceError, UsageError
+from ncclt.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.attestation import Delivered
@@ -95,13 +95,12 @@ def _recommendation(id: str, *, server: str | None, storage: str | None, timeout
     if server:
         from ncclt.client.fetch import ClientError, fetch_recommendation
         from ncclt.core.recommendation import Recommendation
-        from ncclt.deliver.offer import api_key
+        from ncclt.deliver.offer import api_key, error_of
 
         try:
             found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
-            kind = NoRecommendationError if error.status == 404 else ServerError
-            raise kind(error.message, hint=error.hint) from error
+            raise error_of(error) from error
         return Recommendation.from_document(found)
     from ncclt.store import open_to_read
 
@@ -118,13 +117,12 @@ def keep(attestation: Attestation, *, server: str | None, storage: str | None, t
     """
     if server:
         from ncclt.client.fetch import ClientError, post_attestation
-        from ncclt.deliver.offer import api_key
+        from ncclt.deliver.offer import api_key, error_of
 
         try:
             post_attestation(server, attestation.to_document(), timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
-            kind = NoRecommendationError if error.status == 404 else ServerError
-            raise kind(error.message, hint=error.hint) from error
+            raise error_of(error) from error
         say(f"ncclt: posted to {server}")
         return
     from ncclt.store import open_store

@@ -12,7 +12,7 @@ from typing import NoReturn
 from ncclt.cli.configuration import lookup
 from ncclt.cli.job_request import job_request, request_of
 from ncclt.cli.output import report, say
-from ncclt.errors import NccltError, NoRecommendationError, ServerError, StaleRecommendationError, UsageError
+from ncclt.errors import NccltError, UsageError
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
@@ -169,7 +169,7 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
     from ncclt.client.fetch import ClientError, fetch_env
-    from ncclt.deliver.offer import api_key, kept_answers
+    from ncclt.deliver.offer import api_key, error_of, kept_answers
 
     try:
         fetched = fetch_env(
@@ -190,10 +190,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
             api_key=api_key(os.environ),
         )
     except ClientError as error:
-        kind = {404: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError}.get(
-            error.status or 0, ServerError
-        )
-        raise kind(error.message, hint=error.hint) from error
+        raise error_of(error) from error
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
     return fetched.text

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclt.client.answer import NEEDS, checked, checked_document
 from ncclt.core.attestation import Delivered, Form
@@ -28,7 +28,11 @@ from ncclt.errors import (
 )
 from ncclt.user_dirs import user_folder
 
+if TYPE_CHECKING:
+    from ncclt.client.fetch import ClientError
+
 _MOST_KEY_BYTES = 1000
+
 
 _LEAST_S = 0.01
 """Shortest timeout that is passed on: for a socket 0 means no timeout."""
@@ -184,6 +188,7 @@ def ask_for_offer(
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
+        UsageError: the server refuses the request, for example a version that is none.
         ServerError: the server is unreachable or broken, and the cache has no answer.
         InputError: the answer is invalid.
     """
@@ -245,13 +250,18 @@ def _fetching(
                 api_key=api_key(os.environ),
             )
         except ClientError as error:
-            kind = {404: NoRecommendationError, 410: StaleRecommendationError}.get(error.status or 0, ServerError)
-            raise kind(error.message, hint=error.hint) from error
+            raise error_of(error) from error
         if fetched.warning:
             warn(f"ncclt: {fetched.warning}")
         return fetched.text
 
     return fetch
+
+
+def error_of(failure: ClientError) -> NccltError:
+    """Return what kept a server from answering as an error of ours."""
+    kinds: dict[int, type[NccltError]] = {404: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError}
+    return kinds.get(failure.status or 0, ServerError)(failure.message, hint=failure.hint)
 
 
 def kept_answers() -> dict[str, Any]:

@@ -6,13 +6,12 @@ Not tested on a GPU; tested with a stand-in for nccl-tests.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
-from ncclt.health.preflight.probes import RunnerFor
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
@@ -61,7 +60,7 @@ class _CappedTimeouts(Timeouts):
 
 def launched_runners(
     cluster: Cluster, target: Target, *, environ: Mapping[str, str], time_s: float | None = None, ask: bool = True
-) -> tuple[RunnerFor, tuple[str, ...]]:
+) -> tuple[Callable[[tuple[str, ...], tuple[int, ...]], LaunchedRunner], tuple[str, ...]]:
     """Return a function that makes the runner of some nodes or GPUs, and the notes about all of them.
 
     The programs' features are detected once, on all nodes. The duration of one launch limits the later ones of as many

@@ -1,0 +1,35 @@
+"""Where an offer comes from, and what a server's refusal becomes."""
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ncclt.cli.env import main as env
+from ncclt.core.recommendation import Request
+from ncclt.deliver.offer import ask_for_offer
+from ncclt.errors import NoRecommendationError, ServerError, StaleRecommendationError, UsageError
+
+SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
+PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [(404, NoRecommendationError, 3), (410, StaleRecommendationError, 3), (422, UsageError, 2), (401, ServerError, 69),
+     (500, ServerError, 69)],
+)  # fmt: skip
+def test_env_and_run_see_the_same_error(status, kind, code, capsys, monkeypatch, tmp_path):
+    """A refused request is the user's mistake on both ways."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    answer = reply(status, json.dumps({**PROBLEM, "status": status}), "application/problem+json")
+    request = Request(cluster="leonardo", model="bert", nodes=2, gpus_per_node=4, nccl_version="2.22.3")
+    with serving(answer) as server:
+        with pytest.raises(kind, match="nothing fits") as caught:
+            ask_for_offer(request, server.url, None, with_table=False, timeout_s=5.0, from_cache=False, warn=print)
+        assert type(caught.value) is kind
+        words = ("--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4")
+        assert env([*words, "--nccl-version", "2.22.3", "--server", server.url]) == code
+    assert "ncclt: nothing fits\n  hint: run tune" in capsys.readouterr().err
