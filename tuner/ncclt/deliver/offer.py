@@ -188,7 +188,7 @@ def ask_for_offer(
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
-        UsageError: the server refuses the request, for example a version that is none.
+        UsageError: the server refuses the request, for example an invalid version.
         ServerError: the server is unreachable or broken, and the cache has no answer.
         InputError: the answer is invalid.
     """
@@ -259,7 +259,7 @@ def _fetching(
 
 
 def error_of(failure: ClientError) -> NccltError:
-    """Return what kept a server from answering as an error of ours."""
+    """Return what kept a server from answering as an error of ncclt."""
     kinds: dict[int, type[NccltError]] = {404: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError}
     return kinds.get(failure.status or 0, ServerError)(failure.message, hint=failure.hint)
 

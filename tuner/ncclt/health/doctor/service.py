@@ -214,7 +214,7 @@ def _with(
 
 
 def _unlogged(log: LogFacts) -> str:
-    """Return what a log does not tell of a start, and how to log it; empty = it tells all, or there is none."""
+    """Return what a log lacks of a start, and how to log it; empty = it lacks nothing, or there is no log."""
     wanted = " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
     if not log.sources:
         return ""
