@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from ncclt.errors import (
     NccltError,

@@ -54,7 +54,7 @@ def verify(
         list[str] | None, typer.Argument(help="The training's command, for example: torchrun ... train.py")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Same as --model.")] = None,
+    profile: Annotated[str | None, typer.Option(hidden=True, help="Earlier name of --model.")] = None,
     *,
     target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base keep_env", _OF_THE_JOB)],
     env: Annotated[
