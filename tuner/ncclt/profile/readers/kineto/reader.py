@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -59,16 +59,26 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     step_times = [time_us for rank in ranks for time_us in rank.step_times_us]
     # The rank that waits least shows best what the transfer itself takes.
     least = min(ranks, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
-    return workload_of(
+    exposed_us = least_exposed(rank.exposure for rank in ranks)[0]
+    workload = workload_of(
         name,
         calls_per_step(readings),
         provenance_of(readings, "kineto", word="trace", about=_kernel_notes(ranks)),
         times_us=smallest(reading.mean_us for reading in readings),
         step_time_us=median(step_times) if step_times else None,
-        exposed_us=least_exposed(rank.exposure for rank in ranks)[0],
+        exposed_us=exposed_us,
         copied_us=least.exposure.copied_us,
         timeline=least.timeline,
     )
+    waiting_us = (exposed_us or 0.0) - (workload.exposed_us or 0.0)
+    if not waiting_us:
+        return workload
+    note = (
+        f"exposed communication: another {waiting_us / 1e3:.2f} ms in which no computation ran were waiting for other "
+        "ranks, or calls without a size"
+    )
+    origin = workload.provenance
+    return replace(workload, provenance=replace(origin, notes=(*origin.notes, note)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
