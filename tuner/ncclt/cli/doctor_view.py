@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
 import textwrap
 from typing import Any
 
@@ -11,7 +11,9 @@ from ncclt.health.doctor import RULES, Diagnosis, Finding
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.health.doctor.rules import SCHEMA
 
-_WIDTH = 110
+_WIDTH = 117
+"""Most columns of a paragraph."""
+
 _MOST_NICS = 16
 """Most columns of NICs shown; virtual functions make dozens."""
 
@@ -24,7 +26,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for finding in diagnosis.findings:
         _print_finding(finding)
     for line in diagnosis.facts.missing:
-        print(f"missing: {line}")
+        _folded("missing: ", line)
     counts = [(sum(f.severity == word for f in diagnosis.findings), word) for word in ("error", "warning", "info")]
     summary = ", ".join(f"{n} {word}{'s' if n != 1 and word != 'info' else ''}" for n, word in counts if n)
     print(f"verdict: {diagnosis.verdict}" + (f" ({summary})" if summary else ": nothing found"))
@@ -86,7 +88,7 @@ def _print_use(diagnosis: Diagnosis) -> None:
 
 
 def _print_finding(finding: Finding) -> None:
-    print(f"{finding.severity.value} {finding.id}: {finding.what}")
+    _folded(f"{finding.severity.value} {finding.id}: ", finding.what)
     for line in finding.evidence:
         _indented("seen", str(line))
     _indented("why", finding.why)
@@ -95,8 +97,15 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _indented(word: str, text: str) -> None:
+    _folded(f"  {word:<5}", text)
+
+
+def _folded(head: str, text: str) -> None:
     """Write a labelled paragraph, folded at words only: paths and commands stay whole."""
-    lines = textwrap.wrap(text, width=_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
-    sys.stdout.write(f"  {word:<5}{lines[0]}\n")
-    for line in lines[1:]:
-        sys.stdout.write(f"       {line}\n")
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    print(
+        textwrap.fill(
+            text, width=width, initial_indent=head, subsequent_indent=" " * 7, break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )  # fmt: skip
