@@ -1,11 +1,16 @@
 """How often is a verdict wrong, and how soon is it right, beside what the best of many trials would have claimed?
 
-Each study proves one policy against the default with the code of `ncclt tune`; only the
-launches are invented, so the truth is known. Unless a case says otherwise one launch in a hundred takes five times as
-long, and all times rise by 10 % in a straight line over the longest run.
+Each study proves one policy against the default with the code of `ncclt tune`; only the launches are invented, so the
+truth is known. Unless a case says otherwise one launch in a hundred takes five times as long, and all times rise by
+10 % in a straight line over the longest run. The policy is launched as a whole (k = 1), or as where no plugin can be
+loaded by each of its k settings, and then the default as often.
 
-The last column is the usual practice: launch N settings once each, take the fastest, and call it a gain when it beats
-the one launch of the default by 2 %. In cases called "selected" the policy is that winner.
+Coverage is the share of the studies whose final 95 % interval holds the true gain. The last column is the usual
+practice: launch N settings once each, take the fastest, and call it a gain when it beats the one launch of the default
+by 2 %. In cases called "selected" the policy is that winner.
+
+Where the recorded two-node grid is there (GRID), its two repetitions give the noise of cases called "recorded": the
+logarithm of a time of the first, disturbed one over that of the second. A launch draws a size, and one repetition.
 
     python bench/verdict.py [--json] [--studies N | --quick] [--case PATTERN] [--blocks N] [--trials N] [--seed N]
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import functools
 import json
 import math
 import random
@@ -23,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from landscapes import DATA
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.effort import MAX_BLOCKS
@@ -33,6 +40,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.measure.simulated.landscape_rows import read_rows
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
 from ncclt.prove.verdict import MIN_EFFECT
@@ -42,7 +50,10 @@ CLUSTER = Cluster(
     name="bench", gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
     nccl_version="2.27.3",
 )  # fmt: skip
-POLICY = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE, protocol=Protocol.LL),))
+SETTINGS = tuple(
+    (a, p) for a in (Algorithm.TREE, Algorithm.RING) for p in (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
+)
+GRID = DATA / "mi355x_rccl_2node_broadcast_grid.csv"
 OUTLIER = 5.0
 
 
@@ -62,6 +73,10 @@ class Case:
         outliers: probability that a launch takes `OUTLIER` times as long.
         wrong_from: launch of the policy that gives wrong data, counted from 0.
         selected: the policy is the fastest of many single launches.
+        k: settings of the policy; above 1 each is a launch of its own.
+        noise: draws the log of a launch's time instead of the normal distribution of `sigma`.
+        rhythm: disturbs the log of the time of the launch with a number; its phase is drawn for each study.
+        alone: `_bimodal` disturbs the default alone; the policy always takes what the default mostly does.
     """
 
     name: str
@@ -75,6 +90,10 @@ class Case:
     outliers: float = 0.01
     wrong_from: int | None = None
     selected: bool = False
+    k: int = 1
+    noise: Callable[[random.Random], float] | None = None
+    rhythm: Callable[[int], float] = lambda _number: 0.0
+    alone: bool = False
 
 
 def _warming(share: float) -> float:
@@ -85,12 +104,62 @@ def _step(share: float) -> float:
     return 0.10 if share > 0.15 else 0.0
 
 
+def _bimodal(draw: random.Random) -> float:
+    return draw.gauss(0.0, 0.01) + (math.log(1.2) if draw.random() < 0.7 else 0.0)
+
+
+def _student(draw: random.Random) -> float:
+    """Draw from Student's t with 2 degrees of freedom, in units of 2 %."""
+    return 0.02 * draw.gauss(0.0, 1.0) / math.sqrt(draw.expovariate(1.0))
+
+
+def _sine(number: int) -> float:
+    return 0.10 * math.sin(2 * math.pi * number / 8)
+
+
+def _in_step(number: int) -> float:
+    """Disturb every launch that A B B A B A A B gives to the default."""
+    return 0.10 if "ABBABAAB"[number % 8] == "A" else 0.0
+
+
+@functools.cache
+def _recorded() -> tuple[tuple[float, ...], ...]:
+    """Return for each setting and size of the grid the logs of its repetitions over the least disturbed one."""
+    groups: dict[tuple[Setting, int], list[float]] = {}
+    for row in read_rows(GRID, {}).rows:
+        groups.setdefault((row.setting, row.size_bytes), []).append(row.time_us)
+    return tuple(tuple(math.log(time / min(times)) for time in times) for times in groups.values() if len(times) > 1)
+
+
+def _disturbed(draw: random.Random) -> float:
+    return draw.choice(draw.choice(_recorded())) + draw.gauss(0.0, 0.01)
+
+
 CASES = (
     *(Case(name=f"flat, noise {s:.1%}", sigma=s) for s in (0.005, 0.02, 0.05, 0.20)),
     *(Case(name=f"flat, noise {s:.1%}, selected", sigma=s, selected=True) for s in (0.02, 0.05, 0.20)),
     Case(name="flat, noise 2.0%, warming up", drift=_warming),
     Case(name="flat, noise 2.0%, one jump", drift=_step),
     Case(name="flat, noise 2.0%, correlated", memory=0.8),
+    *(Case(name=f"flat, noise 2.0%, AR(1) of {m:g}", memory=m) for m in (-0.5, 0.5, 0.95)),
+    Case(name="flat, noise 2.0%, drift 50%", drift=lambda share: 0.5 * share),
+    Case(name="flat, noise 2.0%, outliers in 10%", outliers=0.10),
+    Case(name="flat, noise 2.0%, period 8", rhythm=_sine),
+    Case(name="flat, noise 2.0%, period 8 in step", rhythm=_in_step),
+    Case(name="flat, noise 2.0%, every other +10%", rhythm=lambda number: 0.10 * (number % 2)),
+    Case(name="flat, Student t, 2 degrees", noise=_student),
+    *(Case(name="flat, bimodal +20% in 70%", noise=_bimodal, k=k) for k in (1, 4, 6)),
+    *(Case(name=f"flat, default alone bimodal, k = {k}", noise=_bimodal, alone=True, k=k) for k in (1, 4, 6)),
+    *(Case(name="flat, recorded noise", noise=_disturbed, k=k) for k in (1, 4, 6)),
+    *(Case(name="flat, noise 5.0%", sigma=0.05, k=k) for k in (4, 6)),
+    Case(name="gain 10%, bimodal +20% in 70%", gain=0.10, noise=_bimodal),
+    Case(name="gain 35%, recorded noise", gain=0.35, noise=_disturbed),
+    Case(name="gain 35%, noise 2.0%", gain=0.35),
+    Case(name="gain 35%, noise 5.0%", gain=0.35, sigma=0.05),
+    Case(name="gain 5%, noise 2.0%", gain=0.05, k=4),
+    Case(name="gain 5%, noise 2.0%, drift 50%", gain=0.05, drift=lambda share: 0.5 * share),
+    Case(name="gain 5%, Student t, 2 degrees", gain=0.05, noise=_student),
+    *(Case(name=f"gain {g:.0%}, noise 2.0%", gain=g) for g in (0.01, 0.02)),
     *(Case(name=f"gain {g:.0%}, noise {s:.1%}", gain=g, sigma=s)
       for g, s in ((0.03, 0.005), (0.03, 0.02), (0.05, 0.005), (0.05, 0.02), (0.05, 0.05), (0.10, 0.02), (0.10, 0.05),
                    (0.20, 0.20))),
@@ -111,10 +180,14 @@ class Row:
     """What came of all studies of a case."""
 
     case: str
+    k: int
     studies: int
     tuned_rate: float
     keep_default_rate: float
     undecided_rate: float
+    coverage: float
+    launches_mean: float
+    launches_p95: int
     best_of_n_rate: float
     blocks_mean: float
     blocks_p95: int
@@ -133,34 +206,48 @@ class Launches:
         self._longest = longest
         self._random = random.Random(seed)
         self._number = 0
+        self._phase = self._random.randrange(8)
         self._policy = 0
         self._noise = 0.0
+
+    def applies(self, policy: Policy) -> bool:  # noqa: ARG002
+        """Return whether one launch measures a whole policy."""
+        return self._case.k == 1
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Draw one launch of the policy."""
+        return self.measure(policy.setting_for(messages[0]), messages, repeat=repeat)
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Draw one launch."""
         case, draw = self._case, self._random
-        factor = self.factor()
+        factor = self.factor(quiet=case.alone and not setting.is_default)
         if not setting.is_default:
             self._policy += 1
             if case.wrong_from is not None and self._policy > case.wrong_from:
                 return TrialResult(outcome=Outcome.WRONG_RESULT, detail=f"wrong data in repeat {repeat}")
         measured = []
-        for position, message in enumerate(messages):
-            gain = self._gain if position or case.first_gain is None else case.first_gain
+        for message in messages:
+            first = message.size_bytes == 1 << 16 and case.first_gain is not None
+            gain = case.first_gain if first and case.first_gain is not None else self._gain
             time_us = 1000.0 * factor / (1.0 if setting.is_default else 1.0 + gain)
             if case.message_sigma:
                 time_us *= math.exp(draw.gauss(0.0, case.message_sigma))
             measured.append(Measurement(message=message, samples_us=(time_us,)))
         return TrialResult(outcome=Outcome.OK, measurements=tuple(measured))
 
-    def factor(self) -> float:
-        """Return noise and drift of the next launch as a factor."""
+    def factor(self, *, quiet: bool = False) -> float:
+        """Return noise and drift of the next launch as a factor; a quiet one has the median of `_bimodal` alone."""
         case, draw = self._case, self._random
-        fresh = draw.gauss(0.0, case.sigma)
-        self._noise = case.memory * self._noise + math.sqrt(1 - case.memory**2) * fresh
+        if case.noise is not None:
+            self._noise = math.log(1.2) + draw.gauss(0.0, 0.01) if quiet else case.noise(draw)
+        else:
+            fresh = draw.gauss(0.0, case.sigma)
+            self._noise = case.memory * self._noise + math.sqrt(1 - case.memory**2) * fresh
         drift = 1.0 + case.drift(self._number / self._longest)
+        rhythm = case.rhythm(self._number + self._phase)
         self._number += 1
-        return math.exp(self._noise) * drift * (OUTLIER if draw.random() < case.outliers else 1.0)
+        return math.exp(self._noise + rhythm) * drift * (OUTLIER if draw.random() < case.outliers else 1.0)
 
 
 def best_of(case: Case, *, trials: int, seed: int) -> tuple[bool, float]:
@@ -187,33 +274,56 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
                 ),
                 calls_per_step=1.0,
             )
-            for number in range(case.messages)
+            for number in range(max(case.messages, case.k))
         ),
         provenance=Provenance(source="bench"),
     )
-    decisions, lengths, claims = [], [], 0
+    policy = Policy(
+        rules=tuple(
+            Rule(
+                collective=Collective.ALL_REDUCE, min_bytes=1 << (16 + number), max_bytes=(1 << (17 + number)) - 1,
+                algorithm=algorithm, protocol=protocol,
+            )
+            for number in range(max(case.messages, case.k))
+            for algorithm, protocol in (SETTINGS[number % case.k],)
+        )
+    )  # fmt: skip
+    decisions, lengths, launches, covered, claims = [], [], [], 0, 0
     for number in range(studies):
         claimed, picked = best_of(case, trials=trials, seed=seed + 2 * number)
         claims += claimed
         gain = picked if case.selected else case.gain
+        firsts = [case.first_gain is not None and not message for message in range(max(case.messages, case.k))]
         runner, trial_log = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeTrialLog()
         prove(
-            runner, workload, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
-            blocks=blocks, interrupted=lambda: "", watch=lambda *_: None,
+            runner, workload, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: policy},
+            blocks=blocks, seed=str(seed + number), interrupted=lambda: "", watch=lambda *_: None,
         )  # fmt: skip
-        verdict = verdict_of(Arm.TABLE, POLICY, trial_log.trials(), workload, min_effect=MIN_EFFECT)
+        verdict = verdict_of(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
         decisions.append(verdict.decision)
         lengths.append(verdict.blocks)
+        launches.append(len(trial_log.trials()))
+        total = sum(1.0 / (1.0 + (case.first_gain if first else gain)) for first in firsts)
+        covered += verdict.interval[0] <= len(firsts) / total <= verdict.interval[1]
     return Row(
         case=case.name,
+        k=case.k,
         studies=studies,
         tuned_rate=decisions.count(Decision.TUNED) / studies,
         keep_default_rate=decisions.count(Decision.KEEP_DEFAULT) / studies,
         undecided_rate=decisions.count(Decision.UNDECIDED) / studies,
+        coverage=covered / studies,
+        launches_mean=statistics.fmean(launches),
+        launches_p95=percentile_95(launches),
         best_of_n_rate=claims / studies,
         blocks_mean=statistics.fmean(lengths),
-        blocks_p95=sorted(lengths)[math.ceil(0.95 * studies) - 1],
+        blocks_p95=percentile_95(lengths),
     )
+
+
+def percentile_95(values: Sequence[int]) -> int:
+    """Return the least value that 95 % do not exceed."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -231,21 +341,25 @@ def main(argv: Sequence[str]) -> int:
     if min(studies, options.blocks, options.trials) < 1:
         parser.error("--studies, --blocks and --trials must be at least 1")
     cases = [case for case in CASES if fnmatch.fnmatch(case.name, options.case or "*")]
+    if not GRID.is_file() and any(case.noise is _disturbed for case in cases):
+        print(f"left out for lack of {GRID.name}: the cases with recorded noise", file=sys.stderr)
+        cases = [case for case in cases if case.noise is not _disturbed]
     if not cases:
         parser.error(f"no case fits {options.case!r}; there are: {', '.join(case.name for case in CASES)}")
     started = time.monotonic()
     rows = []
     if not options.json:
-        print(f"{'case':<38}{'tuned':>8}{'keep':>8}{'undec.':>8}{'best of N':>11}{'blocks':>8}{'p95':>5}")
+        titles = "".join(f"{title:>8}" for title in ("tuned", "keep", "undec.", "cover."))
+        print(f"{'case':<38}{'k':>2}{titles}{'launches':>10}{'p95':>5}{'best of N':>11}")
     for case in cases:
         # Every case has launches of its own, whichever others are asked for.
         seed = options.seed + 1_000_003 * CASES.index(case)
         row = run_case(case, studies=studies, blocks=options.blocks, trials=options.trials, seed=seed)
         rows.append(row)
         if not options.json:
-            rates = (row.tuned_rate, row.keep_default_rate, row.undecided_rate)
-            shown = "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.best_of_n_rate:>11.1%}"
-            print(f"{row.case:<38}{shown}{row.blocks_mean:>8.1f}{row.blocks_p95:>5}", flush=True)
+            rates = (row.tuned_rate, row.keep_default_rate, row.undecided_rate, row.coverage)
+            shown = "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.launches_mean:>10.1f}{row.launches_p95:>5}"
+            print(f"{row.case:<38}{row.k:>2}{shown}{row.best_of_n_rate:>11.1%}", flush=True)
     seconds = time.monotonic() - started
     if options.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": round(seconds, 1)}, indent=2))

@@ -108,7 +108,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         number=trial.number,
         phase=trial.phase,
         setting=trial.setting.to_document(),
-        label=trial.setting.label,
+        label=trial.label,
         repeat=trial.repeat,
         outcome=trial.result.outcome,
         score_us=trial.score_us,

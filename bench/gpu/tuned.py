@@ -34,6 +34,7 @@ from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline import MessageRow, TuneRequest, TuneResult, tune
+from ncclt.prove.verdict import Pairs, interval_words
 from ncclt.search.loop import Progress
 from ncclt.store import open_store
 from ncclt.store.store import utc_now
@@ -59,12 +60,13 @@ class Printing:
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
         self._trial("confirm", trial, f"{done} of {total}")
 
-    def proved(self, trial: Trial, done: int, total: int) -> None:
-        self._trial(f"prove {trial.arm}", trial, f"{done} of at most {total}")
+    def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
+        gain = "" if pairs is None else f", {interval_words(pairs)} before it"
+        self._trial(f"prove {trial.arm}", trial, f"block {blocks + 1}{gain}")
 
     @staticmethod
     def _trial(phase: str, trial: Trial, more: str) -> None:
-        print(f"{phase:16} {trial.setting.label:36} {trial.result.outcome:8} {more} {trial.result.detail}", flush=True)
+        print(f"{phase:16} {trial.label:36} {trial.result.outcome:8} {more} {trial.result.detail}", flush=True)
 
 
 def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attestation | None]:

@@ -12,7 +12,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState
-from ncclt.core.trial import Outcome
+from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
@@ -49,7 +49,7 @@ class Silent:
     def confirmed(self, trial, done, total):
         pass
 
-    def proved(self, trial, done, total):
+    def proved(self, trial, blocks, pairs):
         pass
 
 
@@ -92,12 +92,69 @@ def test_a_per_size_gain_is_published_as_a_table_and_not_as_variables(store):
     assert {row.calls.message.size_bytes: row.gain for row in result.messages} == {SMALL: 0.5, LARGE: 0.0}
 
 
-def test_what_variables_can_say_is_proven_by_itself(store):
-    result = run(store, lambda s, m, n: 10.0 if s.algorithm is Algorithm.TREE else 20.0)
+class Applying(FakeRunner):
+    """A runner that launches whole policies."""
 
-    assert result.recommendation.variables.verdict.decision is Decision.TUNED
-    arms = {t.arm for t in result.trials if t.phase is Phase.VERIFY}
-    assert arms == {Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES}
+    def applies(self, policy):
+        return True
+
+    def measure_policy(self, policy, messages, *, repeat):
+        parts = [self.measure(policy.setting_for(m), [m], repeat=repeat).measurements for m in messages]
+        return TrialResult(outcome=Outcome.OK, measurements=tuple(m for part in parts for m in part), wall_s=0.001)
+
+
+def uniform(setting, _message, _number):
+    return 10.0 if setting.algorithm is Algorithm.TREE else 20.0
+
+
+def arms_launched(result):
+    return {t.arm for t in result.trials if t.phase is Phase.VERIFY}
+
+
+def test_without_a_plugin_variables_that_gain_as_much_are_proven_instead_of_sums(store):
+    result = run(store, uniform)
+
+    assert arms_launched(result) == {Arm.DEFAULT, Arm.VARIABLES}
+    found = result.recommendation
+    assert found.table == found.variables, "the result of the study is what was proven"
+    assert found.variables.verdict.decision is Decision.TUNED
+    assert {row.gain for row in result.messages} == {0.5}
+
+
+def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store):
+    place = Testbed(runner=Applying(CLUSTER, uniform), reason="test", covers=lambda _: True)
+    result = run(store, place=place)
+
+    assert arms_launched(result) == {Arm.DEFAULT, Arm.TABLE}
+    assert result.recommendation.variables is None
+    proof = [t for t in result.trials if t.arm is Arm.TABLE]
+    assert all(t.policy == result.recommendation.table.policy and len(t.result.measurements) == 2 for t in proof)
+    assert store.trials(result.study.id) == result.trials, "the policy of a launch is stored"
+    assert not any("sums launches" in note for note in result.notes)
+
+    again = run(store, place=place, prove_variables=True)
+    assert arms_launched(again) == {Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES}
+    assert again.recommendation.variables.verdict.decision is Decision.TUNED
+    assert run(store, place=place, prove_variables=True).finished
+
+
+def test_what_is_predicted_to_gain_too_little_is_not_proven(store):
+    result = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0)
+
+    verdict = result.recommendation.table.verdict
+    assert verdict.decision is Decision.KEEP_DEFAULT
+    assert verdict.reason == (
+        "the predicted gain of 1.5 % (after confirmation) is below the minimum of 2 %; not proven"
+    )  # fmt: skip
+    assert not arms_launched(result)
+    assert run(store, lambda s, m, n: 1.0).finished
+
+    lower = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0, min_effect=0.01)
+    assert lower.recommendation.table.verdict.decision is Decision.TUNED
+
+
+def test_a_proof_that_sums_launches_says_so(store):
+    assert any("sums launches" in note for note in run(store).notes)
 
 
 def test_a_flat_landscape_keeps_the_default_without_a_proof(store):

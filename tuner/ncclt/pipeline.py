@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
@@ -17,11 +17,12 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import measure_default, searched, stored_default
-from ncclt.prove.confirm import arms_of, confirm, confirmed_times
+from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
+from ncclt.prove.evidence import last_verification
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.proof import verdict_of
-from ncclt.prove.verdict import nothing_better
+from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
@@ -33,6 +34,8 @@ from ncclt.store.store import Store
 
 _WARM_STUDIES = 50
 """How many of the newest studies are looked at for a warm start."""
+
+_BY_SUMS = "no launch could apply the whole table here: its proof sums launches, one per setting, and so many defaults"
 
 _POLL_S = 0.5
 """How often the worker that ends a study looks whether the others' last trials are in."""
@@ -110,8 +113,8 @@ class Watcher(Port):
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
         """Called after each launch of the confirmation."""
 
-    def proved(self, trial: Trial, done: int, total: int) -> None:
-        """Called after each launch of the proof."""
+    def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
+        """Called after each launch of the proof, with the whole blocks before it and their pairs, None at first."""
 
 
 def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Study:
@@ -276,21 +279,26 @@ def _proposer(context: TuneContext) -> Proposer:
     )  # fmt: skip
 
 
-def _confirm_and_prove(context: TuneContext) -> tuple[Times, Mapping[Arm, Policy]] | None:
+def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
     effort, interrupted = context.request.effort, context.interrupted
     times = confirm(testbed.runner, workload, trial_log, interrupted=interrupted, watch=context.watcher.confirmed)
-    policies = {Arm.DEFAULT: Policy()} if testbed.inert else arms_of(times, workload, testbed.runner.cluster)
+    found = Candidates(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
+    if not testbed.inert:
+        found = candidates(
+            times, workload, testbed.runner, min_effect=effort.min_effect, with_variables=effort.prove_variables
+        )
     complete = prove(
-        testbed.runner, workload, trial_log, policies,
+        testbed.runner, workload, trial_log, found.policies,
         by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
-        anew=bool(effort.more), interrupted=interrupted, watch=context.watcher.proved,
+        anew=bool(effort.more), seed=f"{context.study.id}|{context.study.seed}",
+        interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
-    return (times, policies) if complete else None
+    return (times, found) if complete else None
 
 
-def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy], stop: str) -> TuneResult:
+def _publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
     testbed, store, workload, study = context.testbed, context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
@@ -299,21 +307,26 @@ def _publish(context: TuneContext, times: Times, policies: Mapping[Arm, Policy],
     min_effect = context.request.effort.min_effect
     deliveries = {
         arm: PolicyVerdict(policy=policy, verdict=verdict_of(arm, policy, trials, workload, min_effect=min_effect))
-        for arm, policy in policies.items()
+        for arm, policy in found.policies.items()
         if arm is not Arm.DEFAULT
     }
     launched = len({t.setting for t in trials})
-    why = testbed.inert or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
-    nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why))
+    why = found.why or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
+    nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why, min_effect=min_effect))
+    # Where variables alone were proven, they are the result, and a table of the same rules says no more.
+    variables = deliveries.get(Arm.VARIABLES)
     recommendation = _recommendation(
-        context, deliveries.get(Arm.TABLE, nothing), deliveries.get(Arm.VARIABLES), trials=len(trials)
+        context, deliveries.get(Arm.TABLE, variables or nothing), variables, trials=len(trials)
     )
     # The same trials prove nothing new: a stale recommendation stays stale.
     same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
     recommendation = same[0] if same else store.publish(recommendation)
     store.set_state(study.id, StudyState.DONE, stop)
+    result = context.result(stop=stop)
+    if any(t.arm is Arm.TABLE and t.policy is None for t in last_verification(trials)):
+        result = replace(result, notes=(*result.notes, _BY_SUMS))
     return replace(
-        context.result(stop=stop),
+        result,
         trials=trials,
         recommendation=recommendation,
         messages=message_rows(recommendation, trials, workload, times),
@@ -346,7 +359,9 @@ def _published(request: TuneRequest, store: Store, study: Study) -> Recommendati
     verdict = newest.table.verdict
     same_source = newest.source_digest in ("", request.workload.digest())  # early recommendations lack it
     more_blocks = verdict.decision is Decision.UNDECIDED and verdict.blocks < request.effort.blocks
-    return newest if same_source and not more_blocks and verdict.min_effect == request.effort.min_effect else None
+    unproven = request.effort.prove_variables and newest.variables is None
+    as_asked = same_source and verdict.min_effect == request.effort.min_effect
+    return newest if as_asked and not (more_blocks or unproven) else None
 
 
 def _finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:

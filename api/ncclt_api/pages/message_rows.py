@@ -69,8 +69,8 @@ def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> t
     version = study.cluster.version
     return _rows(
         study,
-        _median_times(trial for trial in trials if trial.setting.is_default),
-        _median_times(trial for trial in trials if trial.setting == best),
+        _median_times(trial for trial in trials if trial.setting.is_default and trial.policy is None),
+        _median_times(trial for trial in trials if trial.setting == best and trial.policy is None),
         lambda message: best.applied_to(message.collective, version=version).label,
     )
 

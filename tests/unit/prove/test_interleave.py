@@ -13,7 +13,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
-from ncclt.core.trial import Outcome
+from ncclt.core.trial import Outcome, TrialResult
 from ncclt.measure.trial import launch
 from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm
 from ncclt.prove.evidence import collect_evidence, last_verification
@@ -55,17 +55,69 @@ def noisy(time_of, sigma, seed=0):
     return lambda setting, message, number: time_of(setting, message, number) * rng.lognormvariate(0, sigma)
 
 
-def test_arms_are_walked_forth_and_back_and_a_policy_takes_one_launch_per_setting(workload):
-    first, second = (block_steps(POLICIES, workload, block) for block in (0, 1))
+def test_without_a_plugin_every_arm_takes_one_launch_per_setting_of_the_policy(workload):
+    first = block_steps(POLICIES, workload, 0, whole=False)
 
-    assert [(s.arm, s.block, len(s.messages)) for s in first] == [
-        (Arm.DEFAULT, 0, 2), (Arm.TABLE, 0, 1), (Arm.TABLE, 0, 1),
-        (Arm.TABLE, 1, 1), (Arm.TABLE, 1, 1), (Arm.DEFAULT, 1, 2),
+    assert [(s.arm, s.block, len(s.messages)) for s in first[:4]] == [
+        (Arm.DEFAULT, 0, 1), (Arm.DEFAULT, 0, 1), (Arm.TABLE, 0, 1), (Arm.TABLE, 0, 1),
     ]  # fmt: skip
-    assert [(s.arm, s.block) for s in second if s.arm is Arm.DEFAULT or len(s.messages) == 2] == [
-        (Arm.DEFAULT, 2), (Arm.DEFAULT, 3),
+    assert len(first) == 8
+    assert {s.setting for s in first if s.arm is Arm.TABLE} == {DEFAULT, TREE_LL}
+    by_arm = {arm: [s.messages for s in first if s.arm is arm] for arm in POLICIES}
+    assert by_arm[Arm.DEFAULT] == by_arm[Arm.TABLE], "both sides of a comparison are the same sum of launches"
+
+
+def test_a_policy_that_is_applied_as_a_whole_takes_one_launch_and_the_default_too(workload):
+    first = block_steps(POLICIES, workload, 0, whole=True)
+
+    assert [(s.arm, s.block, len(s.messages), s.policy) for s in first[:2]] == [
+        (Arm.DEFAULT, 0, 2, None), (Arm.TABLE, 0, 2, TABLE),
     ]  # fmt: skip
-    assert [s.arm for s in second] == [Arm.TABLE] * 2 + [Arm.DEFAULT] * 2 + [Arm.TABLE] * 2, "B A A B"
+    assert len(first) == 4
+
+
+def test_the_order_of_a_pair_is_a_coin_of_the_seed_and_the_first_begins_with_the_default(workload):
+    def orders(seed):
+        steps = [s for block in range(50) for s in block_steps(POLICIES, workload, block, whole=True, seed=seed)]
+        assert [s.block for s in steps] == [pair for pair in range(100) for _ in range(2)]
+        return [one.arm for one in steps[::2]]
+
+    assert orders("a") == orders("a") != orders("b")
+    assert orders("a")[0] is orders("b")[0] is Arm.DEFAULT
+    assert 30 < orders("a").count(Arm.DEFAULT) < 70
+
+
+def test_a_runner_that_applies_policies_is_given_the_whole_one(cluster, workload, landscape):
+    class Applying(FakeRunner):
+        def applies(self, policy):
+            return True
+
+        def measure_policy(self, policy, messages, *, repeat):
+            parts = [self.measure(policy.setting_for(m), [m], repeat=repeat).measurements for m in messages]
+            return TrialResult(outcome=Outcome.OK, measurements=tuple(m for part in parts for m in part))
+
+    trial_log = FakeTrialLog()
+    prove(
+        Applying(cluster, landscape), workload, trial_log, POLICIES, interrupted=lambda: "", watch=lambda *_: None
+    )  # fmt: skip
+
+    kept = trial_log.trials()
+    assert {(t.arm, t.policy) for t in kept} == {(Arm.DEFAULT, None), (Arm.TABLE, TABLE)}
+    assert len(kept) == 4 * judged(trial_log, workload).blocks
+    assert {t.label for t in kept} == {"default", "policy of 1 rule"}
+    assert judged(trial_log, workload).speedup == pytest.approx(1200 / 1100)
+
+
+def test_a_proof_of_an_earlier_order_goes_on(cluster, workload, landscape):
+    """Trials are matched within their pair, so a proof that was begun with other coins is not lost."""
+    runs = itertools.count()
+    _, trial_log = proof(cluster, workload, landscape, seed="then", interrupted=lambda: next(runs) >= 13)
+    before = list(trial_log.trials())
+
+    proof(cluster, workload, landscape, trial_log=trial_log, seed="now")
+
+    assert list(trial_log.trials())[:13] == before
+    assert len(last_verification(trial_log.trials())) == len(trial_log.trials())
 
 
 def test_a_true_gain_is_proven_from_the_sums_of_the_parts(cluster, workload, landscape):
@@ -75,7 +127,7 @@ def test_a_true_gain_is_proven_from_the_sums_of_the_parts(cluster, workload, lan
     assert complete
     assert verdict.decision is Decision.TUNED
     assert (verdict.default_us, verdict.policy_us) == (1200.0, 1100.0)
-    assert verdict.blocks == MIN_BLOCKS, "what is clear at once ends at once"
+    assert verdict.blocks == 4, "eight pairs that all agree"
 
 
 def test_a_wrong_result_disqualifies_the_policy_and_ends_its_launches(cluster, workload, landscape):
@@ -179,15 +231,14 @@ def test_a_proof_of_another_policy_starts_anew(cluster, workload, landscape):
     assert judged(trial_log, workload).decision is Decision.TUNED
 
 
-def test_each_launch_is_told_with_its_number_and_how_many_there_may_be(cluster, workload, landscape):
+def test_each_launch_is_told_with_the_blocks_before_it_and_their_pairs(cluster, workload, landscape):
     told = []
     runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
     prove(runner, workload, trial_log, POLICIES, interrupted=lambda: False, watch=lambda *row: told.append(row))
 
     assert [trial for trial, _, _ in told] == list(trial_log.trials())
-    assert [number for _, number, _ in told] == list(range(1, len(told) + 1))
-    assert all(number <= most for _, number, most in told)
-    assert len({most for _, _, most in told}) == 1
+    assert [block for _, block, _ in told] == [t.block // 2 for t in trial_log.trials()]
+    assert [pairs.blocks if pairs else 0 for _, _, pairs in told] == [block for _, block, _ in told]
 
 
 def test_every_block_is_told_with_what_it_decided(cluster, workload, landscape):

@@ -180,7 +180,7 @@ def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
 
 
 @pytest.mark.parametrize(
-    "options", [{"blocks": 3}, {"min_effect": 1.0}, {"timeout_s": 0.0}, {"tuned_env": ()}, {"steps": 0}, {"argv": ()}]
+    "options", [{"blocks": 2}, {"min_effect": 1.0}, {"timeout_s": 0.0}, {"tuned_env": ()}, {"steps": 0}, {"argv": ()}]
 )
 def test_requests_that_make_no_sense_are_refused(tmp_path, options):
     with pytest.raises(UsageError):

@@ -61,7 +61,7 @@ def measured_curves(store: Store, cluster: Cluster) -> MeasuredCurves:
         default = [
             measurement
             for trial in store.trials(study.id)
-            if trial.setting.is_default and trial.result.outcome is Outcome.OK
+            if trial.setting.is_default and trial.policy is None and trial.result.outcome is Outcome.OK
             for measurement in trial.result.measurements
         ]
         if default:

@@ -78,7 +78,7 @@ def tune(
                     "; ".join(f"{finding.id}: {finding.what}" for finding in broken),
                     hint="`ncclt doctor` says how to repair it; force=True tunes anyway",
                 )
-        with TuneView(testbed, hidden=not progress) as view:
+        with TuneView(testbed, hidden=not progress, blocks=effort.blocks) as view:
             return pipeline.tune(
                 request, testbed, opened, watcher=view, interrupted=interrupted, clock=time.monotonic, now=utc_now
             )

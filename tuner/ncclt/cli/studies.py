@@ -140,7 +140,7 @@ def show(
             (
                 str(t.number),
                 t.phase.value + (f" {t.arm} {t.block}" if t.arm else ""),
-                t.setting.label,
+                t.label,
                 t.result.outcome.value,
                 f"{t.score_us:.1f}" if t.score_us is not None else "-",
                 t.result.detail.splitlines()[-1] if t.result.detail else "",
@@ -197,7 +197,7 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
         "arm": trial.arm.value if trial.arm else None,
         "block": trial.block,
         "setting": trial.setting.to_document(),
-        "label": trial.setting.label,
+        "label": trial.label,
         "repeat": trial.repeat,
         "outcome": trial.result.outcome.value,
         "detail": trial.result.detail,

@@ -129,7 +129,7 @@ def run_study(
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force)
-    with StopWish() as stop, TuneView(testbed, hidden=hidden) as view:
+    with StopWish() as stop, TuneView(testbed, hidden=hidden, blocks=request.effort.blocks) as view:
         try:
             result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
         except KeyboardInterrupt:

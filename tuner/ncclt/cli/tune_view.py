@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from ncclt.cli.ending_view import print_ending, print_messages
 from ncclt.cli.launch_view import launch_row
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ncclt.measure.testbed import Testbed
     from ncclt.pipeline import TuneRequest, TuneResult
     from ncclt.prove.message_table import MessageRow
+    from ncclt.prove.verdict import Pairs
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
     from ncclt.store import Store
@@ -40,22 +41,22 @@ TUNE_SCHEMA = 1
 class TuneView:
     """A progress bar on a terminal, plain lines elsewhere, nothing if hidden. Everything goes to stderr."""
 
-    def __init__(self, testbed: Testbed, *, hidden: bool) -> None:
+    def __init__(self, testbed: Testbed, *, hidden: bool, blocks: int) -> None:
         self._testbed = testbed
+        self._blocks = blocks
         self._hidden = hidden
         self._live = not hidden and sys.stderr.isatty()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[best]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
             disable=not self._live,
         )
-        self._task = self._progress.add_task("search", total=None, best="")
-        self._phase = ""
+        self._task = self._progress.add_task("search", total=None, text="")
+        self._phase = self._text = self._proof = ""
+        self._block = -1
 
     def __enter__(self) -> TuneView:
         """Start the bar."""
@@ -88,33 +89,36 @@ class TuneView:
     def searched(self, progress: SearchProgress) -> None:
         """Show one launch of the search."""
         gain = progress.default_us / progress.policy_us
-        best = (
-            f"best policy {progress.policy_us / 1e3:.3f} ms/step, default {progress.default_us / 1e3:.3f} ({gain:.2f}x)"
-        )
-        self._show("search", progress.done, progress.budget, best, progress.trial)
+        text = f"{progress.done} of at most {progress.budget}, {gain:.2f}x so far"
+        self._show("search", text, progress.trial, done=progress.done, most=progress.budget)
 
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
         """Show one launch of the confirmation."""
-        self._show("confirm", done, total, trial.setting.label, trial)
+        self._show("confirm", f"what looks best is launched again: {trial.label}", trial, done=done, most=total)
 
-    def proved(self, trial: Trial, done: int, total: int) -> None:
-        """Show one launch of the proof."""
-        self._show("prove", done, total, f"{trial.arm}, launch {trial.block + 1}", trial)
+    def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
+        """Show one launch of the proof: the block that it belongs to, and the gain of those before it."""
+        if not self._hidden and blocks != self._block:
+            from ncclt.prove.verdict import interval_words
 
-    def _show(self, phase: str, done: int, total: int, text: str, trial: Trial) -> None:
+            gain = f", {interval_words(pairs)}" if pairs is not None else ""
+            self._block, self._proof = blocks, f"block {blocks + 1} of at most {self._blocks}{gain}"
+        self._show("proof", self._proof, trial, done=blocks, most=self._blocks)
+
+    def _show(self, phase: str, text: str, trial: Trial, *, done: int, most: int) -> None:
         if self._hidden:
             return
         if trial.result.outcome is not Outcome.OK:
             reason = trial.result.detail.splitlines()[-1] if trial.result.detail else ""
             # Through the console of the bar, which keeps the line above it on a terminal.
             self._progress.console.print(
-                f"ncclt: trial {trial.number} ({trial.setting.label}): {trial.result.outcome}: {reason}", markup=False
+                f"ncclt: trial {trial.number} ({trial.label}): {trial.result.outcome}: {reason}", markup=False
             )
         if self._live:
-            self._progress.update(self._task, description=phase, completed=done, total=total, best=text)
-        elif phase != self._phase or done % 10 == 0 or done == total:
-            say(f"ncclt: {phase} {done}/{total}: {text}")
-        self._phase = phase
+            self._progress.update(self._task, description=phase, completed=done, total=most, text=text)
+        elif phase != self._phase or {"search": done % 10 == 0, "proof": text != self._text}.get(phase):
+            say(f"ncclt: {phase}{'' if phase == 'search' else ':'} {text}")
+        self._phase, self._text = phase, text
 
 
 def print_result(

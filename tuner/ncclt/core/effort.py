@@ -13,7 +13,7 @@ PATIENCE = 16
 """Launches without a worthwhile gain after which the search stops."""
 
 MAX_BLOCKS = 16
-"""A B B A blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain about 12."""
+"""Blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain 3 to 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,16 @@ class Effort:
     blocks: Annotated[
         int,
         Option(
-            "A B B A blocks of the proof at most, four launches or more each; it ends when decided.", group=Group.PROOF
+            "Blocks of the proof at most, two launches of the default and of the policy each; it ends when decided.",
+            group=Group.PROOF,
         ),
     ] = MAX_BLOCKS
+    prove_variables: Annotated[
+        bool,
+        Option(
+            "Prove what variables alone bring too, for jobs that cannot load the tuner plugin.", group=Group.PROOF
+        ),
+    ] = False
     min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.", group=Group.PROOF)] = MIN_EFFECT
     process_wide: Annotated[
         tuple[str, ...],

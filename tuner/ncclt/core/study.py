@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented, Shape
+from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
@@ -46,13 +47,14 @@ class Trial:
     Attributes:
         number: counts up from 0 in the study, over all phases.
         phase: why it was run.
-        setting: what was forced.
+        setting: what was forced; of a whole policy, its process-wide parameters.
         repeat: how many earlier trials of the study had the same setting.
         result: outcome and measurements.
         score_us: communication time per step, µs; None unless the outcome is `ok` and all messages were measured.
-        arm: in the verification, what it measures; a policy with several settings takes one trial for each.
-        block: in the verification, the position in A B B A ..., counted per launch of an arm from 0; else 0.
+        arm: in the verification, what it measures; where no launch can apply a whole policy, one trial per setting.
+        block: in the verification, the pair of launches, counted from 0, two to a block; else 0.
         started: ISO time.
+        policy: launched as a whole; None = the setting was.
     """
 
     number: int
@@ -64,6 +66,15 @@ class Trial:
     arm: Arm | None = None
     block: int = 0
     started: str = ""
+    policy: Policy | None = None
+
+    @property
+    def label(self) -> str:
+        """Return what was forced as text."""
+        if self.policy is None:
+            return self.setting.label
+        count = len(self.policy.rules)
+        return f"policy of {count} rule{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol as Port
+from typing import runtime_checkable
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 
 
@@ -103,4 +105,21 @@ class Runner(Port):
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Launch once under `setting` and measure all messages; `repeat` counts earlier launches of this setting."""
+        ...
+
+
+@runtime_checkable
+class PolicyRunner(Port):
+    """A runner that can also launch a whole policy at once, as it is delivered; without this it takes one per setting.
+
+    Contract: `measure_policy` is to a policy what `Runner.measure` is to a setting; it is only called for policies for
+    which `applies` is true.
+    """
+
+    def applies(self, policy: Policy) -> bool:
+        """Return whether one launch measures the policy as it is delivered."""
+        ...
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Launch once under the whole policy and measure all messages; `repeat` as for `Runner.measure`."""
         ...

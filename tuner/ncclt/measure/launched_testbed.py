@@ -12,6 +12,7 @@ from typing import Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.errors import UsageError
@@ -25,7 +26,7 @@ from ncclt.measure.runner import RunnerParts, asking
 from ncclt.measure.target import TAKES_GRANTED, TORCH_ALONE, Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
-from ncclt.nccl.compile import Compiled, variables_for_setting
+from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
 from ncclt.nccl.switching import why_not_forced
 
 CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
@@ -64,6 +65,10 @@ def launched_testbed(
     def compiled(setting: Setting) -> Compiled:
         return variables_for_setting(setting, version=cluster.version, collectives=collectives)
 
+    def delivered(policy: Policy) -> Mapping[str, str] | None:
+        found = compile_policy(policy, version=cluster.version, collectives=collectives)
+        return dict(found.variables) if found.complete else None
+
     plugin = target.plugin(environ)
     host_sets = _host_sets(cluster, target, environ)
     # Each launcher serves one runner; the first one also runs the programs that are asked.
@@ -75,7 +80,8 @@ def launched_testbed(
         return RunnerParts(
             benchmark=benchmark, cluster=cluster,
             launcher=unused.pop(hosts) if hosts in unused else launcher_of(cluster, target, hosts, environ=environ),
-            variables=lambda setting: dict(compiled(setting).variables), timeouts=timeouts, sampling=sampling,
+            variables=lambda setting: dict(compiled(setting).variables), policy_variables=delivered,
+            timeouts=timeouts, sampling=sampling,
             scratch=target.scratch, place=",".join(hosts),
         )  # fmt: skip
 

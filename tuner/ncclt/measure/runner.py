@@ -13,6 +13,7 @@ from typing import Required, TypedDict, Unpack
 from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
@@ -38,6 +39,7 @@ class RunnerParts(TypedDict, total=False):
     launcher: Required[Launcher]
     cluster: Required[Cluster]
     variables: Required[Callable[[Setting], Mapping[str, str]]]
+    policy_variables: Callable[[Policy], Mapping[str, str] | None]
     timeouts: Timeouts | None
     sampling: SamplingLimit | None
     scratch: Path | None
@@ -52,6 +54,8 @@ class RealRunner(ABC):
         launcher: where it runs.
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
+        policy_variables: the variables that deliver a policy to jobs; None where they cannot express all of it. Left
+            out = no launch can apply a whole policy.
         timeouts: how long a command may take; runners of one study that measure at the same time share it.
         sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
         scratch: where folders for result files and secrets are made; None = the system's place for temporary files.
@@ -62,7 +66,7 @@ class RealRunner(ABC):
 
     def __init__(self, **parts: Unpack[RunnerParts]) -> None:
         self._benchmark, self._launcher, self.cluster = parts["benchmark"], parts["launcher"], parts["cluster"]
-        self._variables = parts["variables"]
+        self._variables, self._policy_variables = parts["variables"], parts.get("policy_variables")
         self._timeouts, self._sampling = parts.get("timeouts") or Timeouts(), parts.get("sampling")
         self._scratch, self._place = parts.get("scratch"), parts.get("place", "")
         self._killed = False
@@ -88,9 +92,20 @@ class RealRunner(ABC):
         self._killed = True
         self._launcher.kill()
 
+    def applies(self, policy: Policy) -> bool:
+        """Return whether one launch measures the policy as it is delivered."""
+        return self._delivering(policy) is not None
+
+    def _delivering(self, policy: Policy) -> Mapping[str, str] | None:
+        return self._policy_variables(policy) if self._policy_variables is not None else None
+
     @abstractmethod
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Measure all messages under `setting`, as `Runner` says."""
+
+    @abstractmethod
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Measure all messages under a whole policy, as `PolicyRunner` says."""
 
     def _paced(self, messages: Sequence[Message]) -> Benchmark:
         """Return the benchmark with the times at which each message has been sampled enough, where it can use them."""
@@ -147,14 +162,25 @@ class LaunchedRunner(RealRunner):
             variables = _safe_variables(setting, self._variables)
         except SettingError as error:
             return TrialResult(outcome=Outcome.INVALID, detail=error.message)
+        return self._in_folder(setting, variables, messages, repeat=repeat)
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Launch once under the variables that deliver a policy; raises as `measure` does."""
+        variables = self._delivering(policy)
+        assert variables is not None, "only a policy that applies is launched as a whole"
+        return self._in_folder(policy, variables, messages, repeat=repeat)
+
+    def _in_folder(
+        self, forced: Setting | Policy, variables: Mapping[str, str], messages: Sequence[Message], *, repeat: int
+    ) -> TrialResult:
         if not self._scratch_is_shared:
-            return self._trial(setting, variables, messages, None)
+            return self._trial(forced, variables, messages, None)
         # Readable by its owner alone and short-lived: nccl-tests writes the environment there.
-        with results_folder(f"ncclt-{setting.digest()}-{repeat}-", parent=self._scratch) as folder:
-            return self._trial(setting, variables, messages, folder)
+        with results_folder(f"ncclt-{forced.digest()}-{repeat}-", parent=self._scratch) as folder:
+            return self._trial(forced, variables, messages, folder)
 
     def _trial(
-        self, setting: Setting, variables: Mapping[str, str], messages: Sequence[Message], folder: Path | None
+        self, forced: Setting | Policy, variables: Mapping[str, str], messages: Sequence[Message], folder: Path | None
     ) -> TrialResult:
         measured: dict[Message, Measurement] = {}
         wall_s = 0.0
@@ -172,9 +198,9 @@ class LaunchedRunner(RealRunner):
             measured |= {m.message: m for m in result.measurements}
             if result.outcome is not Outcome.OK:
                 break
-            if setting.is_default:
+            if forced.is_default:
                 self._timeouts.learn(command.messages, launch.wall_s)
-        if setting.is_default and result.outcome is Outcome.OK:
+        if forced.is_default and result.outcome is Outcome.OK:
             self._timeouts.calibrate(wall_s, messages)
             if self._sampling is not None:
                 self._sampling.learn({m.message: m.time_us for m in measured.values()})

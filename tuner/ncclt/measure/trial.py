@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol as Port
 
 from ncclt.core.message import Message
+from ncclt.core.policy import Policy
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Claim, Phase, Trial
-from ncclt.core.trial import Outcome, Runner
+from ncclt.core.trial import Outcome, PolicyRunner, Runner, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 
@@ -55,6 +56,7 @@ def launch(
     messages: Sequence[Message] | None = None,
     arm: Arm | None = None,
     block: int = 0,
+    policy: Policy | None = None,
 ) -> Trial:
     """Measure messages under one setting and keep the trial; an earlier launch of the setting does not matter.
 
@@ -67,12 +69,13 @@ def launch(
         messages: what to measure, None = all messages of the workload.
         arm: in the verification, what it stands for.
         block: in the verification, the arm's launch.
+        policy: launched as a whole by a runner that applies it, `setting` being its process-wide parameters.
     """
     claim = trial_log.claim(setting, phase=phase)
     while claim is None:
         trial_log.refresh()
         claim = trial_log.claim(setting, phase=phase)
-    return launch_claim(runner, workload, trial_log, claim, messages=messages, arm=arm, block=block)
+    return launch_claim(runner, workload, trial_log, claim, messages=messages, arm=arm, block=block, policy=policy)
 
 
 def launch_claim(
@@ -84,10 +87,11 @@ def launch_claim(
     messages: Sequence[Message] | None = None,
     arm: Arm | None = None,
     block: int = 0,
+    policy: Policy | None = None,
 ) -> Trial:
     """Make the launch that was claimed and keep its trial; see `launch`."""
     wanted = _most_weight_first(workload, messages, stored_default(trial_log))
-    result = runner.measure(claim.setting, wanted, repeat=claim.repeat)
+    result = measure_once(runner, claim.setting, policy, wanted, repeat=claim.repeat)
     score = score_us(result, workload) if result.outcome is Outcome.OK else None
     return trial_log.add(
         Trial(
@@ -99,8 +103,19 @@ def launch_claim(
             score_us=score,
             arm=arm,
             block=block,
+            policy=policy,
         )
     )
+
+
+def measure_once(
+    runner: Runner, setting: Setting, policy: Policy | None, messages: Sequence[Message], *, repeat: int
+) -> TrialResult:
+    """Launch a setting, or a whole policy that the runner applies, and keep nothing."""
+    if policy is None:
+        return runner.measure(setting, messages, repeat=repeat)
+    assert isinstance(runner, PolicyRunner), "only a runner that applies a policy is asked to launch it"
+    return runner.measure_policy(policy, messages, repeat=repeat)
 
 
 def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, default: Trial | None) -> list[Message]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
-from ncclt.nccl.compile import compile_policy
-from ncclt.prove.collapse import collapse
-from ncclt.search.assemble import Times, assemble, collect_times, finalists
+from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
+from ncclt.prove.collapse import MIN_GAIN, collapse
+from ncclt.prove.interleave import applies
+from ncclt.search.assemble import Times, assemble, collect_times, expected_us, finalists
 
 CONFIRMED_LAUNCHES = 3
 """Launches of a setting, search included, that make its times trustworthy enough for a policy.
@@ -83,22 +84,63 @@ def _informative(trials: Sequence[Trial]) -> list[Trial]:
     return [t for t in trials if t.phase is not Phase.VERIFY]
 
 
-def arms_of(times: Times, workload: Workload, cluster: Cluster) -> dict[Arm, Policy]:
-    """Return what is worth proving against the default: the per-size policy, and the best that variables can say."""
-    version = cluster.version
-    table = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """What is worth proving against the default.
+
+    Attributes:
+        policies: the arms of the proof, the default first; with the default alone there is nothing to prove.
+        why: why there is not more, as one sentence; empty where there is.
+    """
+
+    policies: Mapping[Arm, Policy]
+    why: str = ""
+
+
+def candidates(
+    times: Times, workload: Workload, runner: Runner, *, min_effect: float, with_variables: bool
+) -> Candidates:
+    """Return the arms that are worth proving: the per-size policy, or the best that variables can say.
+
+    An arm that even its confirmed times, which flatter it, predict to gain less than the minimum is not launched.
+    Without a tuner API there is no table. Where one launch cannot apply it, it costs a launch per setting and side,
+    and variables that gain as much but for `MIN_GAIN` are proven instead.
+
+    Args:
+        times: of search and confirmation.
+        workload: placed.
+        runner: of the proof.
+        min_effect: smallest gain that justifies a change, as a share.
+        with_variables: prove what variables can say too.
+    """
+    version = runner.cluster.version
 
     def expressible(policy: Policy) -> bool:
         return compile_policy(policy, version=version, collectives=workload.collectives).complete
 
-    confirmed = Times(
-        by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
-        launches=times.launches,
-    )
-    variables = collapse(confirmed, workload, version=version, expressible=expressible)
-    policies = {Arm.DEFAULT: Policy()}
-    if not table.is_default:
-        policies[Arm.TABLE] = table
-    if variables is not None:
-        policies[Arm.VARIABLES] = variables
-    return policies
+    found: dict[Arm, Policy] = {}
+    if version >= TUNER_API_SINCE:
+        found[Arm.TABLE] = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
+    by_sums = Arm.TABLE in found and not applies(runner, found[Arm.TABLE])
+    if with_variables or by_sums or not found:
+        confirmed = Times(
+            by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
+            launches=times.launches,
+        )
+        found[Arm.VARIABLES] = collapse(confirmed, workload, version=version, expressible=expressible) or Policy()
+    default_us = expected_us(Policy(), times, workload, version=version)
+    gains = {
+        arm: default_us / expected_us(policy, times, workload, version=version, by_variables=arm is Arm.VARIABLES) - 1
+        for arm, policy in found.items()
+        if not policy.is_default
+    }
+    if by_sums and not with_variables and len(gains) > 1:
+        del gains[Arm.TABLE if gains[Arm.VARIABLES] >= gains[Arm.TABLE] - MIN_GAIN else Arm.VARIABLES]
+    worth = {arm: found[arm] for arm, gain in gains.items() if gain >= min_effect}
+    why = ""
+    if gains and not worth:
+        why = (
+            f"the predicted gain of {max(gains.values()) * 100:.1f} % (after confirmation) is below the minimum of "
+            f"{min_effect * 100:g} %; not proven"
+        )
+    return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ncclt.core.message import Message
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome
 
 LAUNCHES_PER_BLOCK = 2
-"""Each arm is launched twice in a block of A B B A."""
+"""Each arm is launched twice in a block, in two pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmLaunch:
-    """One measurement of a whole arm: a policy with several settings takes one trial for each of them.
+    """One measurement of a whole arm, put together from several trials where no launch can apply a whole policy.
 
     Attributes:
         arm: default, table or variables.
-        block: counts this arm's launches from 0, two per block of A B B A.
+        block: counts this arm's launches from 0, two per block.
         order: number of its first trial, which shows the interleaving.
         time_us: communication time per step, µs; None where a trial failed.
         failure: outcome and detail of the failed trial, as text.
@@ -61,8 +62,8 @@ class LaunchEvidence:
     def whole_blocks(self, arm: Arm) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
         """Return pairs of launches, default and arm, of every block in which both were measured twice, in order.
 
-        The first default is paired with the first launch of the arm, and the second with the second: what a drift adds
-        to one pair it takes from the other.
+        The first default is paired with the first launch of the arm, and the second with the second: they are
+        neighbours, in an order that a coin decided.
         """
         measured = {(launch.arm, launch.block): launch for launch in self.launches if launch.time_us is not None}
         last = max((launch.block for launch in self.launches), default=-1)
@@ -83,8 +84,20 @@ def last_verification(trials: Sequence[Trial]) -> list[Trial]:
     ordered = sorted(trials, key=lambda trial: trial.number)
     newest = max((i for i, trial in enumerate(ordered) if trial.phase is not Phase.VERIFY), default=-1)
     verification = ordered[newest + 1 :]
-    begun = (i for i, trial in enumerate(verification) if trial.arm is Arm.DEFAULT and trial.block == 0)
-    return verification[max(begun, default=0) :]
+    return verification[max((i for i in range(len(verification)) if _begins(verification[: i + 1])), default=0) :]
+
+
+def _begins(trials: Sequence[Trial]) -> bool:
+    """Return whether the last of the trials begins a proof; the first pair's default may be several launches."""
+    *before, trial = trials
+    first = list(takewhile(_is_first, reversed(before)))
+    known = {m.message for t in first for m in t.result.measurements}
+    failed = any(t.result.outcome is not Outcome.OK for t in first)
+    return _is_first(trial) and (not first or failed or any(m.message in known for m in trial.result.measurements))
+
+
+def _is_first(trial: Trial) -> bool:
+    return trial.arm is Arm.DEFAULT and trial.block == 0
 
 
 def collect_evidence(trials: Sequence[Trial]) -> LaunchEvidence:

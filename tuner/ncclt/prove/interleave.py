@@ -1,7 +1,8 @@
-"""The proof: default and policies launched in turn, A B B A and then B A A B, until each policy is decided."""
+"""The proof: pairs of launches, default beside policies, each pair in random order, until each policy is decided."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,43 +13,75 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
-from ncclt.core.trial import Outcome, Runner
+from ncclt.core.trial import Outcome, PolicyRunner, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
-from ncclt.prove.evidence import collect_evidence, last_verification
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, collect_evidence, last_verification
 from ncclt.prove.proof import pairs_of
-from ncclt.prove.verdict import MIN_BLOCKS, MIN_EFFECT, decide
+from ncclt.prove.verdict import MIN_EFFECT, Pairs, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One launch of the proof: a part of an arm in a block."""
+    """One launch of the proof: an arm in a pair, or a part of it.
+
+    Attributes:
+        arm: what it stands for.
+        block: number of the pair, from 0; two pairs make a block.
+        setting: forced; of a whole policy, its process-wide parameters.
+        messages: to measure.
+        policy: to launch as a whole; None = the setting is launched.
+    """
 
     arm: Arm
     block: int
     setting: Setting
     messages: tuple[Message, ...]
+    policy: Policy | None = None
 
 
-def block_steps(policies: Mapping[Arm, Policy], workload: Workload, block: int) -> tuple[Step, ...]:
-    """Return the launches of one block in order: the arms forwards and backwards, every second block vice versa.
+def applies(runner: Runner, policy: Policy) -> bool:
+    """Return whether one launch of the runner measures the policy as it is delivered."""
+    return policy.is_default or (isinstance(runner, PolicyRunner) and runner.applies(policy))
 
-    A linear drift cancels within a block, a quadratic one within two.
+
+def block_steps(
+    policies: Mapping[Arm, Policy], workload: Workload, block: int, *, whole: bool, seed: str = ""
+) -> tuple[Step, ...]:
+    """Return the launches of one block in order: two pairs, each forwards or backwards by a coin.
+
+    Coins cannot fall into step with a disturbance, whatever its rhythm, and a drift helps either side as often. The
+    very first pair begins with the default, by which a new proof is recognised.
 
     Args:
         policies: the arms; the first one is the default.
         workload: placed.
         block: from 0.
+        whole: each arm is one launch. Else each takes one per setting of the policies, the default too: a sum of
+            launches has other noise than a single one, so both sides of a comparison are the same sum.
+        seed: of the coins.
     """
-    messages = [calls.message for calls in workload.messages]
-    forwards = list(policies)
-    halves = (forwards, forwards[::-1]) if block % 2 == 0 else (forwards[::-1], forwards)
-    return tuple(
-        Step(arm=arm, block=2 * block + half, setting=setting, messages=tuple(part))
-        for half, order in enumerate(halves)
-        for arm in order
-        for setting, part in policies[arm].by_setting(messages).items()
-    )
+    messages = tuple(calls.message for calls in workload.messages)
+    parts: dict[tuple[Setting, ...], list[Message]] = {}
+    for message in messages:
+        key = () if whole else tuple(policy.setting_for(message) for policy in policies.values())
+        parts.setdefault(key, []).append(message)
+    steps = []
+    for pair in range(LAUNCHES_PER_BLOCK * block, LAUNCHES_PER_BLOCK * (block + 1)):
+        forwards = pair == 0 or random.Random(f"{seed}|{pair}").random() < 0.5
+        for arm in list(policies) if forwards else reversed(list(policies)):
+            policy = policies[arm]
+            steps += [
+                Step(
+                    arm=arm,
+                    block=pair,
+                    setting=Setting(parameters=policy.parameters) if whole else policy.setting_for(part[0]),
+                    messages=tuple(part),
+                    policy=policy if whole and not policy.is_default else None,
+                )
+                for part in parts.values()
+            ]
+    return tuple(steps)
 
 
 def prove(
@@ -61,8 +94,9 @@ def prove(
     blocks: int = MAX_BLOCKS,
     min_effect: float = MIN_EFFECT,
     anew: bool = False,
+    seed: str = "",
     interrupted: Callable[[], str],
-    watch: Callable[[Trial, int, int], None],
+    watch: Callable[[Trial, int, Pairs | None], None],
 ) -> bool:
     """Launch what is not in the trial log yet; return whether the proof is complete.
 
@@ -80,14 +114,17 @@ def prove(
         blocks: at most.
         min_effect: smallest gain that justifies a change, as a share.
         anew: start a new proof, whatever is in the trial log.
+        seed: of the order of pairs; the same seed gives the same order.
         interrupted: called before every launch; returns why to stop, empty = continue.
-        watch: called after every launch with the trial, launches done, and the most launches if nothing is decided
-            earlier.
+        watch: called after every launch with the trial, the whole blocks before it, and the pairs of these of the
+            first arm that is undecided; None in the first block.
     """
     held = [] if anew else last_verification(trial_log.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
+    whole = all(applies(runners[arm], policy) for arm, policy in policies.items())
     proof = partial(
         _prove, runners, workload, trial_log, policies,
+        steps_of=partial(block_steps, workload=workload, whole=whole, seed=seed),
         blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
     )  # fmt: skip
     try:
@@ -108,60 +145,59 @@ def _prove(
     policies: Mapping[Arm, Policy],
     held: list[Trial],
     *,
+    steps_of: Callable[..., Sequence[Step]],
     blocks: int,
     min_effect: float,
     interrupted: Callable[[], str],
-    watch: Callable[[Trial, int, int], None],
+    watch: Callable[[Trial, int, Pairs | None], None],
 ) -> bool:
     # Only launches up to the current block are judged, so that a resumed proof decides as it did when it was launched.
     seen: list[Trial] = []
     left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
+    pairs: Pairs | None = None
     for block in range(blocks):
         if not left:
             break
-        steps = block_steps({Arm.DEFAULT: policies[Arm.DEFAULT], **left}, workload, block)
-        most = len(seen) + len(steps) * (blocks - block)
-        for step in steps:
-            if step.arm is not Arm.DEFAULT and step.arm not in left:
-                continue
+        steps = list(steps_of({Arm.DEFAULT: policies[Arm.DEFAULT], **left}, block=block))
+        while steps:
+            # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
+            step = next((s for s in steps if _is_step(held[0], s)), None) if held else steps[0]
+            if step is None:
+                raise _OtherProofError
+            steps.remove(step)
             if held:
                 trial = held.pop(0)
-                if not _is_step(trial, step):
-                    raise _OtherProofError
             elif interrupted():
                 return False
             else:
                 trial = _launch(runners[step.arm], workload, trial_log, step)
-                watch(trial, len(seen) + 1, most)
+                watch(trial, block, pairs)
             seen.append(trial)
             if trial.result.outcome is not Outcome.OK:
                 if step.arm is Arm.DEFAULT:
                     return True
                 del left[step.arm]
-        left = _undecided(left, seen, workload, min_effect=min_effect)
+                steps = [other for other in steps if other.arm is not step.arm]
+        judged = _judged(left, seen, workload)
+        left = {arm: left[arm] for arm in left if decide(judged[arm], min_effect=min_effect) is Decision.UNDECIDED}
+        pairs = next((judged[arm] for arm in left), None)
     return True
 
 
 def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Step) -> Trial:
     return launch(
         runner, workload, trial_log, step.setting,
-        phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block,
+        phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block, policy=step.policy,
     )  # fmt: skip
 
 
 def _is_step(trial: Trial, step: Step) -> bool:
-    return (trial.arm, trial.block, trial.setting) == (step.arm, step.block, step.setting)
+    asked = (step.arm, step.block, step.setting, step.policy)
+    measured = {m.message for m in trial.result.measurements}
+    return (trial.arm, trial.block, trial.setting, trial.policy) == asked and measured <= set(step.messages)
 
 
-def _undecided(
-    arms: Mapping[Arm, Policy], trials: Sequence[Trial], workload: Workload, *, min_effect: float
-) -> dict[Arm, Policy]:
-    """Return the arms that need more blocks."""
+def _judged(arms: Mapping[Arm, Policy], trials: Sequence[Trial], workload: Workload) -> dict[Arm, Pairs]:
+    """Return the pairs of each arm."""
     evidence = collect_evidence(trials)
-    left = {}
-    for arm, policy in arms.items():
-        launches = evidence.whole_blocks(arm)
-        few = len(launches) < 2 * MIN_BLOCKS
-        if few or decide(pairs_of(policy, launches, workload), min_effect=min_effect) is Decision.UNDECIDED:
-            left[arm] = policy
-    return left
+    return {arm: pairs_of(policy, evidence.whole_blocks(arm), workload) for arm, policy in arms.items()}

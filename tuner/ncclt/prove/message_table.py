@@ -53,7 +53,10 @@ def message_rows(
     """
     use = use_of(found)
     arm, policy = (Arm.VARIABLES if use.form is Form.VARIABLES else Arm.TABLE), use.proven.policy
-    proven_us, tuned_us = proven_times_us(collect_evidence(trials), arm, use.proven.verdict, workload)
+    evidence = collect_evidence(trials)
+    if not evidence.message_times_us(Arm.TABLE):
+        arm = Arm.VARIABLES  # proven in its place, where no launch applies a table
+    proven_us, tuned_us = proven_times_us(evidence, arm, use.proven.verdict, workload)
     default_us = {**times.default, **proven_us}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
     rows = [

@@ -18,8 +18,9 @@ from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Outcome, Runner, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.measure.trial import measure_once
 from ncclt.prove.evidence import ArmLaunch, collect_evidence
-from ncclt.prove.interleave import block_steps
+from ncclt.prove.interleave import applies, block_steps
 
 DEVIATIONS = 4.0
 """Standard errors that a change must exceed.
@@ -41,7 +42,7 @@ POINTS = 5
 """Messages that are measured again: those with most time per step."""
 
 BLOCKS = 2
-"""A B B A and B A A B: four launches of each arm."""
+"""Four launches of each arm."""
 
 TOLERANCE = 0.10
 """Share by which a time may change between two days without a cause that a new tuning would find."""
@@ -55,7 +56,7 @@ class RecheckRequest:
         recommendation: as published.
         study, trials: that it came from, with all launches.
         points: messages at most, 3 to 6.
-        blocks: A B B A blocks.
+        blocks: of two launches of each arm.
         tolerance: share by which a time may always change.
         driver: NVIDIA's on the nodes here, separated by commas where they differ; empty = not known.
         driver_before: under which it was measured, or last found fresh; empty = not known.
@@ -223,7 +224,8 @@ def _launches(
     """Measure the points in turn under default and policy; a policy with several settings takes a launch for each."""
     counts = Counter(trial.setting for trial in request.trials)
     for block in range(request.blocks):
-        steps = block_steps({Arm.DEFAULT: Policy(), arm: policy}, workload, block)
+        policies = {Arm.DEFAULT: Policy(), arm: policy}
+        steps = block_steps(policies, workload, block, whole=applies(runner, policy), seed=request.recommendation.id)
         for half in dict.fromkeys((step.arm, step.block) for step in steps):
             message_us: dict[Message, float] = {}
             failure = ""
@@ -231,7 +233,7 @@ def _launches(
                 if interrupted():
                     yield step.arm, None
                     return
-                result = runner.measure(step.setting, step.messages, repeat=counts[step.setting])
+                result = measure_once(runner, step.setting, step.policy, step.messages, repeat=counts[step.setting])
                 counts[step.setting] += 1
                 watch(step.arm, result)
                 if result.outcome is not Outcome.OK:

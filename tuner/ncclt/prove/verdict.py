@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE_LOSS = 0.03
 """Loss that no message of weight may suffer for the gain of the others."""
 
-MIN_BLOCKS = 4
-"""Fewer A B B A blocks than this decide nothing."""
+MIN_BLOCKS = 3
+"""Fewer blocks than this decide nothing."""
 
 FALSE_TUNED = 0.01
 """Probability, over any number of looks, that a policy without any gain is called `tuned`."""
@@ -33,8 +33,15 @@ GRAVE_LOSS = 0.05
 FALSE_TUNED_GRAVE = 1 / 3000
 """The same probability for a policy that loses this much: a worse mistake, so held to a stricter level."""
 
+CLEAR_GAP = 0.1
+"""Log of the ratio of the fastest default to the slowest launch of the policy from which few launches may decide."""
+
 _CLEAR_DEVIATIONS = 3.0
 """Standard deviations of a single pair between the estimate and such a loss, so that each pair alone refutes it."""
+
+_HOPELESS_DEVIATIONS = 1.28
+"""Standard errors between an estimated gain and the minimum below it at which a proof is given up: nine of ten policies
+that gain the minimum are above that at any one look."""
 
 INTERVAL_ERROR = 0.05
 """One minus the confidence of the interval, both ends together and at any number of blocks."""
@@ -105,23 +112,55 @@ def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> t
 def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     """Decide between default and policy, or return that the pairs do not suffice; may be called after each block.
 
-    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, a loss of `GRAVE_LOSS` is ruled out, the estimated gain
-    reaches `min_effect`, and no message of weight is suspected to be slower by more than `MAX_MESSAGE_LOSS`.
-    `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or such a loss is shown of a message
-    (at `FALSE_VETO` shared among all messages).
+    `tuned`: every launch of the policy was faster than every default, by far (`is_clear`); or bets against "no
+    gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. In both cases the estimated gain must
+    reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`.
+    `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
+    loss is shown of a message (at `FALSE_VETO` shared among all messages).
     """
     if pairs.blocks < MIN_BLOCKS:
         return Decision.UNDECIDED
     gains, worthwhile = pairs.gains, math.log1p(min_effect)
-    if float(log_capital(-gains, -worthwhile)) >= math.log(2 / INTERVAL_ERROR):
+    if _is_hopeless(gains, worthwhile) or _is_refuted(gains, worthwhile):
         return Decision.KEEP_DEFAULT
     harmed, suspected = _messages(pairs)
     if harmed:
         return Decision.KEEP_DEFAULT
-    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains)
+    proven = is_clear(pairs) or (float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains))
     if proven and not suspected and float(centre_of(gains)) >= worthwhile:
         return Decision.TUNED
     return Decision.UNDECIDED
+
+
+def is_clear(pairs: Pairs) -> bool:
+    """Return whether all launches of the policy were faster than all defaults, by more than either varied and by far.
+
+    For six launches on each side that are all of one kind, chance does that most often where times have two equally
+    probable levels: 1 in 4^6. A disturbance does it only if it follows five coins.
+    """
+    default, policy = np.log(np.asarray(pairs.default_us)), np.log(np.asarray(pairs.policy_us))
+    return bool(default.min() - policy.max() > max(CLEAR_GAP, np.ptp(default), np.ptp(policy)))
+
+
+def _is_refuted(gains: NDArray[np.float64], gain: float) -> bool:
+    return float(log_capital(-gains, -gain)) >= math.log(2 / INTERVAL_ERROR)
+
+
+def _is_hopeless(gains: NDArray[np.float64], worthwhile: float) -> bool:
+    """Return whether more launches would hardly show the minimum effect.
+
+    To give up costs a small gain at most, so it needs no bet; `tuned` becomes rarer by it, and never more frequent.
+    """
+    error = _deviation(gains) / math.sqrt(len(gains))
+    return float(centre_of(gains)) + _HOPELESS_DEVIATIONS * error < worthwhile
+
+
+def _deviation(gains: NDArray[np.float64]) -> float:
+    """Return the standard deviation of single pairs by their mean distance from the centre.
+
+    The mean deviation of a normal distribution is sqrt(2 / pi) standard deviations; an outlier makes it larger.
+    """
+    return float(np.abs(gains - centre_of(gains)).mean()) * math.sqrt(math.pi / 2)
 
 
 def _clears_loss(gains: NDArray[np.float64]) -> bool:
@@ -132,9 +171,7 @@ def _clears_loss(gains: NDArray[np.float64]) -> bool:
     they need more pairs. It is one more condition for `tuned`, so it raises no error rate at any number of looks.
     """
     loss, centre = math.log1p(-GRAVE_LOSS), float(centre_of(gains))
-    # The mean deviation of a normal distribution is sqrt(2 / pi) standard deviations; an outlier makes it larger.
-    deviation = float(np.abs(gains - centre).mean()) * math.sqrt(math.pi / 2)
-    if centre - loss >= _CLEAR_DEVIATIONS * deviation:
+    if centre - loss >= _CLEAR_DEVIATIONS * _deviation(gains):
         return True
     return float(log_capital(gains, loss)) >= -math.log(FALSE_TUNED_GRAVE)
 
@@ -163,7 +200,7 @@ def _immaterial(pairs: Pairs, *, min_effect: float) -> bool:
     """Return whether the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
     if pairs.blocks < MIN_BLOCKS or float(centre_of(pairs.gains)) >= math.log1p(min_effect):
         return False
-    return float(log_capital(-pairs.gains, -math.log1p(2 * min_effect))) >= math.log(2 / INTERVAL_ERROR)
+    return _is_refuted(pairs.gains, math.log1p(2 * min_effect))
 
 
 def judge(
@@ -232,13 +269,16 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         return f"{harmed.label} is {_loss(pairs, harmed)} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
     if interval.high < 1.0 + min_effect:
         return f"the gain is below the minimum of {min_effect * 100:g} %: {gain}"
+    if decide(pairs, min_effect=min_effect) is Decision.KEEP_DEFAULT:
+        return f"the gain is most likely below the minimum of {min_effect * 100:g} %: {gain}"
     return f"the gain does not reach the minimum of {min_effect * 100:g} %, and twice as much is refuted: {gain}"
 
 
 def _doubt(pairs: Pairs, gain: str, suspected: Message | None, *, min_effect: float) -> str:
-    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
+    clear = is_clear(pairs)
+    if not clear and float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"no gain is proven and none refuted: {gain}"
-    if not _clears_loss(pairs.gains):
+    if not clear and not _clears_loss(pairs.gains):
         return f"a gain is proven, but the noise still leaves room for a loss of {GRAVE_LOSS * 100:g} %: {gain}"
     if suspected:
         loss = f"{suspected.label} looks {_loss(pairs, suspected)} slower, which may be too much"
@@ -259,12 +299,13 @@ def _loss(pairs: Pairs, message: Message) -> str:
     return f"{math.expm1(float(centre_of(np.array(pairs.losses[message])))) * 100:.1f} %"
 
 
-def nothing_better(default_us: float, *, why: str) -> Verdict:
-    """Return the verdict if the search found nothing to compare with the default.
+def nothing_better(default_us: float, *, why: str, min_effect: float = MIN_EFFECT) -> Verdict:
+    """Return the verdict if the search found nothing that is worth comparing with the default.
 
     Args:
         default_us: communication time per step of the default, µs.
         why: one sentence.
+        min_effect: smallest gain that justifies a change, as a share.
     """
     return Verdict(
         decision=Decision.KEEP_DEFAULT,
@@ -274,7 +315,15 @@ def nothing_better(default_us: float, *, why: str) -> Verdict:
         blocks=0,
         default_us=default_us,
         policy_us=default_us,
+        min_effect=min_effect,
     )
+
+
+def interval_words(pairs: Pairs) -> str:
+    """Return the gain so far with its 95 % interval, `1.030x (0.99 to 1.05)`."""
+    found = interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
+    low, high = (f"{end:.2f}" if 0 < end < math.inf else "unknown" for end in (found.low, found.high))
+    return f"{found.estimate:.3f}x ({low} to {high})"
 
 
 def _percent(ratio: float) -> str:

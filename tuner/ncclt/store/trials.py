@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -103,6 +104,7 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
                 "place": trial.result.place,
                 "warm": trial.result.persistent,
                 "by_plugin": trial.result.by_plugin,
+                **({"policy": trial.policy.to_document()} if trial.policy is not None else {}),
             }
         ),
     }
@@ -129,6 +131,7 @@ def _trial(row: Row[Any], measured: tuple[Measurement, ...]) -> Trial:
         arm=Arm(document["arm"]) if document["arm"] else None,
         block=document["block"],
         started=row.started,
+        policy=Policy.from_document(document["policy"]) if "policy" in document else None,
     )
 
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
+from ncclt.core.algorithms import Protocol
 from ncclt.core.message import Message
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError, UsageError
@@ -36,7 +38,17 @@ from ncclt.measure.persistent.commands import nccl_version, session_command
 from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
 from ncclt.measure.runner import RealRunner, RunnerParts
-from ncclt.nccl.switching import Force, Switch, SwitchCost, split, start_variables, started, switch
+from ncclt.nccl.compile import TUNER_API_SINCE, check_rule
+from ncclt.nccl.switching import (
+    LL128_BY_TABLE_SINCE,
+    Force,
+    Switch,
+    SwitchCost,
+    split,
+    start_variables,
+    started,
+    switch,
+)
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
 
 LONGEST_S = 7 * 24 * 3600.0
@@ -129,12 +141,43 @@ class PersistentRunner(RealRunner):
             StudyStoppedError: the nodes are lost, or unfit to measure anything on.
             KeyboardInterrupt: `kill` was called.
         """
+        return self._measure(setting, lambda: self._force(setting, messages), messages)
+
+    def applies(self, policy: Policy) -> bool:
+        """Return whether the plugin's table, or without the plugin variables, apply the whole policy as delivered."""
+        if self._plugin is None:
+            return super().applies(policy)
+        try:
+            for rule in policy.rules:
+                check_rule(rule, self._version)
+        except SettingError:
+            return False
+        named = all(rule.algorithm and rule.protocol for rule in policy.rules)
+        ll128 = any(rule.protocol is Protocol.LL128 for rule in policy.rules)
+        return named and self._version >= (LL128_BY_TABLE_SINCE if ll128 else TUNER_API_SINCE)
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
+        """Measure all messages under the rows and variables that deliver a policy; raises as `measure` does."""
+
+        def force() -> Force:
+            if self._plugin is None:
+                return Force(variables=tuple(sorted((self._delivering(policy) or {}).items())))
+            # The first row that fits a call counts, so those of a group come before those of any.
+            rules = tuple(sorted(policy.rules, key=lambda rule: (rule.collective, -rule.group_size, rule.min_bytes)))
+            variables = self._variables(Setting(parameters=policy.parameters))
+            return Force(rules=rules, variables=tuple(sorted(variables.items())))
+
+        return self._measure(policy, force, messages)
+
+    def _measure(
+        self, forced: Setting | Policy, force: Callable[[], Force], messages: Sequence[Message]
+    ) -> TrialResult:
         if self._killed:
             raise KeyboardInterrupt
         began_s, before = time.monotonic(), self._session
         idle_s = self._idle_s(began_s)
         try:
-            wanted = self._force(setting, messages)
+            wanted = force()
         except SettingError as error:
             return self._labelled(TrialResult(outcome=Outcome.INVALID, detail=error.message), wall_s=0.0)
         commands = self._paced(messages).commands(messages, folder=None)
@@ -153,7 +196,7 @@ class PersistentRunner(RealRunner):
             raise
         self._idle_since_s = time.monotonic()
         wall_s = self._idle_since_s - began_s
-        if setting.is_default and result.outcome is Outcome.OK:
+        if forced.is_default and result.outcome is Outcome.OK:
             # As if it had been launched: later launches of the same messages use the timeouts learnt here.
             whole_s = wall_s + (self._start_s if stayed else 0.0)
             self._timeouts.learn(command.messages, whole_s)
@@ -271,7 +314,10 @@ class PersistentRunner(RealRunner):
                     collective=COLLECTIVE_WORDS[rule.collective],
                     algorithm=rule.algorithm.value,
                     protocol=rule.protocol.value,
+                    first_bytes=rule.min_bytes,
+                    last_bytes=rule.max_bytes,
                     channels=rule.channels or 0,
+                    ranks=rule.group_size,
                 )
                 for rule in step.rules
                 if rule.algorithm and rule.protocol

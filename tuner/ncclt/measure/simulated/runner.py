@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from ncclt.core.algorithms import Algorithm, Protocol, ll128_is_automatic
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting, max_channels
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.measure.simulated.chunks import BUFFER_BYTES
@@ -45,21 +46,34 @@ class SimulatedRunner:
         Raises:
             UsageError: a message has a larger group than the cluster has GPUs.
         """
-        refused = self._refusal(setting, messages)
-        if refused:
+        return self._launch({setting: messages}, setting.digest(), messages, repeat=repeat)
+
+    def applies(self, policy: Policy) -> bool:  # noqa: ARG002
+        """Return that a whole policy can be simulated."""
+        return True
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Launch once under what the policy forces on each message; raises as `measure` does."""
+        return self._launch(policy.by_setting(messages), policy.digest(), messages, repeat=repeat)
+
+    def _launch(
+        self, parts: Mapping[Setting, Sequence[Message]], digest: str, messages: Sequence[Message], *, repeat: int
+    ) -> TrialResult:
+        setting_of = {message: setting for setting, part in parts.items() for message in part}
+        if refused := next(filter(None, (self._refusal(setting, part) for setting, part in parts.items())), ""):
             return TrialResult(outcome=Outcome.INVALID, detail=refused)
-        fault = self._faults.outcome(setting, seed=self._seed, repeat=repeat)
+        faults = (self._faults.outcome(setting, seed=self._seed, repeat=repeat) for setting in parts)
+        fault = next((found for found in faults if found is not Outcome.OK), Outcome.OK)
         if fault in (Outcome.CRASHED, Outcome.TIMEOUT):
             wall_s = _TIMEOUT_S if fault is Outcome.TIMEOUT else _LAUNCH_S
             return TrialResult(outcome=fault, detail=DETAIL[fault], wall_s=wall_s)
-        digest = setting.digest()
         measurements = tuple(
             Measurement(
                 message=message,
                 samples_us=self._noise.samples_us(
-                    self.expected_us(setting, message), digest, message, repeat=repeat, count=_SAMPLES
+                    self.expected_us(setting_of[message], message), digest, message, repeat=repeat, count=_SAMPLES
                 ),
-                wrong=self._wrong(setting, message, fault),
+                wrong=self._wrong(setting_of[message], message, fault),
             )
             for message in messages
         )

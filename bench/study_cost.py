@@ -1,0 +1,236 @@
+"""What does a whole study cost in launches until its verdict, and what does its result gain?
+
+Every study runs through the pipeline of `ncclt tune` with its own store: search, confirmation, proof, publication. Only
+the launches are replayed, from recorded times with lognormal noise, one factor for each message of each launch and
+half as much for the launch as a whole. The deployed gain is what the published policy truly gains per step on the
+recording, 0 where the default is kept. Workloads: those of bench/search.py.
+
+    python bench/study_cost.py --landscape FILE.csv [--landscape ...] [--noise 0.02 --noise 0.05] [--seeds N] [--json]
+    python bench/study_cost.py --landscape FILE.csv --workload bert --workload small
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import optuna
+
+from landscapes import Case, recorded_cases
+from ncclt.core.effort import Effort
+from ncclt.core.message import Message
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Decision
+from ncclt.core.setting import Setting
+from ncclt.core.study import Phase, Study, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.errors import NccltError
+from ncclt.measure.testbed import Testbed
+from ncclt.pipeline import TuneRequest, tune
+from ncclt.prove.verdict import Pairs
+from ncclt.search.loop import Progress
+from ncclt.store import open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What all studies of one workload on one landscape came to; launches are means over the seeds."""
+
+    landscape: str
+    workload: str
+    method: str
+    seeds: int
+    noise: float
+    search: float
+    confirm: float
+    prove: float
+    total_mean: float
+    total_p95: int
+    tuned_rate: float
+    deployed_gain: float
+    best_gain: float
+    worst_gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One study: its launches by phase, and what it deployed."""
+
+    launches: dict[Phase, int]
+    tuned: bool
+    gain: float
+
+
+class Replayed:
+    """A runner of recorded times with noise, of single settings and of whole policies."""
+
+    name = "replay"
+    simulated = False
+
+    def __init__(self, case: Case, *, sigma: float, seed: int) -> None:
+        self.cluster = case.cluster
+        self._case, self._sigma, self._seed = case, sigma, seed
+        self._launches = 0
+
+    def applies(self, policy: Policy) -> bool:  # noqa: ARG002
+        """Return that whole policies are launched."""
+        return True
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
+        """Draw one launch of a policy."""
+        return self._draw(policy.setting_for, messages)
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
+        """Draw one launch of a setting."""
+        return self._draw(lambda _message: setting, messages)
+
+    def _draw(self, setting_for: Callable[[Message], Setting], messages: Sequence[Message]) -> TrialResult:
+        self._launches += 1
+        draw = random.Random(f"{self._seed}|{self._launches}")
+        whole = draw.gauss(0.0, self._sigma / 2)
+        return TrialResult(
+            outcome=Outcome.OK,
+            measurements=tuple(
+                Measurement(
+                    message=message,
+                    samples_us=(
+                        self._case.time_us(setting_for(message), message)
+                        * math.exp(whole + draw.gauss(0.0, self._sigma)),
+                    ),
+                    wrong=None,
+                )
+                for message in messages
+            ),
+            wall_s=1.0,
+        )
+
+
+class Unwatched:
+    """Follows nothing (see ncclt.pipeline.Watcher)."""
+
+    def opened(self, study: Study, resumed: int) -> None:
+        """Ignore it."""
+
+    def searched(self, progress: Progress) -> None:
+        """Ignore it."""
+
+    def confirmed(self, trial: Trial, done: int, total: int) -> None:
+        """Ignore it."""
+
+    def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
+        """Ignore it."""
+
+
+def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
+    """Run one study to its verdict in a store of its own."""
+    testbed = Testbed(
+        runner=Replayed(case, sigma=sigma, seed=seed),
+        reason="bench",
+        covers=lambda _message: True,
+        recorded=tuple(setting for setting in case.settings if not setting.is_default),
+    )
+    request = TuneRequest(workload=case.workload, effort=Effort(process_wide=(), seed=seed, warm=False))
+    with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
+        result = tune(
+            request, testbed, store,
+            watcher=Unwatched(), interrupted=lambda: "", clock=time.monotonic, now=lambda: "2026-01-01T00:00:00+00:00",
+        )  # fmt: skip
+    found = result.recommendation
+    assert found is not None, "nobody interrupts"
+    return Cost(
+        launches={phase: sum(trial.phase is phase for trial in result.trials) for phase in Phase},
+        tuned=found.table.verdict.decision is Decision.TUNED,
+        gain=case.default_us / case.policy_us(found.table.effective) - 1,
+    )
+
+
+def row_of(case: Case, *, sigma: float, seeds: int) -> Row:
+    """Return what the studies of all seeds came to."""
+    costs = [run_study(case, sigma=sigma, seed=seed) for seed in range(seeds)]
+    totals = sorted(sum(cost.launches.values()) for cost in costs)
+    return Row(
+        landscape=case.landscape,
+        workload=case.mix,
+        method="ours",
+        seeds=seeds,
+        noise=sigma,
+        search=statistics.fmean(cost.launches[Phase.SEARCH] for cost in costs),
+        confirm=statistics.fmean(cost.launches[Phase.CONFIRM] for cost in costs),
+        prove=statistics.fmean(cost.launches[Phase.VERIFY] for cost in costs),
+        total_mean=statistics.fmean(totals),
+        total_p95=totals[math.ceil(0.95 * seeds) - 1],
+        tuned_rate=statistics.fmean(cost.tuned for cost in costs),
+        deployed_gain=statistics.fmean(cost.gain for cost in costs),
+        best_gain=case.default_us / case.ideal_us - 1,
+        worst_gain=min(cost.gain for cost in costs),
+    )
+
+
+def show(row: Row) -> None:
+    """Print one row of the table."""
+    launches = f"{row.search:>7.1f}{row.confirm:>8.1f}{row.prove:>7.1f}{row.total_mean:>7.1f}{row.total_p95:>5}"
+    gains = f"{row.tuned_rate:>7.0%}{row.deployed_gain:>9.2%}{row.worst_gain:>8.2%}{row.best_gain:>8.2%}"
+    print(f"{row.landscape[:38]:<39}{row.workload:<9}{row.noise:>5.0%}{launches}{gains}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, or one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--landscape", action="append", type=Path, required=True, metavar="FILE.csv", help="repeatable")
+    parser.add_argument("--workload", action="append", help="only these mixes; repeatable")
+    parser.add_argument(
+        "--noise", action="append", type=float, help="sigma of the log of a time; default 0.02 and 0.05"
+    )
+    parser.add_argument("--seeds", type=int, default=20, help="studies of each row (default 20)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(argv)
+    if options.seeds < 1 or any(not 0 <= sigma < 1 for sigma in options.noise or ()):
+        parser.error("--seeds must be at least 1, and --noise 0 to below 1")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    cases: list[Case] = []
+    for path in options.landscape:
+        try:
+            found, left_out = recorded_cases(path)
+        except NccltError as error:
+            found, left_out = [], [f"{path.name}: {error.message}"]
+        cases += found
+        for reason in [*left_out, *dict.fromkeys(f"{case.landscape}: {case.note}" for case in found if case.note)]:
+            print(f"bench/study_cost.py: {reason}", file=sys.stderr)
+    cases = [case for case in cases if case.mix in (options.workload or [case.mix])]
+    if not cases:
+        print("bench/study_cost.py: nothing of that can be used", file=sys.stderr)
+        return 2
+    rows = []
+    if not options.json:
+        titles = f"{'search':>7}{'confirm':>8}{'prove':>7}{'total':>7}{'p95':>5}{'tuned':>7}{'deployed':>9}"
+        print(f"{'landscape':<39}{'workload':<9}{'noise':>5}{titles}{'worst':>8}{'best':>8}")
+    for sigma in options.noise or (0.02, 0.05):
+        mine = []
+        for case in cases:
+            mine.append(row_of(case, sigma=sigma, seeds=options.seeds))
+            if not options.json:
+                show(mine[-1])
+        rows += mine
+        if not options.json:
+            mean, p95 = statistics.fmean(r.total_mean for r in mine), max(r.total_p95 for r in mine)
+            print(f"{len(mine)} rows of {sigma:.0%} noise: {mean:.1f} launches in the mean, largest p95 {p95}")
+    if options.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
