@@ -29,7 +29,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import optuna
 
-from landscapes import Case, recorded_cases
+from landscapes import FEWEST_GIVEN, Case, recorded_cases
 from ncclt.core.effort import Effort
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
     cases: list[Case] = []
     for path in options.landscape:
         try:
-            found, left_out = recorded_cases(path)
+            found, left_out = recorded_cases(path, fewest=FEWEST_GIVEN)
         except NccltError as error:
             found, left_out = [], [f"{path.name}: {error.message}"]
         cases += found

@@ -144,13 +144,29 @@ def test_what_is_predicted_to_gain_too_little_is_not_proven(store):
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT
     assert verdict.reason == (
-        "the predicted gain of 1.5 % (after confirmation) is below the minimum of 2 %; not proven"
+        "the predicted gain of 1.5 % (after the search) is below the minimum of 2 %; not proven"
     )  # fmt: skip
-    assert not arms_launched(result)
+    assert {t.phase for t in result.trials} == {Phase.SEARCH}, "neither confirmed nor proven"
     assert run(store, lambda s, m, n: 1.0).finished
 
     lower = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0, min_effect=0.01)
     assert lower.recommendation.table.verdict.decision is Decision.TUNED
+
+
+def test_what_falls_back_below_the_minimum_when_confirmed_is_not_proven(store):
+    """The first launch of every tree is lucky."""
+    seen = set()
+
+    def lucky(setting, message, _number):
+        first = (setting, message) not in seen
+        seen.add((setting, message))
+        return 100.0 if setting.algorithm is not Algorithm.TREE else 80.0 if first else 99.5
+
+    result = run(store, lucky)
+
+    assert "(after confirmation) is below the minimum of 2 %" in result.recommendation.table.verdict.reason
+    assert Phase.CONFIRM in {t.phase for t in result.trials}
+    assert not arms_launched(result)
 
 
 def test_a_proof_that_sums_launches_says_so(store):

@@ -283,7 +283,11 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
     effort, interrupted = context.request.effort, context.interrupted
-    times = confirm(testbed.runner, workload, trial_log, interrupted=interrupted, watch=context.watcher.confirmed)
+    times = confirm(
+        testbed.runner, workload, trial_log,
+        with_variables=effort.prove_variables, min_effect=effort.min_effect,
+        interrupted=interrupted, watch=context.watcher.confirmed,
+    )  # fmt: skip
     found = Candidates(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
     if not testbed.inert:
         found = candidates(

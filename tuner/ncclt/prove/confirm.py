@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
@@ -30,6 +31,8 @@ def confirm(
     workload: Workload,
     trial_log: TrialLog,
     *,
+    with_variables: bool = False,
+    min_effect: float = 0.0,
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, int], None],
 ) -> Times:
@@ -43,6 +46,10 @@ def confirm(
         runner: where trials run.
         workload: placed.
         trial_log: where trials are kept.
+        with_variables: what variables can say will be proven too; the settings that are best for everything, from which
+            that is chosen, are confirmed beside those of the policy.
+        min_effect: smallest gain that justifies a change, as a share. The times that are to be confirmed flatter a
+            policy; where even they predict less, nothing is launched.
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch with the trial, launches done and planned in this round.
     """
@@ -50,9 +57,15 @@ def confirm(
     for _ in range(_ROUNDS):
         informative = _informative(trial_log.trials())
         launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
+        times = collect_times(informative)
+        table = assemble(times, workload, version=version)
+        if predicted_gain(table, times, workload, version=version) < min_effect and not with_variables:
+            break
+        one_launch = version >= TUNER_API_SINCE and applies(runner, table)
+        singles = 2 if with_variables or not one_launch else 0
         pending = [
             setting
-            for setting in finalists(collect_times(informative), workload, version=version)
+            for setting in finalists(times, workload, version=version, singles=singles)
             for _ in range(CONFIRMED_LAUNCHES - launches[setting])
         ]
         for number, setting in enumerate(pending, start=1):
@@ -82,6 +95,14 @@ def _fresh(trials: Sequence[Trial]) -> list[Trial]:
 def _informative(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of search and confirmation; the proof must not help to choose what it judges."""
     return [t for t in trials if t.phase is not Phase.VERIFY]
+
+
+def predicted_gain(
+    policy: Policy, times: Times, workload: Workload, *, version: NcclVersion, by_variables: bool = False
+) -> float:
+    """Return the gain that the measured times predict for a policy, as a share of its own time."""
+    default_us = expected_us(Policy(), times, workload, version=version)
+    return default_us / expected_us(policy, times, workload, version=version, by_variables=by_variables) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +149,8 @@ def candidates(
             launches=times.launches,
         )
         found[Arm.VARIABLES] = collapse(confirmed, workload, version=version, expressible=expressible) or Policy()
-    default_us = expected_us(Policy(), times, workload, version=version)
     gains = {
-        arm: default_us / expected_us(policy, times, workload, version=version, by_variables=arm is Arm.VARIABLES) - 1
+        arm: predicted_gain(policy, times, workload, version=version, by_variables=arm is Arm.VARIABLES)
         for arm, policy in found.items()
         if not policy.is_default
     }
@@ -138,9 +158,14 @@ def candidates(
         del gains[Arm.TABLE if gains[Arm.VARIABLES] >= gains[Arm.TABLE] - MIN_GAIN else Arm.VARIABLES]
     worth = {arm: found[arm] for arm, gain in gains.items() if gain >= min_effect}
     why = ""
-    if gains and not worth:
-        why = (
-            f"the predicted gain of {max(gains.values()) * 100:.1f} % (after confirmation) is below the minimum of "
-            f"{min_effect * 100:g} %; not proven"
-        )
+    if not worth:
+        # Without a finalist, the search's own prediction was already too low.
+        hoped = assemble(times, workload, version=version)
+        gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
+        after = "confirmation" if gains else "the search"
+        if gains or not hoped.is_default:
+            why = (
+                f"the predicted gain of {gain * 100:.1f} % (after {after}) is below the minimum of "
+                f"{min_effect * 100:g} %; not proven"
+            )
     return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)
