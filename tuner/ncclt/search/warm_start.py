@@ -74,7 +74,7 @@ def _overlap(theirs: Workload, ours: Workload) -> float:
 
 def _best(study: Study, trials: Sequence[Trial]) -> list[Setting]:
     """Return what the best policy of a study used, most time per step first."""
-    times = collect_times(trials)
+    times = collect_times(trial for trial in trials if trial.policy is None)
     policy = assemble(times, study.workload, version=study.cluster.version, confirmed=True)
     weights: dict[Setting, float] = {}
     for calls in study.workload.messages:
