@@ -359,7 +359,7 @@ class TrialDocument(AnswerModel):
 
 
 class BlockDocument(AnswerModel):
-    """One A B B A block of a proof, and the decision after it."""
+    """One block of a proof, two pairs of default and policy, and the decision after it."""
 
     block: int
     trials: list[tuple[int, int]] = Field(description="numbers of the first trials of each pair: default, policy")

@@ -24,7 +24,7 @@ from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpo
 from ncclt_api.pages.wording import format_saving, format_speedup
 
 _LAUNCHES_PER_BLOCK = 2
-"""Each arm is launched twice in a block of A B B A."""
+"""Each arm is launched twice in a block."""
 
 TRIALS_PER_PAGE = 100
 

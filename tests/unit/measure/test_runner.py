@@ -11,6 +11,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import SettingError, UsageError
@@ -106,6 +107,18 @@ def test_a_setting_reaches_the_command(runner):
     """The stand-in's tree is half as fast."""
     result = runner().measure(Setting(algorithm=Algorithm.TREE), MESSAGES[:1], repeat=3)
     assert result.measurements[0].time_us == expected_us(MESSAGES[0], 2)
+
+
+def test_a_policy_that_variables_deliver_takes_one_launch(runner):
+    policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING),))
+    found = runner(policy_variables=lambda asked: {"NCCL_ALGO": "ring"} if asked == policy else None)
+
+    result = found.measure_policy(policy, MESSAGES, repeat=0)
+    assert result.outcome is Outcome.OK
+    assert [m.message for m in result.measurements] == MESSAGES
+    assert found.applies(policy)
+    assert not found.applies(Policy())
+    assert not runner().applies(policy), "a runner that was told no way"
 
 
 def test_what_was_measured_before_a_failure_is_kept(runner):

@@ -18,5 +18,10 @@ def test_it_prints_one_document_of_rows():
     assert rows["flat, noise 0.5%"]["tuned_rate"] == 0.0
     assert rows["gain 5%, noise 0.5%"]["tuned_rate"] == 1.0
     for row in rows.values():
-        assert {"case", "studies", "tuned_rate", "keep_default_rate", "undecided_rate", "best_of_n_rate"} <= set(row)
+        assert set(row) >= {
+            "case", "k", "studies", "tuned_rate", "keep_default_rate", "undecided_rate", "coverage", "launches_mean",
+            "launches_p95", "best_of_n_rate",
+        }  # fmt: skip
+        assert 0.9 <= row["coverage"] <= 1.0
+        assert 12 <= row["launches_mean"] <= row["launches_p95"] * 1.2
         assert row["tuned_rate"] + row["keep_default_rate"] + row["undecided_rate"] == 1.0

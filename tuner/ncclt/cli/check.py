@@ -42,7 +42,7 @@ def check(
         ),
     ],
     points: Annotated[int, typer.Option(help="Messages to measure again, those of most weight: 3 to 6.")] = 5,
-    blocks: Annotated[int, typer.Option(help="A B B A blocks of default and policy.")] = 2,
+    blocks: Annotated[int, typer.Option(help="Blocks of two launches of default and policy each.")] = 2,
     tolerance: Annotated[float, typer.Option(help="Share by which a time may change in any case.")] = 0.10,
     new_driver: Annotated[
         bool, typer.Option("--new-driver", help="Measure under another NVIDIA driver too; fresh = serve under it.")

@@ -63,7 +63,7 @@ def tune(
     """Search the NCCL configuration that moves a workload's messages fastest on a cluster, and prove it.
 
     The default is measured first; then settings are tried, each launch measuring all messages; the best ones are
-    launched again; and the resulting policy is measured in turn with the untouched default (A B B A ...). Ctrl-C
+    launched again; and the resulting policy is measured in turn with the untouched default, in random order. Ctrl-C
     finishes the running trial and saves; the same command resumes (leave out --continue, or its launches are added
     again). A finished study prints its result again and launches nothing. Several processes may run the
     same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study

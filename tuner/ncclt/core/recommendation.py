@@ -50,7 +50,7 @@ class Verdict(Documented):
         reason: one sentence, with numbers.
         speedup: communication time per step of the default over that of the policy; above 1 = faster.
         interval: 95 % interval of the speed-up, (low, high), whenever the measuring ended.
-        blocks: A/B/B/A blocks measured.
+        blocks: measured, of two launches of default and policy each.
         default_us, policy_us: median communication time per step, µs.
         min_effect: smallest gain that was worth a change, as a share; the first verdicts lack it.
     """

@@ -7,9 +7,9 @@ starts at 1 and is bet on every pair reaches 100 with a probability of at most 1
 and Safe Anytime-Valid Inference", Statistical Science 38, 2023). Nothing is assumed about the tails, not even a
 variance: only that a pair's noise is symmetric about its centre, as the difference of two launches of the same kind is.
 
-A drift adds -d to the first pair of a block A B B A and +d to the second one. With t = E tanh(noise + d) the two bets
-pay (1 - t)(1 + t) < 1 on average: a drift loses capital and never gains any. Curvature, which A B B A does not cancel,
-cancels in the same way with the next block's B A A B.
+A coin decides which of the two is launched first. So whatever disturbs the launches, a drift, a neighbour that comes and
+goes in any rhythm, noise that remembers: as long as it does not follow the coins, it adds +d or -d to a pair with equal
+probability, and such a bet is fair.
 """
 
 from __future__ import annotations

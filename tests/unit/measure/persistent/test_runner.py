@@ -1,7 +1,9 @@
 """The runner of persistent ranks, towards a rank 0 played here: what it believes, whom it blames, what it does."""
 
+import base64
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
@@ -18,8 +21,9 @@ from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker as worker
 from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import ChannelError, connect
 from ncclt.measure.persistent import runner as persistent_module
 from ncclt.measure.persistent import session as session_module
-from ncclt.nccl.compile import variables_for_setting
+from ncclt.nccl.compile import compile_policy, variables_for_setting
 from ncclt.nccl.switching import SwitchCost
+from ncclt.nccl.tuner_plugin.shared_table import SharedRow, slot_image
 
 PATIENCE_S = 60.0
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
@@ -142,8 +146,13 @@ def made(monkeypatch):
                 variables_for_setting(setting, version=cluster.version, collectives=[MESSAGE.collective]).variables
             )
 
+        def delivered(policy):
+            found = compile_policy(policy, version=cluster.version, collectives=[MESSAGE.collective])
+            return dict(found.variables) if found.complete else None
+
         runner = PersistentRunner(
             benchmark=TorchCollectives(), launcher=launcher, cluster=cluster, variables=variables, plugin=plugin,
+            policy_variables=delivered,
             timeouts=Timeouts(TimeoutRule(start_s=start_s)),
         )  # fmt: skip
         runners.append(runner)
@@ -198,6 +207,55 @@ def test_a_choice_is_attested_once_and_then_switched_per_call(made):
     assert [order["table"] is None for order in launcher.orders] == [True, False, False, False]
     assert [order["level"] for order in launcher.orders] == ["call"] * 4
     assert dict(launcher.plans[0].set_env)["NCCL_TUNER_PLUGIN"] == "/opt/plugin.so"
+
+
+POLICY = Policy(
+    rules=(
+        Rule(collective=Collective.ALL_REDUCE, max_bytes=8191, algorithm=Algorithm.RING, protocol=Protocol.LL),
+        Rule(
+            collective=Collective.ALL_REDUCE, max_bytes=1 << 20, group_size=2, algorithm=Algorithm.RING,
+            protocol=Protocol.LL, channels=4,
+        ),
+    ),
+    parameters=BUFFSIZE.parameters,
+)  # fmt: skip
+
+
+def test_the_plugin_applies_a_whole_policy_in_one_launch_with_the_variables_beside_it(made):
+    runner, launcher = made(plugin=Path("/opt/plugin.so"))
+
+    assert runner.applies(POLICY)
+    assert runner.measure_policy(POLICY, [MESSAGE], repeat=0).outcome is Outcome.OK
+    (order,) = launcher.orders
+    rows = [
+        SharedRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=1 << 20, channels=4, ranks=2),
+        SharedRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=8191),
+    ]
+    at, image = slot_image(rows, 1)
+    assert (order["table"]["at"], base64.b64decode(order["table"]["image"])) == (at, image), "groups come first"
+    assert order["attest"] is True
+    assert order["variables"] == {"NCCL_BUFFSIZE": "1048576"}
+
+
+@pytest.mark.parametrize(("version", "rule"), [
+    ("2.20.5", {}),
+    ("2.21.5", {"protocol": Protocol.LL128}),
+    ("2.30.7", {"protocol": None}),
+])  # fmt: skip
+def test_what_no_row_of_a_table_can_say_is_not_applied_by_one(made, version, rule):
+    runner, _ = made(plugin=Path("/opt/plugin.so"), version=version)
+    assert not runner.applies(Policy(rules=(replace(POLICY.rules[0], **rule),)))
+
+
+def test_without_a_plugin_a_policy_of_variables_takes_one_launch_and_no_other_does(made):
+    runner, launcher = made()
+    uniform = Policy(rules=(replace(POLICY.rules[0], max_bytes=None),))
+
+    assert not runner.applies(POLICY)
+    assert runner.applies(uniform)
+    assert runner.measure_policy(uniform, [MESSAGE], repeat=0).outcome is Outcome.OK
+    assert launcher.orders[0]["variables"] == {"NCCL_ALGO": "allreduce:ring", "NCCL_PROTO": "allreduce:LL"}
+    assert launcher.orders[0]["table"] is None
 
 
 @pytest.mark.parametrize("plugin", [None, Path("/opt/plugin.so")])
