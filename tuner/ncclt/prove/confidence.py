@@ -7,9 +7,9 @@ starts at 1 and is bet on every pair reaches 100 with a probability of at most 1
 and Safe Anytime-Valid Inference", Statistical Science 38, 2023). Nothing is assumed about the tails, not even a
 variance: only that a pair's noise is symmetric about its centre, as the difference of two launches of the same kind is.
 
-A coin decides which of the two is launched first. So whatever disturbs the launches, a drift, a neighbour that comes and
-goes in any rhythm, noise that remembers: as long as it does not follow the coins, it adds +d or -d to a pair with equal
-probability, and such a bet is fair.
+A coin decides which of the two is launched first. So whatever disturbs the launches (a drift, a neighbour that comes
+and goes in any rhythm, noise that remembers), as long as it does not follow the coins it adds +d or -d to a pair with
+equal probability, and such a bet is fair.
 """
 
 from __future__ import annotations
