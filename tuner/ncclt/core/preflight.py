@@ -16,8 +16,11 @@ _FAILED_WORDS = {
     Outcome.CRASHED: "crashes",
     Outcome.TIMEOUT: "does not finish",
     Outcome.INVALID: "does not start",
+    Outcome.SUBSTITUTED: "runs something else",
 }
-SEVERITY = (Outcome.WRONG_RESULT, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INVALID, Outcome.OK)
+SEVERITY = (
+    Outcome.WRONG_RESULT, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INVALID, Outcome.SUBSTITUTED, Outcome.OK
+)  # fmt: skip
 """The worst first: wrong data ruins a training silently."""
 
 

@@ -16,13 +16,17 @@ from ncclt.core.setting import Setting
 
 
 class Outcome(StrEnum):
-    """Outcome of a trial; a failure is a value and never an exception."""
+    """Outcome of a trial; a failure is a value and never an exception.
+
+    `substituted`: the library ran another choice than the one that was forced, so nothing of the setting was measured.
+    """
 
     OK = "ok"
     CRASHED = "crashed"
     TIMEOUT = "timeout"
     WRONG_RESULT = "wrong_result"
     INVALID = "invalid"
+    SUBSTITUTED = "substituted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,13 +266,22 @@ def test_every_result_says_whether_the_plugin_forced_it(made, plugin):
     assert {result.by_plugin for result in found} == {plugin is not None}
 
 
-@pytest.mark.parametrize("decisions", [[], [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}], [5], None])
-def test_what_the_plugin_does_not_attest_was_not_measured(made, decisions):
+@pytest.mark.parametrize(("decisions", "said", "words"), [
+    ([], Outcome.SUBSTITUTED, "NCCL did not load it; its own choice ran instead"),
+    (
+        [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}],
+        Outcome.SUBSTITUTED, "NCCL does not offer ring/ll for all_reduce here; its own choice ran instead",
+    ),
+    ([5], Outcome.INVALID, "cannot be read"),
+    (None, Outcome.SUBSTITUTED, "NCCL did not load it"),
+])  # fmt: skip
+def test_what_the_plugin_does_not_attest_was_not_measured(made, decisions, said, words):
     """No report at all is what a plugin that NCCL could not load leaves; None is what ranks without it say."""
     runner, _ = made([{}, {"decisions": decisions}, {}], plugin=Path("/opt/plugin.so"))
-    (_, outcome, last), _ = outcomes(runner, DEFAULT, RING, DEFAULT)
-    assert outcome is Outcome.INVALID
-    assert last is Outcome.OK
+    first, forced, last = [runner.measure(setting, [MESSAGE], repeat=0) for setting in (DEFAULT, RING, DEFAULT)]
+    assert (forced.outcome, forced.measurements) == (said, ())
+    assert words in forced.detail
+    assert first.outcome is last.outcome is Outcome.OK
     assert runner.switches[SwitchCost.PROCESS] == 1
 
 

@@ -354,8 +354,11 @@ class PersistentRunner(RealRunner):
         try:
             problem = self._attested.check(answer["decisions"] or (), wanted, command.messages)
         except BenchmarkError as error:
-            problem = error.message
-        return replace(result, outcome=Outcome.INVALID, detail=problem, measurements=()) if problem else result
+            return replace(result, outcome=Outcome.INVALID, detail=error.message, measurements=())
+        if not problem:
+            return result
+        detail = f"{problem}; its own choice ran instead"
+        return replace(result, outcome=Outcome.SUBSTITUTED, detail=detail, measurements=())
 
     def _lost(self, end: Callable[[], LaunchResult], *, timed_out: bool = False) -> LaunchResult:
         """Give up the ranks and return how their launch ended."""
