@@ -1,4 +1,4 @@
-"""Tune a workload on real NCCL over one GPU: ncclt's search, its proof A B B A, and the verdict, whatever it is.
+"""Tune a workload on real NCCL over one GPU: ncclt's search, its proof against the default, and the verdict, whatever it is.
 
     python bench/gpu/tuned.py --output FOLDER [--model bert] [--minutes 8] [--buffsizes 8388608]
 
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="bert", help="a shipped workload (default bert)")
     parser.add_argument("--minutes", type=float, default=8.0, help="no trial begins after these (default 8)")
     parser.add_argument("--trials", type=int, default=60, help="launches of the search at most (default 60)")
-    parser.add_argument("--blocks", type=int, default=16, help="A B B A blocks at most (default 16)")
+    parser.add_argument("--blocks", type=int, default=16, help="blocks at most (default 16)")
     parser.add_argument("--largest", type=int, default=1 << 30, help="leave larger messages out (bytes)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
