@@ -1,4 +1,4 @@
-"""Tune a workload on real NCCL over one GPU: ncclt's search, its proof against the default, and the verdict, whatever it is.
+"""Tune a workload on real NCCL over one GPU: ncclt's search, its proof and the verdict, whatever it is.
 
     python bench/gpu/tuned.py --output FOLDER [--model bert] [--minutes 8] [--buffsizes 8388608]
 
