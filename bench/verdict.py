@@ -156,7 +156,7 @@ CASES = (
     Case(name="gain 35%, recorded noise", gain=0.35, noise=_disturbed),
     Case(name="gain 35%, noise 2.0%", gain=0.35),
     Case(name="gain 35%, noise 5.0%", gain=0.35, sigma=0.05),
-    Case(name="gain 5%, noise 2.0%", gain=0.05, k=4),
+    Case(name="gain 5%, noise 2.0%, sums", gain=0.05, k=4),
     Case(name="gain 5%, noise 2.0%, drift 50%", gain=0.05, drift=lambda share: 0.5 * share),
     Case(name="gain 5%, Student t, 2 degrees", gain=0.05, noise=_student),
     *(Case(name=f"gain {g:.0%}, noise 2.0%", gain=g) for g in (0.01, 0.02)),
