@@ -319,8 +319,8 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
     for path in files or sorted(DATA.glob("*.csv")):
         try:
             found, reasons = recorded_cases(path, fewest=FEWEST_GIVEN if files else FEWEST_SETTINGS)
-        except LandscapeError as error:
-            found, reasons = [], [f"skipped: {error.message}"]
+        except (NccltError, OSError) as error:
+            found, reasons = [], [f"{path.name}: skipped: {error}"]
         cases += found
         left_out += reasons
     if not files:

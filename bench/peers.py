@@ -1,17 +1,22 @@
 """Who searches in `bench/search.py` and `bench/replay.py`: ncclt, and the peers that they compare it with.
 
 A peer sees one number per launch, the time per step of one setting forced for everything, as tuners of environment
-variables do.
+variables do. Racing and halving have a use for the time of every message, and see it: what is fast for one message
+stays in the race. What is recommended is put together per message from the launches of each method alike.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol as Port
 
+import numpy as np
 import optuna
+from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
@@ -19,16 +24,28 @@ from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.workload import Workload
+from ncclt.search.gaussian_process import Posterior, Table
+from ncclt.search.kernels import choices, implausibility, likeness
+from ncclt.search.prior import expected_log_ratios
 from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
 
-METHODS = ("ours", "gp", "tpe", "random", "grid", "coordinate", "racing")
+METHODS = ("ours", "plain-gp", "gp", "tpe", "random", "grid", "coordinate", "racing", "halving")
 STARTUP_TRIALS = 4
-"""Random launches before the Gaussian process begins: with Optuna's ten little of a small budget would be left."""
+"""Random launches before TPE and Optuna's Gaussian process begin: with their ten little of a small budget would be
+left."""
 
-ANCHORS = (1, 8, 24, 48)
+ANCHORS = (48, 24, 8, 1)
+"""Channels of the races, the most first, as published tools do: few channels are slow under every pair."""
+
 PRUNED_BEHIND = 0.15
+HALVED = 8
+"""Random settings that halving begins with."""
 
+_PLAIN_SIGMA = 0.02
+"""Noise that the plain Gaussian process assumes: the bench's own, which favours it."""
+
+Times = dict[Setting, NDArray[np.float64]]
 Pair = tuple[Algorithm | None, Protocol | None, tuple[tuple[str, int], ...]]
 
 
@@ -82,18 +99,66 @@ class OfOptuna:
         self._study.tell(self._asked, value)
 
 
-class Walk:
-    """A search that is a walk: its steps see the scores of the settings that it asked for."""
+class PlainGp:
+    """A Gaussian process of the time per step alone, with ncclt's kernel and cost model, and expected improvement."""
 
-    def __init__(self, steps: Callable[[dict[Setting, float]], Iterator[Setting]]) -> None:
-        self._scores: dict[Setting, float] = {}
-        self._steps = steps(self._scores)
+    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster) -> None:
+        self._settings = [s for s in space.distinct if not s.is_default]
+        self._workload = workload
+        messages = [calls.message for calls in workload.messages]
+        self._ratios = expected_log_ratios(self._settings, messages, cluster)
+        self._alike = likeness(self._settings, messages[:1], cluster)
+
+    def ask(self, trials: Sequence[Trial]) -> Setting | None:
+        default_us = {m.message: m.time_us for m in trials[0].result.measurements}
+        shares = np.array([c.calls_per_step * default_us[c.message] for c in self._workload.messages])
+        expected = np.log(np.exp(self._ratios) @ (shares / shares.sum()))[:, None]
+        seen: dict[Setting, list[float]] = {}
+        for trial in trials[1:]:
+            seen.setdefault(trial.setting, []).append(math.log((trial.score_us or math.inf) / shares.sum()))
+        if not seen:
+            return self._settings[int(expected.argmin())]
+        table = Table(
+            rows=np.array([self._settings.index(s) for s in seen]),
+            values=np.array([[min(np.mean(found), FAILURE_PENALTY)] for found in seen.values()]),
+            noise=np.array([_PLAIN_SIGMA**2 / len(found) for found in seen.values()]),
+            expected=expected,
+        )
+        fits = [(Posterior(table, self._alike.kernels(*c)), implausibility(c)) for c in choices()]
+        best, _ = max(fits, key=lambda fit: fit[0].evidence() - fit[1])
+        mean, variance = (column[:, 0] for column in best.predict(np.arange(len(self._settings))))
+        sigma = np.sqrt(np.maximum(variance, 1e-12))
+        ahead = min(0.0, float(mean[table.rows].min())) - mean
+        gain = ahead * ndtr(ahead / sigma) + sigma * np.exp(-0.5 * (ahead / sigma) ** 2) / math.sqrt(2 * math.pi)
+        return self._settings[int(gain.argmax())]
+
+    def tell(self, trial: Trial) -> None:
+        """Hear of a launch, which is among the trials at the next question."""
+
+
+class Walk:
+    """A search that is a walk: its steps see the mean times of the settings that it asked for.
+
+    Args:
+        steps: yields settings; given times per step of each message, by setting, which grow with the launches.
+        workload: placed.
+    """
+
+    def __init__(self, steps: Callable[[Times], Iterator[Setting]], workload: Workload) -> None:
+        self._launches: dict[Setting, list[NDArray[np.float64]]] = {}
+        self._times: Times = {}
+        self._steps = steps(self._times)
+        self._workload = workload
 
     def ask(self, _trials: Sequence[Trial]) -> Setting | None:
         return next(self._steps, None)
 
     def tell(self, trial: Trial) -> None:
-        self._scores[trial.setting] = math.inf if trial.score_us is None else trial.score_us
+        us = {m.message: m.time_us for m in trial.result.measurements}
+        row = np.array([c.calls_per_step * us.get(c.message, math.inf) for c in self._workload.messages])
+        mine = self._launches.setdefault(trial.setting, [])
+        mine.append(row if trial.score_us is not None else np.full_like(row, math.inf))
+        self._times[trial.setting] = np.mean(mine, axis=0)
 
 
 def make(
@@ -106,14 +171,20 @@ def make(
     printed_costs: PrintedCosts | None = None,
 ) -> Method:
     """Return one of `METHODS`; NCCL's own tables, where a log held them, are of use to ours alone."""
-    ladders = _ladders([s for s in space.distinct if not s.is_default])
+    settings = [s for s in space.distinct if not s.is_default]
+    ladders = _ladders(settings)
     match method:
         case "grid":
-            return Walk(lambda _scores: (s for ladder in ladders.values() for s in ladder))
+            return Walk(lambda _times: (s for ladder in ladders.values() for s in ladder), workload)
         case "coordinate":
-            return Walk(lambda scores: coordinate_descent(ladders, scores))
+            return Walk(lambda times: coordinate_descent(ladders, times), workload)
         case "racing":
-            return Walk(lambda scores: channel_racing(ladders, scores))
+            return Walk(lambda times: channel_racing(ladders, times), workload)
+        case "halving":
+            chosen = random.Random(seed).sample(settings, min(HALVED, len(settings)))
+            return Walk(lambda times: successive_halving(chosen, times), workload)
+        case "plain-gp":
+            return PlainGp(space, workload, cluster)
         case "ours":
             return Ours(Proposer(space, workload, cluster, name="bench", seed=seed, printed_costs=printed_costs))
         case _:
@@ -127,7 +198,7 @@ def _optuna_sampler(method: str, seed: int) -> optuna.samplers.BaseSampler:
         case "gp":
             return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
         case "tpe":
-            return optuna.samplers.TPESampler(seed=seed)
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
         case _:
             return optuna.samplers.RandomSampler(seed=seed)
 
@@ -140,7 +211,7 @@ def _ladders(settings: Sequence[Setting]) -> dict[Pair, list[Setting]]:
     return {pair: sorted(mine, key=lambda s: s.channels or MAX_CHANNELS + 1) for pair, mine in found.items()}
 
 
-def coordinate_descent(ladders: dict[Pair, list[Setting]], scores: dict[Setting, float]) -> Iterator[Setting]:
+def coordinate_descent(ladders: dict[Pair, list[Setting]], times: Times) -> Iterator[Setting]:
     """Walk along the channels of each pair for as long as they get faster, from the middle (AutoCCL, NSDI 2025)."""
     for ladder in ladders.values():
         at = len(ladder) // 2
@@ -148,26 +219,42 @@ def coordinate_descent(ladders: dict[Pair, list[Setting]], scores: dict[Setting,
         for step in (1, -1):
             moved = False
             while 0 <= at + step < len(ladder):
-                if ladder[at + step] not in scores:
+                if ladder[at + step] not in times:
                     yield ladder[at + step]
-                if scores[ladder[at + step]] >= scores[ladder[at]]:
+                if times[ladder[at + step]].sum() >= times[ladder[at]].sum():
                     break
                 at, moved = at + step, True
             if moved:
                 break
 
 
-def channel_racing(ladders: dict[Pair, list[Setting]], scores: dict[Setting, float]) -> Iterator[Setting]:
-    """Try a few channel counts of all pairs, drop pairs that fall behind, then fill in the rest of the others."""
+def channel_racing(ladders: dict[Pair, list[Setting]], times: Times) -> Iterator[Setting]:
+    """Try a few channel counts of all pairs, drop pairs that fall behind, then fill in the rest of the others.
+
+    A pair falls behind that is slower than the best one by more than `PRUNED_BEHIND` on every message.
+    """
     racing = dict(ladders)
     for anchor in ANCHORS:
         for ladder in racing.values():
             setting = min(ladder, key=lambda s: abs((s.channels or MAX_CHANNELS) - anchor))
-            if setting not in scores:
+            if setting not in times:
                 yield setting
-        if anchor != ANCHORS[0]:
-            # One channel tells nothing about a pair yet; from the second anchor on its best so far does.
-            best = {pair: min(scores.get(s, math.inf) for s in ladder) for pair, ladder in racing.items()}
-            racing = {p: racing[p] for p in racing if best[p] <= min(best.values()) * (1 + PRUNED_BEHIND)}
-    for ladder in sorted(racing.values(), key=lambda mine: min(scores.get(s, math.inf) for s in mine)):
-        yield from (s for s in ladder if s not in scores)
+        best = {pair: np.min([times[s] for s in ladder if s in times], axis=0) for pair, ladder in racing.items()}
+        fastest = np.min(list(best.values()), axis=0)
+        racing = {p: racing[p] for p in racing if (best[p] <= fastest * (1 + PRUNED_BEHIND)).any()}
+    for ladder in sorted(racing.values(), key=lambda mine: min(times[s].sum() for s in mine if s in times)):
+        yield from (s for s in ladder if s not in times)
+
+
+def successive_halving(settings: Sequence[Setting], times: Times) -> Iterator[Setting]:
+    """Launch all, keep the better half, launch these again ... (Jamieson, Talwalkar, AISTATS 2016).
+
+    Better is what comes first for a message or, after these, in time per step.
+    """
+    racing = list(settings)
+    while len(racing) > 1:
+        yield from racing
+        first = {racing[i]: None for i in np.argmin([times[s] for s in racing], axis=0)}
+        ranked = [*first, *(s for s in sorted(racing, key=lambda s: times[s].sum()) if s not in first)]
+        racing = ranked[: len(racing) // 2]
+    yield from racing

@@ -1,7 +1,8 @@
 """How many launches does a search need until the policy that it would recommend is good?
 
-Methods: ours; Optuna's GPSampler (4 start-up trials), TPE and random, searching one setting for everything; the full
-grid; coordinate descent over the channels of each pair; channel racing. Landscapes: every recorded one with at least 12
+Methods: ours; a plain Gaussian process with our kernel and cost model; Optuna's GPSampler and TPE (4 start-up trials)
+and random, searching one setting for everything; the full grid; coordinate descent over the channels of each pair;
+channel racing, the most channels first; successive halving. Landscapes: every recorded one with at least 12
 settings and simulated clusters, or the files given. Each launch measures all messages of a mix with lognormal noise,
 independent between launches and messages; every launch counts, the default's first one and repeats as well.
 

@@ -1,5 +1,6 @@
 """The benches of the search run on tables that nobody has seen, and their peers search as they say."""
 
+import importlib
 import json
 import math
 import runpy
@@ -7,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 import torch
+
+from ncclt.core.algorithms import Algorithm
+from ncclt.core.setting import Setting
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 FIELDS = {"landscape", "workload", "method", "launches", "regret_mean", "regret_worst", "seeds"}
@@ -164,3 +169,64 @@ def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(run, 
     assert len({row["landscape"] for row in rows}) == 2
     assert all(row["regret_mean"] == 0 for row in rows)
     assert "mixed 1x8 hot: no row is NCCL's own choice" in done.stderr
+
+
+def test_a_table_that_cannot_be_read_does_not_end_the_run_of_several(run, tmp_path):
+    (tmp_path / "bad.csv").write_text("system,gpus\na,8\n")
+    good = write_table(tmp_path / "good.csv")
+    files = ("--landscape", str(tmp_path / "bad.csv"), "--landscape", good)
+    done = run(
+        "search.py", "--json", *files, "--seeds", "1", "--budget", "5", "--mixes", "64KiB", "--methods", "racing"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert {row["landscape"] for row in json.loads(done.stdout)["rows"]} == {"good 1x8"}
+    assert "bad.csv: " in done.stderr
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    return importlib.import_module("peers")
+
+
+def asked(steps, times, us):
+    """Return what a walk asks for; `us` gives the times of the messages under a setting."""
+    found = []
+    for setting in steps:
+        found.append(setting)
+        times[setting] = np.array(us(setting))
+    return found
+
+
+LADDERS = {
+    (algorithm, None, ()): [Setting(algorithm=algorithm, channels=c) for c in (1, 8, 24, 48)]
+    for algorithm in (Algorithm.RING, Algorithm.TREE, Algorithm.NVLS)
+}
+
+
+def test_racing_begins_with_the_most_channels_and_keeps_what_is_fast_for_any_message(peers):
+    us = {Algorithm.RING: (1.0, 9.0), Algorithm.TREE: (9.0, 1.0), Algorithm.NVLS: (5.0, 5.0)}
+    times = {}
+    found = asked(peers.channel_racing(LADDERS, times), times, lambda s: us[s.algorithm])
+
+    assert [s.channels for s in found[:3]] == [48, 48, 48]
+    assert {s.algorithm for s in found[3:]} == {Algorithm.RING, Algorithm.TREE}
+
+
+def test_halving_launches_the_better_half_again(peers):
+    settings = [Setting(channels=c) for c in range(1, 9)]
+    times = {}
+    found = asked(peers.successive_halving(settings, times), times, lambda s: (float(s.channels), 1.0))
+
+    assert [s.channels for s in found] == [*range(1, 9), 1, 2, 3, 4, 1, 2, 1]
+
+
+def test_every_method_searches_to_the_end_of_a_budget(run, tmp_path, peers):
+    table = write_table(tmp_path / "new.csv")
+    done = run("search.py", "--json", "--landscape", table, "--seeds", "1", "--budget", "8", "--mixes", "64KiB")
+
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in json.loads(done.stdout)["rows"] if row["launches"] == 8]
+    assert [row["method"] for row in rows] == list(peers.METHODS)
+    assert all(0 <= row["regret_mean"] <= row["default_regret"] for row in rows if row["method"] != "halving")
