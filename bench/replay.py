@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NccltError, UsageError
 from ncclt.search.assemble import Times, assemble, collect_times, expected_us
+from ncclt.search.posterior import believed
 from ncclt.search.space import recorded_space
 from ncclt.store import open_to_read
 from peers import METHODS, make
@@ -122,7 +123,7 @@ def replay(recording: Recording, method: str, *, seed: int, launches: int) -> tu
         known = collect_times(trials)
         # What fails in any launch of the recording cannot be judged by it, however well it looked in one of them.
         usable = {s: times for s, times in known.by_setting.items() if s in recording.truth.by_setting}
-        times = Times(by_setting=usable, launches=known.launches)
+        times = believed(replace(known, by_setting=usable), recording.workload, recording.cluster)
         regrets.append(recording.regret(assemble(times, recording.workload, version=version)))
     return tuple(regrets)
 

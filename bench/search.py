@@ -7,9 +7,9 @@ settings and simulated clusters, or the files given. Each launch measures all me
 independent between launches and messages; every launch counts, the default's first one and repeats as well.
 
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
-message the fastest setting that is confirmed, else the default. Confirmed: with a probability of
-0.6 or more, given the noise between launches and how often both were launched, it beats the default by 1 %
-(`ncclt.search.assemble`). Regret = true time per step of that over the one of the ideal policy, minus 1.
+message the setting that is fastest by ncclt's model of these launches (`ncclt.search.posterior.believed`), if it is
+expected to beat the default by 0.5 %, else the default. Regret = true time per step of that over the one of the ideal
+policy, minus 1.
 
     python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
     python bench/search.py --landscape FILE.csv [--landscape ...]
@@ -40,6 +40,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
 from ncclt.search.assemble import assemble, collect_times
+from ncclt.search.posterior import believed
 from peers import METHODS, make
 
 COUNTS = (5, 8, 12, 20)
@@ -133,7 +134,8 @@ def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int,
 
 
 def _regret(case: Case, trials: Sequence[Trial]) -> float:
-    policy = assemble(collect_times(trials), case.workload, version=case.cluster.version, confirmed=True)
+    times = believed(collect_times(trials), case.workload, case.cluster)
+    policy = assemble(times, case.workload, version=case.cluster.version)
     return case.policy_us(policy) / case.ideal_us - 1
 
 

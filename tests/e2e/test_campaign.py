@@ -28,6 +28,7 @@ from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.trial import launch
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.search.assemble import assemble, collect_times
+from ncclt.search.posterior import believed
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 
@@ -101,7 +102,7 @@ def study(folder, store, word, settings, *, timeout_s):
 
 
 def winner(trials):
-    return assemble(collect_times(trials), WORKLOAD, version=CLUSTER.version, confirmed=True)
+    return assemble(believed(collect_times(trials), WORKLOAD, CLUSTER), WORKLOAD, version=CLUSTER.version)
 
 
 def test_every_fifth_launch_fails_and_nothing_else_changes(tmp_path):

@@ -13,7 +13,9 @@ from ncclt.search.process_wide import outlook
 NOISE = 0.02**2
 
 
-def beliefs(mean, sigma, *, measured, reaches=None, untried=None, own=None, weights=None, default_launches=4):
+def beliefs(
+    mean, sigma, *, measured, reaches=None, untried=None, own=None, disturbed=None, weights=None, default_launches=4
+):
     mean = np.array(mean, dtype=float)
     settings, messages = mean.shape
     return Beliefs(
@@ -23,6 +25,7 @@ def beliefs(mean, sigma, *, measured, reaches=None, untried=None, own=None, weig
         reaches=np.ones(mean.shape, dtype=bool) if reaches is None else np.array(reaches),
         untried=np.zeros(settings, dtype=bool) if untried is None else np.array(untried),
         own=np.zeros(mean.shape, dtype=bool) if own is None else np.array(own),
+        disturbed=np.zeros(mean.shape) if disturbed is None else np.array(disturbed),
         noise=NOISE,
         default_launches=default_launches,
         weights=np.full(messages, 1 / messages) if weights is None else np.array(weights),
@@ -30,7 +33,7 @@ def beliefs(mean, sigma, *, measured, reaches=None, untried=None, own=None, weig
 
 
 def test_the_policy_takes_what_was_measured_and_is_clearly_faster():
-    known = beliefs([[-0.3, 0.2], [-0.5, -0.5], [-0.1, -0.015]], 0.02, measured=[True, False, True])
+    known = beliefs([[-0.3, 0.2], [-0.5, -0.5], [-0.1, -0.004]], 0.02, measured=[True, False, True])
 
     now = standing(known)
 
@@ -119,3 +122,15 @@ def test_a_policy_never_mixes_groups():
 
     assert seen.share == pytest.approx((math.exp(-0.3) + 1) / 2)
     assert (outlook(settings, replace(known, mean=known.mean - 0.5)).share) < seen.share
+
+
+def test_a_time_that_was_probably_disturbed_is_not_chosen_and_worth_a_repeat():
+    sure = beliefs([[-0.3], [-0.1]], 0.1, measured=[True, True])
+    doubted = beliefs([[-0.3], [-0.1]], 0.1, measured=[True, True], disturbed=[[0.8], [0.0]])
+
+    assert standing(sure).chosen == [0]
+    assert standing(doubted).chosen == [1]
+    repeat = launch_gains(doubted, standing(doubted))[0, 0]
+    new = beliefs([[-0.3], [-0.1]], 0.1, measured=[True, True])
+    assert repeat == pytest.approx(0.8 * launch_gains(new, standing(doubted))[0, 0])
+    assert repeat > 0.05

@@ -85,7 +85,7 @@ def test_each_size_gets_its_own_best_setting():
 
 
 def test_a_gain_in_the_noise_gets_no_rule():
-    times = measured((DEFAULT, {message(SMALL): 100.0}), (RING_LL, {message(SMALL): 99.5}))
+    times = measured((DEFAULT, {message(SMALL): 100.0}), (RING_LL, {message(SMALL): 99.6}))
 
     assert assemble(times, workload(SMALL), version=VERSION).is_default
 
@@ -258,3 +258,52 @@ def test_rules_never_overlap_and_hold_their_own_sizes(sizes):
 
     for i, size in enumerate(sizes):
         assert policy.setting_for(message(size)) == (RING_LL if i % 2 else TREE)
+
+
+def table_of(sizes, rows):
+    """Return times by setting: one figure per size."""
+    return measured(*((s, {message(size): us for size, us in zip(sizes, row, strict=True)}) for s, row in rows))
+
+
+def test_two_settings_that_keep_98_percent_of_what_six_win_are_the_policy():
+    sizes = tuple(4096 * 2**i for i in range(6))
+    own = [Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=c) for c in range(1, 7)]
+    rows = [(DEFAULT, [100.0] * 6)]
+    rows += [
+        (s, [70.0 if i == j else 70.3 if (i < 3) == (j < 3) else 120.0 for j in range(6)]) for i, s in enumerate(own)
+    ]
+    times = table_of(sizes, rows)
+
+    assert len(assemble(times, workload(*sizes), version=VERSION).rules) == 6
+    policy = assemble(times, workload(*sizes), version=VERSION, keep=0.98)
+    assert len(policy.rules) == 2
+    assert policy.rules[0].max_bytes + 1 == policy.rules[1].min_bytes
+    assert expected_us(policy, times, workload(*sizes), version=VERSION) <= 600 - 0.98 * 180
+
+
+def test_a_message_that_brings_almost_nothing_keeps_the_default():
+    times = table_of((704, LARGE), [(DEFAULT, [20.0, 9000.0]), (TREE, [19.0, 9500.0]), (RING_LL, [25.0, 8000.0])])
+
+    policy = assemble(times, workload(704, LARGE), version=VERSION, keep=0.98)
+
+    assert policy.setting_for(message(704)).is_default
+    assert policy.setting_for(message(LARGE)) == RING_LL
+
+
+def test_no_message_is_made_slower_to_save_a_rule():
+    sizes = (4096, 8192, 16384)
+    times = table_of(sizes, [(DEFAULT, [100.0, 1.0, 100.0]), (RING_LL, [50.0, 1.1, 50.0])])
+
+    policy = assemble(times, workload(*sizes), version=VERSION, keep=0.9)
+
+    assert [policy.setting_for(message(s)) for s in sizes] == [RING_LL, DEFAULT, RING_LL]
+
+
+def test_between_measured_sizes_that_are_near_there_is_no_gap():
+    sizes = (4096, 32768, 1 << 24)
+    times = table_of(sizes, [(DEFAULT, [20.0] * 3), (RING_LL, [10.0] * 3)])
+
+    near, far = assemble(times, workload(*sizes), version=VERSION).rules
+
+    assert near.matches(message(12000))
+    assert near.max_bytes < far.min_bytes

@@ -1,5 +1,7 @@
 """Our Gaussian process against the same one written out in full."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,10 +10,11 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search import kernels
-from ncclt.search.gaussian_process import Posterior, Table
+from ncclt.search.assemble import Times
+from ncclt.search.gaussian_process import Kernels, Posterior, Table
 from ncclt.search.kernels import choices, likeness
 from ncclt.search.observations import Launch, flattened, observe
-from ncclt.search.posterior import Model
+from ncclt.search.posterior import Model, believed
 from ncclt.search.prior import expected_log_ratios
 
 PAIRS = [(Algorithm.RING, Protocol.LL), (Algorithm.RING, Protocol.SIMPLE), (Algorithm.TREE, Protocol.LL)]
@@ -129,9 +132,10 @@ def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its
     times += [Launch(setting=settings[1], times_us=tuple(100 * np.exp(ratios + 0.2)))]
 
     known = model.believe(observe(times), ())
-    weighed = model._weighed(_table_of(model, observe(times)))
-    mean = [_predicted(model, observe(times), choice)[0] for _, choice in weighed]
-    variance = [_predicted(model, observe(times), choice)[1] for _, choice in weighed]
+    noise, weighed = model._noise_and_choices(_table_of(model, observe(times)), observe(times))
+    seen = replace(observe(times), sigma=noise**0.5)
+    mean = [_predicted(model, seen, choice)[0] for _, choice in weighed]
+    variance = [_predicted(model, seen, choice)[1] for _, choice in weighed]
 
     assert len(weighed) > 1
     assert sum(weight for weight, _ in weighed) == pytest.approx(1)
@@ -154,3 +158,76 @@ def _predicted(model, observations, choice):
     return Posterior(_table_of(model, observations), model._alike.kernels(*choice)).predict(
         np.arange(len(model.settings))
     )
+
+
+def test_a_row_left_out_is_what_the_others_predict():
+    draw = np.random.default_rng(0)
+    root, sizes = draw.standard_normal((5, 5)), draw.standard_normal((3, 3))
+    kernels = Kernels(smooth=root @ root.T, rough=0.3 * np.eye(5), sizes=sizes @ sizes.T + np.eye(3), prior=0.5)
+    values, expected = draw.standard_normal((5, 3)), draw.standard_normal((5, 3))
+    noise = draw.uniform(0.1, 0.3, 5)
+    table = Table(rows=np.arange(5), values=values, noise=noise, expected=expected)
+
+    mean, variance = Posterior(table, kernels).left_out()
+
+    for row in range(5):
+        others = np.array([index for index in range(5) if index != row])
+        part = Table(rows=others, values=values[others], noise=noise[others], expected=expected)
+        there, doubt = Posterior(part, kernels).predict(np.array([row]))
+        np.testing.assert_allclose(mean[row], there[0])
+        np.testing.assert_allclose(variance[row], doubt[0] + noise[row])
+
+
+def some_launches(*, slow=None, again=False, sigma=0.02):
+    """Launches of the default and of ring settings that are 10 % faster, one of which may be five times too slow."""
+    draw = np.random.default_rng(1)
+    rings = [Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=c) for c in (8, 12, 16, 24, 32)]
+    found = [Launch(setting=DEFAULT, times_us=(100.0,) * 3)]
+    for number, setting in enumerate([*rings, *(rings if again else [])]):
+        factor = 5.0 if number == slow else 1.0
+        times = 90 * factor * np.exp(sigma * draw.standard_normal(3))
+        found.append(Launch(setting=setting, times_us=tuple(times.tolist())))
+    return rings, found
+
+
+def believed_of(cluster, settings, launches):
+    calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    return Model(settings, workload, cluster).believe(observe(launches), ())
+
+
+def test_a_launch_far_slower_than_its_likes_is_doubted_until_it_is_repeated(cluster):
+    settings, launches = some_launches(slow=2)
+    known = believed_of(cluster, settings, launches)
+    twice = believed_of(cluster, settings, [*launches, launches[3]])
+
+    assert (known.disturbed[2] > 0.5).all()
+    assert np.abs(known.mean[2] - np.log(0.9)).max() < 0.15
+    assert np.count_nonzero(np.delete(known.disturbed, 2, axis=0)) == 0
+    assert not twice.disturbed.any()
+    assert (twice.mean[2] > 0.5).all()
+
+
+def test_repeats_that_differ_much_raise_the_noise_of_the_model(cluster):
+    quiet, loud = (believed_of(cluster, *some_launches(again=True, sigma=s)).noise for s in (0.02, 0.1))
+
+    assert 0.01**2 < quiet < 0.035**2
+    assert 0.06**2 < loud < 0.16**2
+
+
+def test_a_lucky_launch_is_drawn_towards_its_likes(cluster):
+    calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    rings, _ = some_launches()
+    us = [90.0, 91.0, 80.0, 89.0, 90.0]
+    times = Times(
+        by_setting={s: dict.fromkeys(MESSAGES, t) for s, t in zip([DEFAULT, *rings], [100.0, *us], strict=True)},
+        launches=dict.fromkeys([DEFAULT, *rings], 1),
+        sigma=0.05,
+    )
+
+    expected = believed(times, workload, cluster)
+
+    assert all(80.5 < expected.by_setting[rings[2]][m] < 90 for m in MESSAGES)
+    assert expected.by_setting[DEFAULT] == times.by_setting[DEFAULT]
+    assert believed(Times(by_setting={DEFAULT: times.default}, launches={DEFAULT: 1}), workload, cluster).default

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
+from ncclt.search.noise import USUAL_SIGMA, launch_sigma, sigma_doubt, typical_us
 
 
 def test_one_launch_says_what_it_says():
@@ -35,8 +35,19 @@ def test_without_repeats_the_usual_noise_is_assumed():
     assert launch_sigma([]) == launch_sigma([[10.0]]) == USUAL_SIGMA
 
 
-def test_a_few_repeats_correct_the_usual_noise_a_little():
-    """One pair of launches that differ by 10 % weighs as much as an eighth of what is usual."""
+def test_a_pair_of_launches_weighs_as_much_as_what_is_usual():
     seen = math.log(1.1) ** 2 / 2 / 0.455
 
-    assert launch_sigma([[10.0, 11.0], [7.0]]) == pytest.approx(math.sqrt((8 * USUAL_SIGMA**2 + seen) / 9))
+    assert launch_sigma([[10.0, 11.0], [7.0]]) == pytest.approx(math.sqrt((USUAL_SIGMA**2 + seen) / 2))
+
+
+def test_a_disturbed_pair_is_no_noise_and_stays_recognisable():
+    sigma = launch_sigma([[10.0, 50.0]])
+
+    assert sigma == pytest.approx(math.sqrt((USUAL_SIGMA**2 + 0.15**2) / 2))
+    assert typical_us([50.0, 10.0], sigma) == pytest.approx(10.0)
+
+
+def test_the_doubt_about_the_noise_shrinks_with_the_repeats():
+    assert sigma_doubt([]) == pytest.approx(math.sqrt(0.5))
+    assert sigma_doubt([[1.0, 1.0, 1.0], [2.0], [1.0, 1.0]]) == pytest.approx(math.sqrt(1 / 8))

@@ -48,6 +48,7 @@ def some_beliefs():
         reaches=draw.uniform(size=shape) > 0.15,
         untried=(number % 3 == 1) & (number < 8),
         own=draw.uniform(size=shape) > 0.8,
+        disturbed=np.where(draw.uniform(size=shape) > 0.9, 0.7, 0.0),
         noise=0.08**2,
         default_launches=3,
         weights=np.array([0.5, 0.3, 0.2]),

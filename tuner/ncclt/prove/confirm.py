@@ -15,7 +15,8 @@ from ncclt.measure.trial import TrialLog, launch
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
 from ncclt.prove.collapse import MIN_GAIN, collapse
 from ncclt.prove.interleave import applies
-from ncclt.search.assemble import Times, assemble, collect_times, expected_us, finalists
+from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, finalists
+from ncclt.search.posterior import believed
 
 CONFIRMED_LAUNCHES = 3
 """Launches of a setting, search included, that make its times trustworthy enough for a policy.
@@ -58,14 +59,15 @@ def confirm(
         informative = _informative(trial_log.trials())
         launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
         times = collect_times(informative)
-        table = assemble(times, workload, version=version)
+        expected = believed(times, workload, runner.cluster)
+        table = assemble(expected, workload, version=version)
         if predicted_gain(table, times, workload, version=version) < min_effect and not with_variables:
             break
         one_launch = version >= TUNER_API_SINCE and applies(runner, table)
         singles = 2 if with_variables or not one_launch else 0
         pending = [
             setting
-            for setting in finalists(times, workload, version=version, singles=singles)
+            for setting in finalists(expected, workload, version=version, singles=singles)
             for _ in range(CONFIRMED_LAUNCHES - launches[setting])
         ]
         for number, setting in enumerate(pending, start=1):
@@ -135,13 +137,16 @@ def candidates(
         with_variables: prove what variables can say too.
     """
     version = runner.cluster.version
+    expected = believed(times, workload, runner.cluster)
 
     def expressible(policy: Policy) -> bool:
         return compile_policy(policy, version=version, collectives=workload.collectives).complete
 
     found: dict[Arm, Policy] = {}
     if version >= TUNER_API_SINCE:
-        found[Arm.TABLE] = assemble(times, workload, version=version, min_launches=CONFIRMED_LAUNCHES)
+        found[Arm.TABLE] = assemble(
+            expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN
+        )
     by_sums = Arm.TABLE in found and not applies(runner, found[Arm.TABLE])
     if with_variables or by_sums or not found:
         confirmed = Times(
@@ -160,7 +165,7 @@ def candidates(
     why = ""
     if not worth:
         # Without a finalist, the search's own prediction was already too low.
-        hoped = assemble(times, workload, version=version)
+        hoped = assemble(expected, workload, version=version)
         gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
         after = "confirmation" if gains else "the search"
         if gains or not hoped.is_default:

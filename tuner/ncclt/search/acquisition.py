@@ -1,10 +1,10 @@
 """Acquisition function: what a launch is expected to bring to the policy.
 
-The policy takes for every message the best setting that is confirmed, and the default where none is. A launch of a
-setting can bring something for many messages at once: by beating what is chosen, by confirming what looks better, or
-by showing that what is chosen was luck. For each message that is an integral over one normal variable (the knowledge
-gradient with a threshold; Frazier, Powell, Dayanik: "The knowledge-gradient policy for correlated normal beliefs",
-INFORMS J. Computing 21, 2009, without the correlation between settings).
+The policy takes for every message the best of the measured settings, and the default where none is expected to beat it
+by `MIN_MESSAGE_GAIN`. A launch of a setting can bring something for many messages at once: by beating what is chosen,
+by making sure of what looks better, or by showing that what is chosen was luck. For each message that is an integral
+over one normal variable (the knowledge gradient with a threshold; Frazier, Powell, Dayanik: "The knowledge-gradient
+policy for correlated normal beliefs", INFORMS J. Computing 21, 2009, without the correlation between settings).
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from ncclt.search.assemble import CONFIRMED_Z, MIN_MESSAGE_GAIN
+from ncclt.search.assemble import MIN_MESSAGE_GAIN
 from ncclt.search.gaussian_process import Array
+
+_BAR = math.log(1 - MIN_MESSAGE_GAIN)
+"""Log ratio below which a setting is expected to be better than the default."""
 
 _SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
 """How often the cost model is wrong about a pair that was never launched, and by how much (sigma of the log)."""
@@ -42,6 +45,8 @@ class Beliefs:
         reaches: the messages at which a setting takes effect; elsewhere NCCL chooses as by default.
         untried: which settings have a pair that was never launched.
         own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
+        disturbed: probability that the only launch of a setting was disturbed, settings x messages; above 0 the
+            posterior is what is expected without that launch, and the policy does not take it.
         noise: variance that one launch of a setting adds.
         default_launches: launches of the default.
         weights: share of each message in the default's time per step.
@@ -53,6 +58,7 @@ class Beliefs:
     reaches: NDArray[np.bool_]
     untried: NDArray[np.bool_]
     own: NDArray[np.bool_]
+    disturbed: Array
     noise: float
     default_launches: int
     weights: Array
@@ -79,9 +85,11 @@ class Standing:
 
 def standing(beliefs: Beliefs) -> Standing:
     """Return the policy that the measured settings allow."""
-    default_variance = beliefs.noise / beliefs.default_launches
-    confirmed = beliefs.mean < _bar(beliefs.variance + default_variance)
-    values = np.where(confirmed & beliefs.reaches & beliefs.measured[:, None], beliefs.mean, 0.0)
+    values = np.where(
+        (beliefs.mean < _BAR) & (beliefs.disturbed == 0) & beliefs.reaches & beliefs.measured[:, None],
+        beliefs.mean,
+        0.0,
+    )
     padded = np.vstack([np.zeros((2, values.shape[1])), values])
     order = np.argsort(padded, axis=0, kind="stable")
     columns = np.arange(values.shape[1])
@@ -94,11 +102,9 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     Returns:
         settings x messages, at least 0.
     """
-    default_variance = beliefs.noise / beliefs.default_launches
     variance = _evened(beliefs)
-    total = variance + beliefs.noise
-    moves, left = variance / np.sqrt(total), variance * beliefs.noise / total
-    bar = np.minimum(now.value, _bar(left + default_variance))
+    moves = variance / np.sqrt(variance + beliefs.noise)
+    bar = np.minimum(now.value, _BAR)
     gains = _shortfall(now.value, bar, beliefs.mean, moves)
     less_sure = np.where(beliefs.mean > 0, _SURPRISE_BELIEF, 1.0) * beliefs.mean
     wide = _shortfall(now.value, bar, less_sure, np.full_like(moves, _SURPRISE_SIGMA))
@@ -107,6 +113,7 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     gains = np.where(beliefs.untried[:, None], (1 - _SURPRISE) * gains + _SURPRISE * wide, gains)
     gains = np.where(new[:, None], (1 - _ODD) * gains + _ODD * odd, gains)
     gains = np.where(beliefs.own & ~beliefs.measured[:, None], _OWN_DOUBT * gains, gains)
+    gains = np.where(beliefs.disturbed > 0, beliefs.disturbed * gains, gains)
     columns = np.flatnonzero(now.chosen >= 0)
     rows = now.chosen[columns]
     gains[rows, columns] = _shortfall(
@@ -120,8 +127,8 @@ def default_gain(beliefs: Beliefs, now: Standing) -> Array:
     """Return the same for one more launch of the default, per message: it is one side of every comparison."""
     variance = beliefs.noise / beliefs.default_launches
     moves = variance / math.sqrt(variance + beliefs.noise)
-    bar = np.minimum(now.value, _bar(beliefs.variance + beliefs.noise / (beliefs.default_launches + 1)))
-    contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(bar, moves))
+    bar = np.minimum(now.value, _BAR)
+    contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(beliefs.mean, moves))
     # Where a setting is chosen already, the default does not decide between it and the others.
     open_still = beliefs.reaches & beliefs.measured[:, None] & (now.chosen < 0)
     contenders = np.where(open_still, contenders, 0.0)
@@ -141,12 +148,6 @@ def _evened(beliefs: Beliefs) -> Array:
     least = beliefs.variance[beliefs.untried].min(axis=0)
     evened: Array = np.where(beliefs.untried[:, None], least, beliefs.variance)
     return evened
-
-
-def _bar(variance: Array) -> Array:
-    """Return how far below the default an estimate of this variance must lie to count as better."""
-    bar: Array = math.log(1 - MIN_MESSAGE_GAIN) - CONFIRMED_Z * np.sqrt(variance)
-    return bar
 
 
 def _shortfall(level: Array | float, bar: Array | float, mean: Array, sigma: Array) -> Array:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclt.core.message import Collective, Message
@@ -14,23 +15,22 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
+from ncclt.search.noise import USUAL_SIGMA, launch_sigma, sigma_doubt, typical_us
 
-MIN_MESSAGE_GAIN = 0.01
-"""Share by which a setting must beat the default on a message before it gets a rule; less is noise or not worth it."""
-
-CONFIDENCE = 0.6
-"""A setting is confirmed if it beats the default by `MIN_MESSAGE_GAIN` with this probability, given the noise between
-launches. Only the interleaved proof decides; here a missed gain costs as much as a false one."""
-
-CONFIRMED_Z = statistics.NormalDist().inv_cdf(CONFIDENCE)
-"""The same as standard deviations between setting and default."""
+MIN_MESSAGE_GAIN = 0.005
+"""Share by which a setting must be expected to beat the default on a message before it gets a rule."""
 
 MIN_GROUP_GAIN = 0.005
 """Share of time per step that changing a process-wide parameter must bring over leaving it alone."""
 
+KEPT_GAIN = 0.98
+"""Share of the gain that a policy keeps when it is reduced to the fewest rules: more rules are more to prove."""
+
 REACH = math.sqrt(2)
 """A rule covers sizes within this factor of a measured one: beyond it nothing was measured."""
+
+GAP = 8
+"""Between two measured sizes within this factor there is no gap: rules meet in the middle, and equal ones are one."""
 
 Parameters = tuple[tuple[str, int], ...]
 
@@ -43,11 +43,13 @@ class Times:
         by_setting: setting -> message -> typical time of one call over all its launches, µs.
         launches: setting -> launches with outcome `ok`.
         sigma: standard deviation of the logarithm of a time between launches of one setting.
+        sigma_doubt: standard deviation of the logarithm of `sigma` that the repeats leave open.
     """
 
     by_setting: Mapping[Setting, Mapping[Message, float]]
     launches: Mapping[Setting, int]
     sigma: float = USUAL_SIGMA
+    sigma_doubt: float = sigma_doubt(())
 
     @property
     def default(self) -> Mapping[Message, float]:
@@ -76,17 +78,23 @@ def collect_times(trials: Iterable[Trial]) -> Times:
         mine = samples.setdefault(trial.setting, {})
         for measurement in trial.result.measurements:
             mine.setdefault(measurement.message, []).append(measurement.time_us)
-    sigma = launch_sigma([times for mine in samples.values() for times in mine.values() if len(times) > 1])
+    repeated = [times for mine in samples.values() for times in mine.values() if len(times) > 1]
+    sigma = launch_sigma(repeated)
     by_setting = {
         setting: {message: typical_us(times, sigma) for message, times in mine.items()}
         for setting, mine in samples.items()
         if setting.is_default or (setting not in wrong and failures.get(setting, 0) < launches[setting])
     }
-    return Times(by_setting=by_setting, launches={s: n for s, n in launches.items() if s in by_setting}, sigma=sigma)
+    return Times(
+        by_setting=by_setting,
+        launches={s: n for s, n in launches.items() if s in by_setting},
+        sigma=sigma,
+        sigma_doubt=sigma_doubt(repeated),
+    )
 
 
 def assemble(
-    times: Times, workload: Workload, *, version: NcclVersion, min_launches: int = 1, confirmed: bool = False
+    times: Times, workload: Workload, *, version: NcclVersion, min_launches: int = 1, keep: float = 1.0
 ) -> Policy:
     """Return the per-size policy with the least expected time per step.
 
@@ -95,14 +103,16 @@ def assemble(
     keeps the default unless a setting beats it by `MIN_MESSAGE_GAIN`.
 
     Args:
-        times: must hold the default.
+        times: must hold the default; best as the model believes them (`search.posterior.believed`), since the fastest
+            of many noisy launches was partly lucky.
         workload: placed, so its messages equal the measured ones.
         version: of NCCL: what of a setting reaches which collective.
         min_launches: settings measured less often are not considered.
-        confirmed: take only what beats the default with the probability `CONFIDENCE`; else a better time will do.
+        keep: share of the gain that is enough: the policy has the fewest rules that reach it.
     """
-    z = CONFIRMED_Z if confirmed else 0.0
-    chosen = _best_candidate(times, workload, version=version, min_launches=min_launches, z=z)
+    chosen = _best_candidate(times, workload, version=version, min_launches=min_launches)
+    if keep < 1:
+        chosen = _fewest_rules(chosen, times, workload, version=version, min_launches=min_launches, keep=keep)
     applied = {m: s.applied_to(m.collective, version=version) for m, s in chosen.choices.items()}
     return Policy(rules=_rules(applied), parameters=chosen.parameters)
 
@@ -116,7 +126,7 @@ def finalists(times: Times, workload: Workload, *, version: NcclVersion, singles
         version: of NCCL.
         singles: how many of the settings that are best for the workload as a whole are added.
     """
-    chosen = _best_candidate(times, workload, version=version, min_launches=1, z=0.0)
+    chosen = _best_candidate(times, workload, version=version, min_launches=1)
 
     def total_us(setting: Setting) -> float:
         measured = times.by_setting[setting]
@@ -135,19 +145,17 @@ class _Candidate:
     time_us: float
 
 
-def _best_candidate(
-    times: Times, workload: Workload, *, version: NcclVersion, min_launches: int, z: float
-) -> _Candidate:
+def _best_candidate(times: Times, workload: Workload, *, version: NcclVersion, min_launches: int) -> _Candidate:
     known = [s for s in times.by_setting if times.launches[s] >= min_launches or s.is_default]
     groups = sorted({s.parameters for s in known})
-    candidates = [_group_policy(times, workload, known, parameters=p, version=version, z=z) for p in groups]
+    candidates = [_group_policy(times, workload, known, parameters=p, version=version) for p in groups]
     plain = next(c for c in candidates if not c.parameters)
     best = min(candidates, key=lambda c: c.time_us)
     return best if best.time_us < plain.time_us * (1 - MIN_GROUP_GAIN) else plain
 
 
 def _group_policy(
-    times: Times, workload: Workload, known: list[Setting], *, parameters: Parameters, version: NcclVersion, z: float
+    times: Times, workload: Workload, known: list[Setting], *, parameters: Parameters, version: NcclVersion
 ) -> _Candidate:
     group = [s for s in known if s.parameters == parameters]
     unforced = Setting(parameters=parameters)
@@ -163,8 +171,7 @@ def _group_policy(
             measured = [(own, unforced)] + [
                 (time_us, setting)
                 for time_us, setting in measured
-                if _reaches(setting, unforced, message, version)
-                and time_us <= own * (1 - MIN_MESSAGE_GAIN) * math.exp(-z * _sigma(times, setting, unforced))
+                if _reaches(setting, unforced, message, version) and time_us <= own * (1 - MIN_MESSAGE_GAIN)
             ]
         # Ties go to the setting that forces least, then to a fixed order, so that a seed gives one result.
         time_us, setting = min(measured, key=lambda pair: (pair[0], len(pair[1].to_document()), pair[1].digest()))
@@ -182,9 +189,97 @@ def _reaches(setting: Setting, unforced: Setting, message: Message, version: Ncc
     return applied != unforced and (applied.algorithm, applied.protocol) == (setting.algorithm, setting.protocol)
 
 
-def _sigma(times: Times, *settings: Setting) -> float:
-    """Return the standard deviation of the difference of two settings' logarithms of time."""
-    return times.sigma * math.sqrt(sum(1 / times.launches[setting] for setting in settings))
+def _fewest_rules(
+    best: _Candidate, times: Times, workload: Workload, *, version: NcclVersion, min_launches: int, keep: float
+) -> _Candidate:
+    """Return the choices with the fewest rules that keep a share of the gain of the best ones.
+
+    A message may take the choice of its neighbour if it gains by it as well, or the default; it never gets slower. The
+    optimum is exact: for every number of rules the least time, size by size, then over the families of messages.
+    """
+    unforced = Setting(parameters=best.parameters)
+    known = [
+        s
+        for s in times.by_setting
+        if s.parameters == best.parameters and (times.launches[s] >= min_launches or s.is_default)
+    ]
+    families: dict[tuple[Collective, int], dict[int, dict[Setting, float]]] = {}
+    for calls in workload.messages:
+        message, chosen = calls.message, best.choices[calls.message]
+        if not message.collective.is_tunable:
+            continue
+        own = times.by_setting.get(unforced, {}).get(message)
+        usable = {s: times.by_setting[s][message] for s in known if message in times.by_setting[s]}
+        allowed = {
+            s: calls.calls_per_step * time_us
+            for s, time_us in usable.items()
+            if s in (chosen, unforced) or (_reaches(s, unforced, message, version) and (own is None or time_us <= own))
+        }
+        sizes = families.setdefault((message.collective, message.group_size), {})
+        # Two dtypes of one size are one case for NCCL's tuner: what suits only one of them is out.
+        before = sizes.get(message.size_bytes)
+        both = allowed if before is None else {s: before[s] + us for s, us in allowed.items() if s in before}
+        sizes[message.size_bytes] = both or before or allowed
+    default_us = sum(c.calls_per_step * times.default.get(c.message, math.inf) for c in workload.messages)
+    enough_us = default_us - keep * (default_us - best.time_us)
+    fixed_us = best.time_us - sum(
+        c.calls_per_step * times.by_setting[best.choices[c.message]][c.message]
+        for c in workload.messages
+        if c.message.collective.is_tunable
+    )
+    ways: list[_Way] = [(fixed_us, {})]
+    for family, sizes in families.items():
+        ways = _joined(ways, _ways(family, sizes, unforced))
+    for time_us, settings in ways:
+        if time_us <= enough_us * (1 + 1e-12):
+            choices = {
+                m: settings.get((m.collective, m.group_size, m.size_bytes), setting)
+                for m, setting in best.choices.items()
+            }
+            return _Candidate(parameters=best.parameters, choices=choices, time_us=time_us)
+    return best
+
+
+_Way = tuple[float, dict[tuple[Collective, int, int], Setting]]
+"""Time per step and the settings by size: the best with a number of rules."""
+
+
+def _ways(
+    family: tuple[Collective, int], sizes: Mapping[int, Mapping[Setting, float]], unforced: Setting
+) -> list[_Way]:
+    """Return the least time with 0, 1, 2 ... rules for a family of messages."""
+    ordered = sorted(sizes)
+    reached: list[dict[Setting, tuple[float, tuple[Setting, ...]]]] = [{unforced: (0.0, ())}]
+    for position, size in enumerate(ordered):
+        joins = position > 0 and size <= ordered[position - 1] * GAP
+        following: list[dict[Setting, tuple[float, tuple[Setting, ...]]]] = [{} for _ in range(len(reached) + 1)]
+        for rules, states in enumerate(reached):
+            if not states:
+                continue
+            cheapest = min(states.values(), key=lambda way: way[0])
+            for setting, us in sizes[size].items():
+                ends = [(rules + (setting != unforced), cheapest)]
+                if joins and setting in states:
+                    ends.append((rules, states[setting]))
+                for needed, (time_us, path) in ends:
+                    known = following[needed].get(setting)
+                    if known is None or time_us + us < known[0]:
+                        following[needed][setting] = (time_us + us, (*path, setting))
+        reached = following
+    found: list[_Way] = []
+    for states in reached:
+        time_us, path = min(states.values(), key=lambda way: way[0], default=(math.inf, ()))
+        found.append((time_us, {(*family, size): setting for size, setting in zip(ordered, path, strict=False)}))
+    return found
+
+
+def _joined(ways: Sequence[_Way], more: Sequence[_Way]) -> list[_Way]:
+    """Return the least time with every number of rules in all, once a family of messages is added."""
+    found: list[_Way] = [(math.inf, {})] * (len(ways) + len(more) - 1)
+    for (rules, (us, choices)), (added, (more_us, others)) in itertools.product(enumerate(ways), enumerate(more)):
+        if us + more_us < found[rules + added][0]:
+            found[rules + added] = (us + more_us, choices | others)
+    return found
 
 
 def _rules(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
@@ -206,12 +301,15 @@ def _family_rules(collective: Collective, group_size: int, sizes: Mapping[int, S
         setting = sizes[size]
         if not (setting.algorithm or setting.protocol or setting.channels):
             continue
-        low = math.ceil(size / REACH)
+        low, high = math.ceil(size / REACH), math.floor(size * REACH)
         if position:
-            low = max(low, math.isqrt(ordered[position - 1] * size) + 1)
-        high = math.floor(size * REACH)
+            before = ordered[position - 1]
+            middle = math.isqrt(before * size) + 1
+            low = middle if size <= before * GAP else max(low, middle)
         if position + 1 < len(ordered):
-            high = min(high, math.isqrt(size * ordered[position + 1]))
+            after = ordered[position + 1]
+            middle = math.isqrt(size * after)
+            high = middle if after <= size * GAP else min(high, middle)
         rule = Rule(
             collective=collective,
             min_bytes=min(low, size),

@@ -105,6 +105,16 @@ class Posterior:
         variance: Array = np.maximum(prior - explained @ (self._basis**2).T, 0.0)
         return mean + kernels.prior * self._table.expected[settings], variance
 
+    def left_out(self) -> tuple[Array, Array]:
+        """Return what every row's values would be taken for without that row, and the variance with the row's noise.
+
+        In closed form, a whole row at once (Rasmussen, Williams: Gaussian Processes for Machine Learning, 5.4.2).
+        """
+        whole = solve_triangular(self._chol, self._turn, lower=True, trans="T", check_finite=False)
+        own = 1 / ((whole**2) @ (1 / self._spread))
+        residual = (whole @ (self._residual / self._spread)) * own @ self._basis.T
+        return self._table.values - residual, own @ (self._basis**2).T
+
 
 def _solve(lower: NDArray[Any], right: NDArray[Any]) -> Array:
     """Return lower^-1 right."""

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Sequence
 USUAL_SIGMA = 0.02
 """Standard deviation of the logarithm of a time between launches, until repeats show another."""
 
-_USUAL_WEIGHT = 8
-"""Repeats that the usual value is worth."""
+_USUAL_WEIGHT = 1
+"""Repeats that the usual value is worth: clusters differ by a factor of ten."""
+
+_MOST_SIGMA = 0.15
+"""What repeats show beyond this is no noise but a disturbance, which `typical_us` must still recognise."""
 
 _OUTLIER_SIGMAS = 6.0
 """A launch this much slower than the others of its setting was disturbed: it does not count."""
@@ -51,6 +54,11 @@ def launch_sigma(repeated: Iterable[Sequence[float]]) -> float:
     if not squares:
         return USUAL_SIGMA
     # The median of a chi-square variable with one degree of freedom is 0.455.
-    seen = statistics.median(squares) / 0.455
+    seen = min(statistics.median(squares) / 0.455, _MOST_SIGMA**2)
     weight = _USUAL_WEIGHT + len(squares)
     return math.sqrt((_USUAL_WEIGHT * USUAL_SIGMA**2 + len(squares) * seen) / weight)
+
+
+def sigma_doubt(repeated: Iterable[Sequence[float]]) -> float:
+    """Return the standard deviation of the logarithm of `launch_sigma`: of a normal sample, 1 / sqrt(2 n)."""
+    return 1 / math.sqrt(2 * (_USUAL_WEIGHT + sum(len(times) - 1 for times in repeated)))

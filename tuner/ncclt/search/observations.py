@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.search.gaussian_process import Array
-from ncclt.search.noise import launch_sigma, typical_us
+from ncclt.search.noise import launch_sigma, sigma_doubt, typical_us
 
 _HOPELESS = 0.5
 """Log ratio from which losses are compressed: the model's accuracy is needed where the gains are."""
@@ -41,6 +41,7 @@ class Observations:
         launches: setting -> its successful launches, the default's included.
         failures: setting -> its failed launches.
         sigma: standard deviation of the logarithm of a time between launches.
+        sigma_doubt: standard deviation of the logarithm of `sigma` that the repeats leave open.
     """
 
     default_us: Array
@@ -48,6 +49,7 @@ class Observations:
     launches: Mapping[Setting, int]
     failures: Mapping[Setting, int]
     sigma: float
+    sigma_doubt: float
 
     @property
     def launches_of_default(self) -> int:
@@ -69,7 +71,8 @@ def observe(launches: Sequence[Launch]) -> Observations:
             failures[launch.setting] = failures.get(launch.setting, 0) + 1
         else:
             times.setdefault(launch.setting, []).append(launch.times_us)
-    sigma = launch_sigma([column for rows in times.values() if len(rows) > 1 for column in zip(*rows, strict=True)])
+    repeated = [column for rows in times.values() if len(rows) > 1 for column in zip(*rows, strict=True)]
+    sigma = launch_sigma(repeated)
     typical = {
         setting: np.array([math.log(typical_us(column, sigma)) for column in zip(*rows, strict=True)])
         for setting, rows in times.items()
@@ -85,6 +88,7 @@ def observe(launches: Sequence[Launch]) -> Observations:
         launches={setting: len(rows) for setting, rows in times.items()},
         failures=failures,
         sigma=sigma,
+        sigma_doubt=sigma_doubt(repeated),
     )
 
 
@@ -95,3 +99,8 @@ def flattened(ratios: Array) -> Array:
     the model would not see the latter.
     """
     return np.where(ratios > 0, _HOPELESS * np.log1p(np.maximum(ratios, 0.0) / _HOPELESS), ratios)
+
+
+def unflattened(values: Array) -> Array:
+    """Return the log ratios that `flattened` compressed."""
+    return np.where(values > 0, _HOPELESS * np.expm1(np.maximum(values, 0.0) / _HOPELESS), values)

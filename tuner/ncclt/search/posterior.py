@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,9 +14,10 @@ from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
 from ncclt.search.acquisition import Beliefs
+from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table
 from ncclt.search.kernels import Choice, choices, implausibility, likeness
-from ncclt.search.observations import Observations, flattened
+from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import expected_log_ratios, expected_own
 
 _FITTED_ROWS = 48
@@ -31,6 +34,24 @@ _EVIDENCE_DIGITS, _WEIGHT_DIGITS, _BELIEF_DIGITS = 6, 6, 8
 """Evidence, weights and beliefs are rounded to these before they are compared, so that every machine chooses alike."""
 
 _LEAST_VARIANCE = 1e-12
+
+_NOISE_STEPS = (0.0, 1.15, 2.3)
+"""Noises that are weighed, in standard deviations of the logarithm that the repeats leave open."""
+
+_DISTURBED, _DISTURBED_DENSITY = 0.05, 1.0
+"""How often a launch is slowed by something else on the cluster, and how likely any slowdown then is."""
+
+_STRANGE, _STRANGE_SIGMA = 0.1, 0.6
+"""How often a setting itself is as strange as that, and by how much: the cost model is wrong about it."""
+
+_LEAST_SLOWDOWN, _LEAST_SIGMAS = 0.15, 2.0
+"""Slower by this, and by as many standard deviations, than all other launches make it expected: then it is doubted."""
+
+_DOUBTING: Choice = (1.0, 0.15, 3.0, 0.5)
+"""Hyperparameters with which launches are doubted: rough, and half a belief in the cost model."""
+
+_SPOILT = 0.5
+"""Probability of a disturbance, in the mean over the messages, from which a launch says nothing about its likes."""
 
 
 class Model:
@@ -81,6 +102,7 @@ class Model:
         launches[rows] = [observations.launches[s] for s in observations.ratios]
         measured = launches > 0
         noise = observations.sigma**2
+        disturbed = np.zeros_like(self._expected)
         if len(rows):
             table = Table(
                 rows=rows,
@@ -88,8 +110,15 @@ class Model:
                 noise=noise / launches[rows],
                 expected=self._expected,
             )
-            weighed = self._weighed(table)
+            # Not with fitted hyperparameters: they would explain a disturbance as noise or roughness.
+            likely, expected, doubt = _disturbances(table, self._alike.kernels(*_DOUBTING), launches[rows])
+            spoilt = likely.mean(axis=1) > _SPOILT
+            noise, weighed = self._noise_and_choices(replace(table, noise=table.noise + spoilt), observations)
+            table = replace(table, noise=noise / launches[rows] + spoilt)
             mean, variance = self._averaged(table, weighed)
+            disturbed[rows] = likely
+            mean[rows] = np.where(likely > 0, expected, mean[rows])
+            variance[rows] = np.where(likely > 0, doubt, variance[rows])
         else:
             table, weighed = None, [(1.0, choices()[0])]
             mean, variance = _before_all(self._expected, self._alike.kernels(*choices()[0]))
@@ -106,6 +135,7 @@ class Model:
             reaches=self._reaches,
             untried=np.broadcast_to(~np.asarray(tried), launches.shape),
             own=self._own,
+            disturbed=disturbed,
             noise=noise,
             default_launches=observations.launches_of_default,
             weights=cost / cost.sum(),
@@ -122,30 +152,67 @@ class Model:
             square += weight * (variance + mine**2)
         return mean, np.maximum(square - mean**2, 0.0)
 
-    def _weighed(self, table: Table) -> list[tuple[float, Choice]]:
-        """Return the hyperparameters with the highest posterior probability and their weights, which add up to 1."""
+    def _noise_and_choices(self, table: Table, observations: Observations) -> tuple[float, list[tuple[float, Choice]]]:
+        """Return the variance of one launch, and the likeliest hyperparameters with weights that add up to 1.
+
+        What the repeats leave open of the noise the evidence decides, for the best hyperparameters of every roughness:
+        noise and the rough part of a landscape look alike in single launches.
+        """
         kept = np.arange(len(table.rows))
         if len(kept) > _FITTED_ROWS:
             kept = np.linspace(0, len(kept) - 1, _FITTED_ROWS).round().astype(np.intp)
+        alike = self._alike.among(table.rows[kept])
         part = Table(
             rows=np.arange(len(kept)),
             values=table.values[kept],
             noise=table.noise[kept],
             expected=table.expected[table.rows[kept]],
         )
-        alike = self._alike.among(table.rows[kept])
-        scores = np.array(
-            [
-                round(Posterior(part, alike.kernels(*choice)).evidence() - implausibility(choice), _EVIDENCE_DIGITS)
-                for choice in choices()
-            ]
-        )
+
+        def scores(among: Sequence[Choice], factor: float) -> Array:
+            noisy = replace(part, noise=part.noise * factor)
+            found = (Posterior(noisy, alike.kernels(*choice)).evidence() - implausibility(choice) for choice in among)
+            return np.array([round(score, _EVIDENCE_DIGITS) for score in found])
+
         # A stable order: ties go to the most plausible ones.
-        best = np.argsort(-scores, kind="stable")
-        best = best[: _CHOICES if len(table.rows) <= _AVERAGED_ROWS else 1]
-        weights = np.round(np.exp(scores[best] - scores[best[0]]), _WEIGHT_DIGITS)
+        order = [choices()[index] for index in np.argsort(-scores(choices(), 1.0), kind="stable")]
+        rough = [choice for choice in order if _but_roughness(choice) == _but_roughness(order[0])]
+        steps = np.array(_NOISE_STEPS)
+        factors = np.exp(2 * steps * observations.sigma_doubt)
+        evidence = np.array([scores(rough, factor) for factor in factors]) - 0.5 * steps[:, None] ** 2
+        likely = np.exp(evidence - evidence.max()).sum(axis=1)
+        factor = round(float(np.exp(np.log(factors) @ likely / likely.sum())), _WEIGHT_DIGITS)
+        contenders = list(dict.fromkeys([*order[: 2 * _CHOICES], *rough]))
+        final = scores(contenders, factor)
+        best = np.argsort(-final, kind="stable")[: _CHOICES if len(table.rows) <= _AVERAGED_ROWS else 1]
+        weights = np.round(np.exp(final[best] - final[best[0]]), _WEIGHT_DIGITS)
         best, weights = best[weights >= _LEAST_WEIGHT], weights[weights >= _LEAST_WEIGHT]
-        return [(float(w), choices()[index]) for w, index in zip(weights / weights.sum(), best, strict=True)]
+        shares = weights / weights.sum()
+        return factor * observations.sigma**2, [(float(w), contenders[i]) for w, i in zip(shares, best, strict=True)]
+
+
+def _but_roughness(choice: Choice) -> tuple[float, ...]:
+    return (choice[0], *choice[2:])
+
+
+def _disturbances(table: Table, kernels: Kernels, launches: Array) -> tuple[Array, Array, Array]:
+    """Tell which times of single launches were probably disturbed: measured settings x messages.
+
+    Disturbances only make slower. Times of several launches are left alone: their outliers are known as such
+    (`search.noise.typical_us`).
+
+    Returns:
+        The probability, 0 where there is no doubt, and mean and variance expected without that launch.
+    """
+    mean, variance = Posterior(table, kernels).left_out()
+    sigma = np.sqrt(variance)
+    slower = table.values - mean
+    strange = np.exp(-0.5 * (slower / _STRANGE_SIGMA) ** 2) / _STRANGE_SIGMA
+    sound = (1 - _STRANGE) * np.exp(-0.5 * np.minimum((slower / sigma) ** 2, 700.0)) / sigma + _STRANGE * strange
+    odds = _DISTURBED * _DISTURBED_DENSITY / ((1 - _DISTURBED) * sound / math.sqrt(2 * math.pi))
+    doubted = (slower > np.maximum(_LEAST_SIGMAS * sigma, _LEAST_SLOWDOWN)) & (launches[:, None] == 1)
+    likely: Array = np.round(np.where(doubted, odds / (1 + odds), 0.0), _WEIGHT_DIGITS)
+    return likely, mean, np.maximum(variance - table.noise[:, None], _LEAST_VARIANCE)
 
 
 def _before_all(expected: Array, kernels: Kernels) -> tuple[Array, Array]:
@@ -164,3 +231,36 @@ def _extended(table: Table | None, pending: np.ndarray, mean: Array, noise: floa
         noise=np.concatenate([table.noise, np.full(len(rows), noise)]),
         expected=expected,
     )
+
+
+def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: PrintedCosts | None = None) -> Times:
+    """Return the times as the model believes them: what one lucky launch showed is drawn towards its likes.
+
+    Args:
+        times: measured; the default among them, for every message of the workload.
+        workload: placed.
+        cluster: sized.
+        printed_costs: NCCL's own tables, where a log held them.
+    """
+    messages = [calls.message for calls in workload.messages]
+    whole = {s: known for s, known in times.by_setting.items() if all(m in known for m in messages)}
+    default_us = np.array([times.default[message] for message in messages])
+    ratios = {
+        s: np.log(np.array([known[message] for message in messages]) / default_us)
+        for s, known in whole.items()
+        if not s.is_default
+    }
+    if not ratios:
+        return times
+    observations = Observations(
+        default_us=default_us,
+        ratios=ratios,
+        launches=times.launches,
+        failures={},
+        sigma=times.sigma,
+        sigma_doubt=times.sigma_doubt,
+    )
+    beliefs = Model(tuple(ratios), workload, cluster, printed_costs).believe(observations, ())
+    expected = default_us * np.exp(unflattened(beliefs.mean))
+    rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
+    return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})

@@ -65,7 +65,8 @@ def outlook(settings: Sequence[Setting], beliefs: Beliefs) -> Outlook:
 
 def _standing(beliefs: Beliefs, inside: np.ndarray) -> Standing:
     """Return the best policy among the measured settings of a group; infinite where a message was not measured."""
-    mine = np.where((inside & beliefs.measured)[:, None], beliefs.mean, np.inf)
+    trusted = (inside & beliefs.measured)[:, None] & (beliefs.disturbed == 0)
+    mine = np.where(trusted, beliefs.mean, np.inf)
     padded = np.vstack([np.full((2, mine.shape[1]), np.inf), mine])
     order = np.argsort(padded, axis=0, kind="stable")
     columns = np.arange(mine.shape[1])

@@ -10,6 +10,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Study, Trial
 from ncclt.core.workload import Workload
 from ncclt.search.assemble import assemble, collect_times
+from ncclt.search.posterior import believed
 
 MOST_WARM = 3
 """Most settings of other studies that are tried early: more would cost as much as searching."""
@@ -75,7 +76,8 @@ def _overlap(theirs: Workload, ours: Workload) -> float:
 def _best(study: Study, trials: Sequence[Trial]) -> list[Setting]:
     """Return what the best policy of a study used, most time per step first."""
     times = collect_times(trial for trial in trials if trial.policy is None)
-    policy = assemble(times, study.workload, version=study.cluster.version, confirmed=True)
+    expected = believed(times, study.workload, study.cluster)
+    policy = assemble(expected, study.workload, version=study.cluster.version)
     weights: dict[Setting, float] = {}
     for calls in study.workload.messages:
         setting = policy.setting_for(calls.message)
