@@ -211,7 +211,7 @@ def _disturbances(table: Table, kernels: Kernels, launches: Array) -> tuple[Arra
     sound = (1 - _STRANGE) * np.exp(-0.5 * np.minimum((slower / sigma) ** 2, 700.0)) / sigma + _STRANGE * strange
     odds = _DISTURBED * _DISTURBED_DENSITY / ((1 - _DISTURBED) * sound / math.sqrt(2 * math.pi))
     doubted = (slower > np.maximum(_LEAST_SIGMAS * sigma, _LEAST_SLOWDOWN)) & (launches[:, None] == 1)
-    likely: Array = np.round(np.where(doubted, odds / (1 + odds), 0.0), _WEIGHT_DIGITS)
+    likely: Array = np.round(doubted * (odds / (1 + odds)), _WEIGHT_DIGITS)
     return likely, mean, np.maximum(variance - table.noise[:, None], _LEAST_VARIANCE)
 
 
