@@ -41,8 +41,10 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
         again: the command that continues an undecided proof.
     """
     use = ending.use
+    # Where it was recorded, and by whom, is under the table; the sentence would be too long with it.
+    mark = ending.label.partition(":")[0]
     # Bold on a terminal alone.
-    typer.secho(f"\n{f'{ending.label}: ' if ending.label else ''}{ending.verdict}", bold=True)
+    typer.secho(f"\n{f'{mark}: ' if mark else ''}{ending.verdict}", bold=True)
     lines = dict(ending.worth)
     if use.command:
         lines["use it"] = use.command

@@ -53,9 +53,7 @@ class Effort:
     ] = MAX_BLOCKS
     prove_variables: Annotated[
         bool,
-        Option(
-            "Prove what variables alone bring too, for jobs that cannot load the tuner plugin.", group=Group.PROOF
-        ),
+        Option("Prove what variables alone bring too, for jobs that cannot load the tuner plugin.", group=Group.PROOF),
     ] = False
     min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.", group=Group.PROOF)] = MIN_EFFECT
     process_wide: Annotated[

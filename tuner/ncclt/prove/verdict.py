@@ -320,10 +320,10 @@ def nothing_better(default_us: float, *, why: str, min_effect: float = MIN_EFFEC
 
 
 def interval_words(pairs: Pairs) -> str:
-    """Return the gain so far with its 95 % interval, `1.030x (0.99 to 1.05)`."""
+    """Return the gain so far with its 95 % interval, `1.030x (0.99 to 1.05)`; at first it has no ends."""
     found = interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
-    low, high = (f"{end:.2f}" if 0 < end < math.inf else "unknown" for end in (found.low, found.high))
-    return f"{found.estimate:.3f}x ({low} to {high})"
+    bounded = 0 < found.low and found.high < math.inf
+    return f"{found.estimate:.3f}x{f' ({found.low:.2f} to {found.high:.2f})' if bounded else ''}"
 
 
 def _percent(ratio: float) -> str:
