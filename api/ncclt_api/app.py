@@ -67,7 +67,7 @@ def create_app(
         StoreError: at start, when the store cannot be reached.
     """
     board = Dashboard() if dashboard else None
-    large_answers = LargeAnswers(large, dashboard=dashboard) if large else None
+    large_answers = LargeAnswers(_app_of_large_answers, large, dashboard=dashboard) if large else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -113,6 +113,14 @@ def create_app(
     app.add_middleware(HeadMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+def _app_of_large_answers(storage: str, dashboard: bool) -> FastAPI:
+    """Return the application of another process, in which no lifespan runs."""
+    store = open_service_store(storage)
+    app = create_app(store, dashboard=dashboard)
+    app.state.store = store
     return app
 
 

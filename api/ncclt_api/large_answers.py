@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import re
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -33,8 +34,14 @@ _Answer = list[Message]
 class LargeAnswers:
     """A process with the same application, started by the first request for a large answer."""
 
-    def __init__(self, storage: str, *, dashboard: bool) -> None:
-        self._started = (storage, dashboard)
+    def __init__(self, make: Callable[[str, bool], ASGIApp], storage: str, *, dashboard: bool) -> None:
+        """Prepare the process.
+
+        Args:
+            make: a function of a module, which makes the application there.
+            storage, dashboard: its arguments.
+        """
+        self._started = (make, storage, dashboard)
         self._pool: ProcessPoolExecutor | None = None
         self.waiting = 0
 
@@ -87,14 +94,9 @@ class LargeAnswersMiddleware:
 _here: dict[str, Any] = {}
 
 
-def _begin(storage: str, dashboard: bool) -> None:
-    """Open the store and make the application, once in this process."""
-    from ncclt_api.app import create_app, open_service_store
-
-    store = open_service_store(storage)
-    app = create_app(store, dashboard=dashboard)
-    app.state.store = store  # no lifespan runs here
-    _here.update(app=app, runner=asyncio.Runner())
+def _begin(make: Callable[[str, bool], ASGIApp], storage: str, dashboard: bool) -> None:
+    """Make the application, once in this process."""
+    _here.update(app=make(storage, dashboard), runner=asyncio.Runner())
 
 
 def _answer(scope: dict[str, Any]) -> _Answer:

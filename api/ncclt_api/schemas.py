@@ -385,7 +385,6 @@ class EvidenceDocument(AnswerModel):
     """The newest verdict of a study, judged again from its trials."""
 
     model_config = ConfigDict(populate_by_name=True)
-
     schema_version: int = Field(alias="schema")
     recommendation: str
     study: str

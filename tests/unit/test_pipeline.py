@@ -160,7 +160,7 @@ def test_what_falls_back_below_the_minimum_when_confirmed_is_not_proven(store):
     def lucky(setting, message, _number):
         first = (setting, message) not in seen
         seen.add((setting, message))
-        return 100.0 if setting.algorithm is not Algorithm.TREE else 80.0 if first else 99.5
+        return 100.0 if setting.algorithm is not Algorithm.TREE else 97.0 if first else 99.5
 
     result = run(store, lucky)
 

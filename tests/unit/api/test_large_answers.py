@@ -61,4 +61,4 @@ def test_the_process_ends_with_the_service(filled_store):
         service.get("/studies/5e1f00aa")
         process = process_of(service)
     assert not process.is_alive()
-    LargeAnswers(filled_store.url, dashboard=False).close()  # it never began
+    LargeAnswers(create_app, filled_store.url, dashboard=False).close()  # it never began

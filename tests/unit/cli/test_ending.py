@@ -93,7 +93,7 @@ def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, comma
     assert "GPU hours per week at 1,000 steps per day (as asked)" in text
     study = json.loads(recorded("--json"))["study"]
     shown = command(show, study, "--steps-per-day", "1000")
-    assert shown.endswith(re.search(r"^recorded: .*: tuned: .*", text, re.MULTILINE | re.DOTALL)[0])
+    assert shown.endswith(re.search(r"^recorded: tuned: .*", text, re.MULTILINE | re.DOTALL)[0])
     document = json.loads(command(show, study, "--json", "--steps-per-day", "1000"))
     assert document["steps_per_day"] == 1000
     assert document["step_gain_ms"] == pytest.approx(document["gain_ms"] * 5 / 10.02, rel=1e-3)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.effort import MIN_BLOCKS
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
@@ -19,7 +20,6 @@ from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm
 from ncclt.prove.evidence import collect_evidence, last_verification
 from ncclt.prove.interleave import block_steps, prove
 from ncclt.prove.proof import running_verdicts, verdict_of
-from ncclt.prove.verdict import MIN_BLOCKS
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)

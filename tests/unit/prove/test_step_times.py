@@ -251,7 +251,7 @@ def test_two_commands_are_launched_in_turn_and_judged_in_words_of_their_own(tmp_
     assert Verification.from_document(faster.to_document()) == faster
     slower, *_ = _verify(tmp_path, play(False), **commands)
     assert slower.verdict.reason.startswith("the command is 0.91x as fast as ")
-    assert slower.verdict.reason.endswith(": slower")
+    assert slower.verdict.reason.endswith(": no gain of 2 %")
     assert slower.word == "not faster"
     same, *_ = _verify(tmp_path, lambda _variables, _number: [[0.1, 0.1]], **commands)
     assert same.verdict.reason.endswith(": no gain of 2 %")

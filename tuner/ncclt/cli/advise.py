@@ -42,7 +42,7 @@ def advise(
     From the recorded backward pass and from times of calls that are recorded, measured or modelled.
     """
     from ncclt.cli.estimate_curves import measured_curves
-    from ncclt.profile.advice.advice import StepTimes
+    from ncclt.profile.advice.advice import GivenTimes
     from ncclt.profile.advice.advice import advise as advised
     from ncclt.store import open_to_read
 
@@ -52,7 +52,7 @@ def advise(
         where = _where(workload, whole, nodes, gpus_per_node)
         others = _others(where)
         found = [measured_curves(store, one) for one in (where, *others)]
-    given = StepTimes(
+    given = GivenTimes(
         step_us=None if step_ms is None else step_ms * 1e3, compute_us=None if compute_ms is None else compute_ms * 1e3
     )
     curves = {key: curve for one in found for key, curve in one.curves.items()}

@@ -155,7 +155,7 @@ def default_map() -> dict[str, Any]:
     if not values:
         return {}
     store = {"storage": values["storage"]} if "storage" in values else {}
-    plain = dict.fromkeys(("autotune", "tune", "check", "verify", "preflight", "estimate", "serve"), values)
+    plain = dict.fromkeys(("autotune", "tune", "check", "verify", "preflight", "estimate", "advise", "serve"), values)
     # `doctor` launches nothing unless --launcher is given.
     plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
     return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
@@ -167,9 +167,10 @@ def _refuse(key: str, why: str) -> NoReturn:
 
 _GROUPS = {
     "profile": ("list", "show", "import", "record", "diff", "model"),
-    "cluster": ("list", "show", "add"),
+    "cluster": ("list", "show", "add", "detect"),
     "studies": ("list", "show"),
     "landscape": ("export",),
     "store": ("migrate",),
+    "keys": ("create", "list", "revoke"),
 }
 """Commands of two words that take --storage."""

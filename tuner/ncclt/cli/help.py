@@ -9,12 +9,12 @@ from typing import Any
 from ncclt.core.option import Group
 
 VERBS: dict[str, tuple[str, ...]] = {
-    "Profile: what a job sends": ("profile", "estimate"),
+    "Profile: what a job sends": ("profile", "estimate", "advise"),
     "Search: the best settings": ("tune", "autotune"),
     "Measure: the cluster": ("cluster", "landscape", "doctor", "preflight"),
     "Prove: whether it helps": ("verify", "check"),
     "Deliver: to jobs": ("env", "run", "attest", "plugin"),
-    "Store and service": ("studies", "store", "serve", "config"),
+    "Store and service": ("studies", "store", "serve", "keys", "config"),
 }
 """Heading -> commands, in the order of the help."""
 

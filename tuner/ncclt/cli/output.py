@@ -103,7 +103,7 @@ def _widths(
 ) -> tuple[list[int], int]:
     """Return the characters of each column and between two: texts fold at blanks, then names lose their middle."""
     cells = [[title, *(row[at] for row in rows)] for at, title in enumerate(header)]
-    widths = [max(map(len, column)) for column in cells]
+    widths = [max(len(line) for text in column for line in text.split("\n")) for column in cells]
     words = [max((len(word) for text in column for word in text.split()), default=0) for column in cells]
     for at, title in enumerate(header):
         if title in numbers:  # the head of a number folds, the number itself does not

@@ -12,6 +12,9 @@ from ncclt.errors import UsageError
 PATIENCE = 16
 """Launches without a worthwhile gain after which the search stops."""
 
+MIN_BLOCKS = 3
+"""Fewer blocks than this decide nothing."""
+
 MAX_BLOCKS = 16
 """Blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain 3 to 16."""
 

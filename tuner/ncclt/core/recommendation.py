@@ -33,7 +33,7 @@ class Decision(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Origin(StrEnum):
+class TimesOrigin(StrEnum):
     """Where the times behind a result come from; only `measured` is served without being asked for."""
 
     MEASURED = "measured"
@@ -138,11 +138,11 @@ class Recommendation(Documented):
         return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TimesOrigin:
         """Return where its times come from."""
         if self.simulated:
-            return Origin.SIMULATED
-        return Origin.RECORDED if self.launcher == "replay" else Origin.MEASURED
+            return TimesOrigin.SIMULATED
+        return TimesOrigin.RECORDED if self.launcher == "replay" else TimesOrigin.MEASURED
 
 
 def recommendation_id(

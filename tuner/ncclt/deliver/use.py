@@ -12,7 +12,7 @@ from ncclt.nccl.compile import TUNER_API_SINCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Usage:
     """How a recommendation is used.
 
     Attributes:
@@ -28,7 +28,7 @@ class Use:
     why: str = ""
 
 
-def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> Use:
+def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> Usage:
     """Return how a recommendation is used: by variables if they carry the gain, else by the table.
 
     Variables carry it if they were proven themselves, and their speed-up is within the interval of the table or above:
@@ -44,22 +44,22 @@ def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> U
     tabled = by_rows and found.fingerprint.version >= TUNER_API_SINCE
     plain = variables is not None and variables.verdict.decision is Decision.TUNED and by_variables(found).variables
     if variables and plain and not (tabled and variables.verdict.speedup < table.verdict.interval[0]):
-        return _used(found, Use(form=Form.VARIABLES, proven=variables), source, build=False)
+        return _used(found, Usage(form=Form.VARIABLES, proven=variables), source, build=False)
     if tabled:
-        return _used(found, Use(form=Form.TABLE, proven=table), source, build=build)
+        return _used(found, Usage(form=Form.TABLE, proven=table), source, build=build)
     if by_rows:
         why = f"NCCL {found.fingerprint.version} cannot load a tuner table: that takes {TUNER_API_SINCE} or later"
     elif table.verdict.decision is Decision.TUNED:
         why = "what was proven is process-wide variables alone, which were not proven by themselves"
     else:
         why = ""
-    return Use(form=None, proven=table, why=why)
+    return Usage(form=None, proven=table, why=why)
 
 
-def _used(found: Recommendation, use: Use, source: str, *, build: bool) -> Use:
+def _used(found: Recommendation, use: Usage, source: str, *, build: bool) -> Usage:
     """Return a use with its command; nothing uses a stale recommendation."""
     if found.stale:
-        return Use(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
+        return Usage(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
     place = found.fingerprint
     job = (
         f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
@@ -70,4 +70,4 @@ def _used(found: Recommendation, use: Use, source: str, *, build: bool) -> Use:
     else:
         start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
         command = f"{'ncclt plugin build && ' if build else ''}ncclt run {job} -- {start}"
-    return Use(form=use.form, proven=use.proven, command=command)
+    return Usage(form=use.form, proven=use.proven, command=command)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +53,9 @@ def recorded_tables() -> Mapping[str, Path]:
 def gpus_visible() -> bool:
     """Return whether this machine shows an NVIDIA GPU to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
+
+
+_OfLaunches = partial(Option, of_launches=True, group=Group.LAUNCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,28 +110,18 @@ class Target:
             of_launches=True,
         ),
     ] = None
-    backend: Annotated[
-        str, Option("Backend of torch_collectives: nccl or gloo.", of_launches=True, group=Group.LAUNCH)
-    ] = "nccl"
-    nccl_tests: Annotated[
-        Path | None, Option("Folder of the nccl-tests programs; default: PATH.", of_launches=True, group=Group.LAUNCH)
-    ] = None
+    backend: Annotated[str, _OfLaunches("Backend of torch_collectives: nccl or gloo.")] = "nccl"
+    nccl_tests: Annotated[Path | None, _OfLaunches("Folder of the nccl-tests programs; default: PATH.")] = None
     max_commands: Annotated[
         int | None,
-        Option(
+        _OfLaunches(
             "Commands of nccl-tests per launch at most; sizes that then have no row of their own are interpolated "
-            "log-log between measured ones, and marked. Default: every size is measured.",
-            of_launches=True,
-            group=Group.LAUNCH,
+            "log-log between measured ones, and marked. Default: every size is measured."
         ),
     ] = None
     beside: Annotated[
         str | None,
-        Option(
-            "gemm: a matrix product runs beside the collectives (torch_collectives).",
-            of_launches=True,
-            group=Group.LAUNCH,
-        ),
+        _OfLaunches("gemm: a matrix product runs beside the collectives (torch_collectives)."),
     ] = None
     hosts: Annotated[
         tuple[str, ...],
@@ -144,61 +137,41 @@ class Target:
             group=Group.BUDGET,
         ),
     ] = 1
-    python: Annotated[
-        str, Option("Python on the nodes, with PyTorch (torch_collectives).", of_launches=True, group=Group.LAUNCH)
-    ] = sys.executable
+    python: Annotated[str, _OfLaunches("Python on the nodes, with PyTorch (torch_collectives).")] = sys.executable
     container: Annotated[
         str | None,
-        Option("Container image of the trials (slurm with pyxis, kubernetes).", of_launches=True, group=Group.LAUNCH),
+        _OfLaunches("Container image of the trials (slurm with pyxis, kubernetes)."),
     ] = None
-    namespace: Annotated[
-        str | None, Option("Namespace of the jobs (kubernetes).", of_launches=True, group=Group.LAUNCH)
-    ] = None
+    namespace: Annotated[str | None, _OfLaunches("Namespace of the jobs (kubernetes).")] = None
     kubernetes: Annotated[
         tuple[str, ...],
-        Option(
+        _OfLaunches(
             "What the pods want: resource.rdma/hca=8, node.pool=h100, service-account=NAME, runtime=NAME, ssh-port=N, "
             "pending=SECONDS; repeatable.",
             metavar="WORD=VALUE",
-            of_launches=True,
-            group=Group.LAUNCH,
         ),
     ] = ()
     launcher_arg: Annotated[
         tuple[str, ...],
-        Option(
-            "Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable.",
-            of_launches=True,
-            group=Group.LAUNCH,
-        ),
+        _OfLaunches("Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable."),
     ] = ()
     ssh_option: Annotated[
         tuple[str, ...],
-        Option("Argument given to ssh itself unchanged; repeatable.", of_launches=True, group=Group.LAUNCH),
+        _OfLaunches("Argument given to ssh itself unchanged; repeatable."),
     ] = ()
     scratch: Annotated[
         Path | None,
-        Option(
-            "Folder that this machine and all nodes share; results are then read from files there.",
-            of_launches=True,
-            group=Group.LAUNCH,
-        ),
+        _OfLaunches("Folder that this machine and all nodes share; results are then read from files there."),
     ] = None
     keep_env: Annotated[
         bool,
-        Option(
-            "Let NCCL_* variables of this shell reach the trials, the default's too.",
-            of_launches=True,
-            group=Group.LAUNCH,
-        ),
+        _OfLaunches("Let NCCL_* variables of this shell reach the trials, the default's too."),
     ] = False
     persistent: Annotated[
         bool,
-        Option(
+        _OfLaunches(
             "Start the ranks of the search once and send them one trial after another (torch_collectives); finalists "
-            "and proof are measured by fresh ranks in any case.",
-            of_launches=True,
-            group=Group.LAUNCH,
+            "and proof are measured by fresh ranks in any case."
         ),
     ] = False
     through: Annotated[

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from ncclt.core.effort import MIN_BLOCKS
 from ncclt.core.option import Option
 from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError
-from ncclt.prove.verdict import MIN_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, Trial
 from ncclt.core.workload import Workload
-from ncclt.deliver.use import Use, use_of
+from ncclt.deliver.use import Usage, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of
@@ -35,7 +35,7 @@ class Ending:
 
     label: str
     verdict: str
-    use: Use
+    use: Usage
     gain: Gain | None
     worth: tuple[tuple[str, str], ...]
     other: str
@@ -116,7 +116,7 @@ def proven_times_us(
     return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.default_us / verdict.speedup)
 
 
-def _verdict(found: Recommendation, use: Use) -> str:
+def _verdict(found: Recommendation, use: Usage) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     if verdict.decision is not Decision.TUNED:
         return f"{verdict.decision}: NCCL's own choice stays for {what}: {verdict.reason}"
@@ -127,7 +127,7 @@ def _verdict(found: Recommendation, use: Use) -> str:
     )
 
 
-def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: Use) -> str:
+def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: Usage) -> str:
     """Say what the form that is not used would give; empty where none is used."""
     table, variables = found.table.verdict, found.variables.verdict if found.variables else None
     if use.form is Form.VARIABLES:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ncclt.core.effort import MIN_BLOCKS
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import StudyStoppedError, UsageError
@@ -20,7 +21,7 @@ from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
-from ncclt.prove.verdict import MIN_BLOCKS, Pairs, decide, judge
+from ncclt.prove.verdict import Pairs, decide, judge
 
 _BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)
 """A drift that is linear in time over a block affects both sides equally (prove.verdict)."""

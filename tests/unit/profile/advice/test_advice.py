@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NccltError, UsageError
-from ncclt.profile.advice.advice import StepTimes, advise
+from ncclt.profile.advice.advice import GivenTimes, advise
 from ncclt.profile.advice.ddp import Ddp
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.model.workload import ddp_messages
@@ -34,7 +34,7 @@ def _workload(*calls, **more):
 
 
 def _advise(workload, cluster=NODE, **more):
-    return advise(workload, cluster, **{"given": StepTimes(), "measured": {}, **more})
+    return advise(workload, cluster, **{"given": GivenTimes(), "measured": {}, **more})
 
 
 def _rows(advice):
@@ -78,7 +78,7 @@ def test_compression_never_sends_longer(size):
 def test_more_bandwidth_is_never_slower():
     calls = [_calls(REDUCE, 28351488, count=12.0), _calls(REDUCE, 95348736)]
     steps = [
-        _advise(_workload(*calls), replace(NODE, link_gbps=gbps), given=StepTimes(compute_us=9e4)).as_is.step_us
+        _advise(_workload(*calls), replace(NODE, link_gbps=gbps), given=GivenTimes(compute_us=9e4)).as_is.step_us
         for gbps in (20, 100, 300, 450)
     ]
     assert steps == sorted(steps, reverse=True)
@@ -154,7 +154,7 @@ def test_numbers_of_nodes_are_rows():
 def test_measured_curves_stand_in_for_the_cost_model():
     workload = _workload(_calls(REDUCE, 10**8))
     slow = {(REDUCE, 8, False): ((2**20, 1e3), (2**28, 1e6))}
-    plain, measured = (_advise(workload, given=StepTimes(compute_us=1e5), measured=m) for m in ({}, slow))
+    plain, measured = (_advise(workload, given=GivenTimes(compute_us=1e5), measured=m) for m in ({}, slow))
     assert measured.as_is.step_us > 2 * plain.as_is.step_us
     assert any("cost model" in note for note in plain.notes)
     assert not any("cost model" in note for note in measured.notes)
@@ -170,19 +170,19 @@ def test_a_gpu_that_is_not_known_is_said():
 @pytest.mark.parametrize(
     ("workload", "given", "said"),
     [
-        (_workload(_calls(REDUCE, 8)), StepTimes(), "its time per step"),
-        (_workload(_calls(REDUCE, 8), step_time_us=9.0), StepTimes(), "exposed communication"),
-        (_workload(_calls(REDUCE, 8)), StepTimes(step_us=9.0), "exposed communication"),
-        (_workload(_calls(REDUCE, 8)), StepTimes(step_us=9.0, compute_us=10.0), "cannot hold"),
-        (_workload(_calls(REDUCE, 8)), StepTimes(compute_us=float("nan")), "--compute-ms must be above 0"),
-        (_workload(_calls(REDUCE, 8)), StepTimes(step_us=-1.0), "--step-ms must be above 0"),
-        (_workload(_calls(REDUCE, 8), step_time_us=5.0, exposed_us=5.0), StepTimes(), "cannot hold"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(), "its time per step"),
+        (_workload(_calls(REDUCE, 8), step_time_us=9.0), GivenTimes(), "exposed communication"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0), "exposed communication"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0, compute_us=10.0), "cannot hold"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(compute_us=float("nan")), "--compute-ms must be above 0"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=-1.0), "--step-ms must be above 0"),
+        (_workload(_calls(REDUCE, 8), step_time_us=5.0, exposed_us=5.0), GivenTimes(), "cannot hold"),
         (
             _workload(_calls(REDUCE, 8), origin=Provenance(source="kineto", whole_file=True)),
-            StepTimes(),
+            GivenTimes(),
             "how many steps",
         ),
-        (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), StepTimes(compute_us=9.0), "Horovod"),
+        (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), GivenTimes(compute_us=9.0), "Horovod"),
     ],
 )
 def test_what_is_not_known_is_asked_for(workload, given, said):
@@ -193,11 +193,11 @@ def test_what_is_not_known_is_asked_for(workload, given, said):
 def test_other_parallel_jobs_are_refused():
     mixed = _workload(_calls(REDUCE, 800, group=8), _calls(REDUCE, 800, group=2))
     with pytest.raises(InputError, match="neither like DDP nor like FSDP"):
-        _advise(mixed, given=StepTimes(compute_us=9.0))
+        _advise(mixed, given=GivenTimes(compute_us=9.0))
     with pytest.raises(NccltError, match="neither"):
-        _advise(_workload(_calls(Collective.ALL_TO_ALL, 800)), given=StepTimes(compute_us=9.0))
+        _advise(_workload(_calls(Collective.ALL_TO_ALL, 800)), given=GivenTimes(compute_us=9.0))
     with pytest.raises(UsageError, match="one GPU"):
-        _advise(_workload(_calls(REDUCE, 8)), NODE.sized(gpus_per_node=1), given=StepTimes(compute_us=9.0))
+        _advise(_workload(_calls(REDUCE, 8)), NODE.sized(gpus_per_node=1), given=GivenTimes(compute_us=9.0))
 
 
 def test_every_line_to_try_is_valid_for_the_pytorch_at_hand():

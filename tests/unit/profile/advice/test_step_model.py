@@ -10,8 +10,8 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import TimedCall
 from ncclt.profile.advice.step_model import (
     Backward,
-    Bucket,
     Compute,
+    GradientBucket,
     Unit,
     ddp_us,
     even,
@@ -24,7 +24,9 @@ from ncclt.testing.store_contract import sample_cluster
 
 _US = st.floats(0, 1e5)
 _BUCKETS = st.lists(
-    st.builds(Bucket, bytes=st.floats(1, 1e9), call_us=_US, before_us=_US, after_us=_US), min_size=1, max_size=12
+    st.builds(GradientBucket, bytes=st.floats(1, 1e9), call_us=_US, before_us=_US, after_us=_US),
+    min_size=1,
+    max_size=12,
 )
 _UNITS = st.lists(st.builds(Unit, gather_us=_US, reduce_us=_US), min_size=1, max_size=12)
 _COMPUTE = st.builds(Compute, forward_us=_US, backward_us=_US, rest_us=_US)
@@ -64,26 +66,26 @@ def test_more_bandwidth_is_never_slower_under_fsdp(units, compute, again, share)
 
 
 def test_one_bucket_waits_for_the_whole_backward_pass_and_is_exposed():
-    assert ddp_us([Bucket(bytes=8, call_us=50)], even(100), front_us=30) == 180
+    assert ddp_us([GradientBucket(bytes=8, call_us=50)], even(100), front_us=30) == 180
 
 
 def test_of_equal_buckets_that_keep_up_the_last_is_exposed():
-    buckets = [Bucket(bytes=1, call_us=10)] * 4
+    buckets = [GradientBucket(bytes=1, call_us=10)] * 4
     assert ddp_us(buckets, even(100), front_us=0) == 110
 
 
 def test_slow_buckets_queue_behind_the_first():
-    assert ddp_us([Bucket(bytes=1, call_us=100)] * 4, even(100), front_us=0) == 25 + 400
+    assert ddp_us([GradientBucket(bytes=1, call_us=100)] * 4, even(100), front_us=0) == 25 + 400
 
 
 def test_a_call_beside_compute_is_longer_and_makes_it_slower():
-    buckets = [Bucket(bytes=1, call_us=20), Bucket(bytes=1, call_us=10)]
+    buckets = [GradientBucket(bytes=1, call_us=20), GradientBucket(bytes=1, call_us=10)]
     assert ddp_us(buckets, even(100), front_us=0, stretch=1.5) == 110
     assert ddp_us(buckets, even(100), front_us=0, stretch=1.5, slowdown=0.5) == pytest.approx(125)
 
 
 def test_casts_delay_what_follows_and_the_last_has_to_be_undone():
-    bucket = Bucket(bytes=1, call_us=10, before_us=3, after_us=2)
+    bucket = GradientBucket(bytes=1, call_us=10, before_us=3, after_us=2)
     assert ddp_us([bucket] * 2, even(100), front_us=0) == 100 + 6 + 10 + 2
 
 

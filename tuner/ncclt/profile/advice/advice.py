@@ -13,7 +13,7 @@ from ncclt.errors import InputError, UsageError
 from ncclt.profile.advice.call_times import Factors, call_times
 from ncclt.profile.advice.ddp import Ddp
 from ncclt.profile.advice.fsdp import Fsdp
-from ncclt.profile.advice.job import LIKELY, Change, Job, Prediction
+from ncclt.profile.advice.job import LIKELY, AdvisedChange, Prediction, TrainingJob
 from ncclt.profile.advice.step_model import Backward, gpu_figures, traced_backward
 from ncclt.profile.views.estimate import Curve, CurveKey
 
@@ -27,7 +27,7 @@ _FOREIGN = {"horovod": "Horovod", "megatron_log": "Megatron-LM", "deepspeed": "D
 class Row:
     """A change with its prediction, None where there is none; `change.why` then says why."""
 
-    change: Change
+    change: AdvisedChange
     prediction: Prediction | None
 
 
@@ -44,7 +44,7 @@ class Advice:
         notes: what was assumed, one sentence each.
     """
 
-    job: Job
+    job: TrainingJob
     as_is: Prediction
     model_us: float
     sharding: str
@@ -58,7 +58,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class GivenTimes:
     """What is given of a step, µs; None = what the profile says."""
 
     step_us: float | None = None
@@ -69,7 +69,7 @@ def advise(
     workload: Workload,
     cluster: Cluster,
     *,
-    given: StepTimes,
+    given: GivenTimes,
     measured: Mapping[CurveKey, Curve],
     others: Iterable[Cluster] = (),
 ) -> Advice:
@@ -88,7 +88,7 @@ def advise(
     if cluster.world_size < 2:
         raise UsageError("a job of one GPU sends nothing", hint="give --nodes or --gpus-per-node")
     step_us, compute_us = _times(workload, given)
-    job = Job(
+    job = TrainingJob(
         workload=workload,
         cluster=cluster,
         times=call_times(workload, cluster, measured),
@@ -122,7 +122,7 @@ def advise(
     )
 
 
-def _times(workload: Workload, given: StepTimes) -> tuple[float | None, float]:
+def _times(workload: Workload, given: GivenTimes) -> tuple[float | None, float]:
     """Return the step, None where only its compute is known, and its compute, µs."""
     for name, value in (("--step-ms", given.step_us), ("--compute-ms", given.compute_us)):
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -151,7 +151,7 @@ def _times(workload: Workload, given: StepTimes) -> tuple[float | None, float]:
     return step_us, compute_us
 
 
-def _model(job: Job) -> tuple[Ddp | Fsdp, Job, list[str]]:
+def _model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
     """Return the model that the messages look like, the job with what its timeline shows, and notes."""
     workload = job.workload
     detail = workload.provenance.detail
@@ -180,7 +180,7 @@ def _model(job: Job) -> tuple[Ddp | Fsdp, Job, list[str]]:
     return Ddp(job, reduced, order), job, ["taken for DDP: the all_reduces of the whole job are its gradients"]
 
 
-def _order(job: Job, gradients: Sequence[MessageCalls]) -> tuple[list[int], Backward | None]:
+def _order(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[int], Backward | None]:
     """Return the bytes of the buckets in the order of the backward pass, and the pass where the timeline shows it.
 
     Without a timeline the smallest is first, as DDP's first bucket is, and the largest last: often an embedding.
@@ -195,13 +195,13 @@ def _order(job: Job, gradients: Sequence[MessageCalls]) -> tuple[list[int], Back
     return sorted(sizes), None
 
 
-def _calibrated(job: Job) -> tuple[Ddp | Fsdp, Job]:
+def _calibrated(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob]:
     """Return model and job with times of calls scaled so that the modelled step is the recorded one, if that can be.
 
     The step grows with the scale, so halving an interval finds it: 1/64 to 64.
     """
 
-    def scaled(log2: float) -> tuple[Ddp | Fsdp, Job]:
+    def scaled(log2: float) -> tuple[Ddp | Fsdp, TrainingJob]:
         factors: dict[Collective, Factors] = {}
         for calls in job.workload.messages:
             found = factors.get(calls.message.collective, ())

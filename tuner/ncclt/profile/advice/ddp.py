@@ -12,8 +12,8 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import DTYPE_SIZES, Collective
 from ncclt.core.workload import MessageCalls
 from ncclt.errors import MissingDependencyError
-from ncclt.profile.advice.job import LIKELY, Assumed, Change, Job
-from ncclt.profile.advice.step_model import Bucket, Unit, ddp_us, fsdp_us, slowdown_beside
+from ncclt.profile.advice.job import LIKELY, AdvisedChange, Assumed, TrainingJob
+from ncclt.profile.advice.step_model import GradientBucket, Unit, ddp_us, fsdp_us, slowdown_beside
 from ncclt.profile.model.workload import FIRST_BUCKET_MB, ddp_buckets
 
 _MIB = 2**20
@@ -63,7 +63,7 @@ class Layout:
 class Ddp:
     """The all_reduces of a job's gradients, and what else they could be."""
 
-    def __init__(self, job: Job, gradients: Sequence[MessageCalls], order: Sequence[int]) -> None:
+    def __init__(self, job: TrainingJob, gradients: Sequence[MessageCalls], order: Sequence[int]) -> None:
         """Take the job, its gradients, and the bytes of its buckets in order."""
         self.job = job
         self.dtype = max(gradients, key=lambda calls: calls.bytes_per_step).message.dtype
@@ -87,36 +87,36 @@ class Ddp:
         """Return the modelled step of the job as it is, µs."""
         return self.step_us(self.current, self.job.cluster, assumed, free)
 
-    def changes(self, others: Iterable[Cluster]) -> Iterator[Change]:
+    def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
         yield from self._buckets()
         yield from self._hooks()
-        yield Change(
+        yield AdvisedChange(
             name=f"gradient accumulation over {ACCUMULATED}",
             code="with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last",
             modelled=self._accumulated,
             why=f"time per micro-batch; the batch of an optimizer step is {ACCUMULATED} times as large",
         )
-        yield Change(
+        yield AdvisedChange(
             name="gradient_as_bucket_view",
             code="DDP(model, gradient_as_bucket_view=True)",
             modelled=self._with(Layout(sizes=self.current.sizes, view=True)),
             why=f"{self._copies()}; {_SAVED_NOTE}",
         )
         if (cap := self._best_cap("")) is not None:
-            yield Change(
+            yield AdvisedChange(
                 name=f"bucket_cap_mb={cap}, bucket view",
                 code=f"DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True)",
                 modelled=self._with(Layout(sizes=self.assigned(cap, cap), view=True)),
                 why=_SAVED_NOTE,
             )
-        yield Change(
+        yield AdvisedChange(
             name="static_graph",
             code="DDP(model, static_graph=True)",
             why="it saves the search for unused parameters, which no recording shows; nothing without "
             "find_unused_parameters=True",
         )
-        yield Change(
+        yield AdvisedChange(
             name="FSDP instead of DDP",
             code="from torch.distributed.fsdp import fully_shard; [fully_shard(block) for block in blocks]; "
             "fully_shard(model)",
@@ -125,7 +125,7 @@ class Ddp:
             f"1/{self.job.cluster.world_size} of the memory",
         )
         for where in others:
-            yield Change(
+            yield AdvisedChange(
                 name=f"{where.nodes} node{'s' * (where.nodes > 1)} x {where.gpus_per_node} GPUs",
                 code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
                 modelled=partial(self.step_us, self.current, where),
@@ -148,58 +148,58 @@ class Ddp:
     def _with(self, layout: Layout) -> partial[float]:
         return partial(self.step_us, layout, self.job.cluster)
 
-    def _buckets(self) -> Iterator[Change]:
+    def _buckets(self) -> Iterator[AdvisedChange]:
         try:
             default = self.assigned(_DEFAULT_CAP_MB, FIRST_BUCKET_MB)
         except MissingDependencyError as error:
-            yield Change(
+            yield AdvisedChange(
                 name="bucket_cap_mb", code="DDP(model, bucket_cap_mb=...)", why=f"{error.message} ({error.hint})"
             )
             return
         is_default = abs(len(default) - len(self.current.sizes)) <= max(1, len(default) / 5)
         if not is_default:
-            yield Change(
+            yield AdvisedChange(
                 name="DDP's default buckets",
                 code="DDP(model)    # bucket_cap_mb=None: 25 MiB, and 1 MiB for the first bucket",
                 modelled=self._with(Layout(sizes=default)),
             )
         cap = self._best_cap("")
         if cap is not None:
-            yield Change(
+            yield AdvisedChange(
                 name=f"bucket_cap_mb={cap}",
                 code=f"DDP(model, bucket_cap_mb={cap})    # of the first bucket too",
                 modelled=self._with(Layout(sizes=self.assigned(cap, cap))),
             )
         if is_default:
             first = min(_FIRST_MB, key=lambda mb: self._likely(Layout(sizes=self.assigned(_DEFAULT_CAP_MB, mb))))
-            yield Change(
+            yield AdvisedChange(
                 name=f"first bucket of {first} MiB",
                 code=f"torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = {first} * 2**20    # before DDP(model)",
                 modelled=self._with(Layout(sizes=self.assigned(_DEFAULT_CAP_MB, first))),
             )
 
-    def _hooks(self) -> Iterator[Change]:
+    def _hooks(self) -> Iterator[AdvisedChange]:
         module = "torch.distributed.algorithms.ddp_comm_hooks"
         if DTYPE_SIZES[self.dtype] <= 2:
-            yield Change(name="bf16 or fp16 compression", why=f"gradients are sent in {self.dtype} already")
+            yield AdvisedChange(name="bf16 or fp16 compression", why=f"gradients are sent in {self.dtype} already")
         else:
             code = f"from {module}.default_hooks import bf16_compress_hook; "
             code += "model.register_comm_hook(None, bf16_compress_hook)"
-            yield Change(
+            yield AdvisedChange(
                 name="bf16 or fp16 compression",
                 code=code,
                 modelled=self._with(Layout(sizes=self.current.sizes, hook="bf16")),
                 lossy=True,
             )
             if (cap := self._best_cap("bf16")) is not None:
-                yield Change(
+                yield AdvisedChange(
                     name=f"bf16, bucket_cap_mb={cap}, bucket view",
                     code=f"model = DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True); {code}",
                     modelled=self._with(Layout(sizes=self.assigned(cap, cap), hook="bf16", view=True)),
                     why=_SAVED_NOTE,
                     lossy=True,
                 )
-        yield Change(
+        yield AdvisedChange(
             name="PowerSGD, rank 1",
             code=f"from {module}.powerSGD_hook import PowerSGDState, powerSGD_hook; "
             "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
@@ -208,13 +208,13 @@ class Ddp:
             lossy=True,
         )
 
-    def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumed, free: bool) -> Bucket:
+    def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumed, free: bool) -> GradientBucket:
         """Return what a bucket costs with a hook."""
         job = self.job
         call = partial(job.call_us, Collective.ALL_REDUCE, assumed=assumed, where=where)
         if hook == "bf16":
             before, after = (job.memory_us(share * size, assumed) for share in _CAST)
-            return Bucket(
+            return GradientBucket(
                 bytes=size,
                 call_us=0.0 if free else call(size * 2 / DTYPE_SIZES[self.dtype]),
                 before_us=before,
@@ -228,8 +228,8 @@ class Ddp:
             # P, Q, and the tensors that are no matrices.
             calls_us = 0.0 if free else 2 * call(factor_bytes) + call(max(1.0, factor_bytes / 2))
             before = job.memory_us(_POWER_SGD * size, assumed) + small
-            return Bucket(bytes=size, call_us=calls_us, before_us=before)
-        return Bucket(bytes=size, call_us=0.0 if free else call(size))
+            return GradientBucket(bytes=size, call_us=calls_us, before_us=before)
+        return GradientBucket(bytes=size, call_us=0.0 if free else call(size))
 
     def _accumulated(self, assumed: Assumed, free: bool) -> float:
         return (self.as_is(assumed, free) + (ACCUMULATED - 1) * self.as_is(assumed, True)) / ACCUMULATED

@@ -9,8 +9,8 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import DTYPE_SIZES, Collective, format_bytes
 from ncclt.core.workload import MessageCalls
 from ncclt.profile.advice.ddp import ACCUMULATED
-from ncclt.profile.advice.job import Assumed, Change, Job
-from ncclt.profile.advice.step_model import Bucket, Unit, ddp_us, fsdp_us, slowdown_beside
+from ncclt.profile.advice.job import AdvisedChange, Assumed, TrainingJob
+from ncclt.profile.advice.step_model import GradientBucket, Unit, ddp_us, fsdp_us, slowdown_beside
 
 _ADAM_STATE_BYTES = 16
 """Parameter, gradient and two moments in float32, per parameter."""
@@ -19,7 +19,7 @@ _ADAM_STATE_BYTES = 16
 class Fsdp:
     """The gathers and reductions of a sharded job, and what else they could be."""
 
-    def __init__(self, job: Job, gathers: Sequence[MessageCalls], reduces: Sequence[MessageCalls]) -> None:
+    def __init__(self, job: TrainingJob, gathers: Sequence[MessageCalls], reduces: Sequence[MessageCalls]) -> None:
         """Take the job, its all_gathers and its reduce_scatters; one reduce_scatter is one unit."""
         self.job = job
         heaviest = max(reduces, key=lambda calls: calls.bytes_per_step).message
@@ -54,11 +54,11 @@ class Fsdp:
         """Return the modelled step of the job as it is, µs."""
         return self._with()(assumed, free)
 
-    def changes(self, others: Iterable[Cluster]) -> Iterator[Change]:
+    def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
         whole = format_bytes(round(self.parameters * _ADAM_STATE_BYTES))
         if self.gathers_again:
-            yield Change(
+            yield AdvisedChange(
                 name="parameters kept after the forward pass",
                 code="fully_shard(block, reshard_after_forward=False)",
                 modelled=self._with(gathers_again=False),
@@ -66,7 +66,7 @@ class Fsdp:
                 f"{format_bytes(round(self.parameters * self.gather_width))}",
             )
         if self.width > 2:
-            yield Change(
+            yield AdvisedChange(
                 name="gradients reduced in bf16",
                 code="from torch.distributed.fsdp import MixedPrecisionPolicy; fully_shard(block, "
                 "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))",
@@ -74,8 +74,8 @@ class Fsdp:
                 lossy=True,
             )
         else:
-            yield Change(name="gradients reduced in bf16", why=f"they are reduced in {self.reduce_dtype} already")
-        yield Change(
+            yield AdvisedChange(name="gradients reduced in bf16", why=f"they are in {self.reduce_dtype} already")
+        yield AdvisedChange(
             name=f"gradient accumulation over {ACCUMULATED}",
             code="model.set_requires_gradient_sync(False)    # True before the last micro-batch's backward()",
             modelled=self._accumulated,
@@ -83,20 +83,20 @@ class Fsdp:
             f"{format_bytes(round(self.parameters * self.width))} on each GPU; the batch of an optimizer step is "
             f"{ACCUMULATED} times as large",
         )
-        yield Change(
+        yield AdvisedChange(
             name="DDP instead of FSDP",
             code="DDP(model)",
             modelled=self._unsharded,
             why=f"only where {whole} of parameters, gradients and Adam's moments fit into one GPU beside activations",
         )
         for where in others:
-            yield Change(
+            yield AdvisedChange(
                 name=f"{where.nodes} node{'s' * (where.nodes > 1)} x {where.gpus_per_node} GPUs",
                 code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
                 modelled=self._with(where=where),
                 why=f"the same batch per GPU: {where.world_size / self.job.cluster.world_size:g} times the whole batch",
             )
-        yield Change(
+        yield AdvisedChange(
             name="bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph",
             why="options of DDP; this job is sharded",
         )
@@ -116,7 +116,7 @@ class Fsdp:
         backward = job.backward(self.parameters, assumed)
         count = max(1, round(bytes_ / (25 * 2**20)))
         call_us = 0.0 if free else job.call_us(Collective.ALL_REDUCE, bytes_ / count, assumed, job.cluster)
-        buckets = [Bucket(bytes=bytes_ / count, call_us=call_us)] * count
+        buckets = [GradientBucket(bytes=bytes_ / count, call_us=call_us)] * count
         front_us = job.compute_us - backward.length_us
         slowdown = slowdown_beside(job.cluster, round(bytes_ / count))
         step_us = ddp_us(buckets, backward, front_us=front_us, slowdown=slowdown, stretch=assumed.stretch)

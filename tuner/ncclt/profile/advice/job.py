@@ -69,7 +69,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A job as it is.
 
     Attributes:
@@ -141,7 +141,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class AdvisedChange:
     """Something to try.
 
     Attributes:

@@ -126,7 +126,7 @@ def traced_backward(gradients: Sequence[TimedCall], *, exposed_us: float, comput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class GradientBucket:
     """Gradients that are sent together; all times in µs.
 
     Attributes:
@@ -143,7 +143,12 @@ class Bucket:
 
 
 def ddp_us(
-    buckets: Sequence[Bucket], backward: Backward, *, front_us: float, slowdown: float = 0.0, stretch: float = 1.0
+    buckets: Sequence[GradientBucket],
+    backward: Backward,
+    *,
+    front_us: float,
+    slowdown: float = 0.0,
+    stretch: float = 1.0,
 ) -> float:
     """Return the time of a step under DDP, µs.
 

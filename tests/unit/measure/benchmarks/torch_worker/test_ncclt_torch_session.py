@@ -122,7 +122,7 @@ def test_a_rank_that_would_choose_otherwise_than_the_others_says_so(rank, tmp_pa
     """Ranks that disagree hang or send wrong data, for which a setting would be blamed."""
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(plugin))
-    assert rank._missing() == f"rank 0 on a does not find {plugin}"
+    assert rank._missing() == (f"rank 0 on a does not find {plugin} (copy it there, or use --through variables)")
     plugin.touch()
     assert rank._missing() == ""
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", "ncclt")  # found by the loader
