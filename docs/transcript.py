@@ -67,7 +67,9 @@ def _run(commands: list[str]) -> list[str]:
             ["bash", "-c", script], cwd=home, env=environ, text=True, timeout=_TIMEOUT_S,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
-    return done.stdout.replace(home, "~").split(_MARK)[1:]
+    # A first `make` in a clone also shows how it installs.
+    shown = re.sub(r"^\S*python3? -m (?:pip|venv) .*\n", "", done.stdout.replace(home, "~"), flags=re.M)
+    return shown.split(_MARK)[1:]
 
 
 def _svg(shown: str) -> str:

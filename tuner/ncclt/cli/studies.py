@@ -10,7 +10,8 @@ import typer
 
 from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import print_json, print_table
-from ncclt.core.study import gpu_seconds
+from ncclt.core.recommendation import Decision
+from ncclt.core.study import StudyState, gpu_seconds
 from ncclt.deliver.use import use_of
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.nccl.tuner_plugin import find
@@ -54,16 +55,15 @@ def list_studies(
             s.study.workload.name,
             s.study.cluster.name,
             f"{s.study.cluster.nodes} x {s.study.cluster.gpus_per_node}",
-            s.study.launcher + (f" ({s.study.label.partition(':')[0]})" if s.study.label else ""),
+            s.study.label.partition(":")[0].lower() or s.study.launcher,
             str(s.trials),
-            s.study.state.value,
-            _outcome(s),
-            s.study.updated[:19],
+            _outcome(s) if s.study.state is StudyState.DONE else s.study.state.value,
+            s.study.updated[:10],
         )
         for s in page.items
     ]
     print_table(
-        ("id", "model", "cluster", "nodes x GPUs", "launcher", "trials", "state", "verdict", "updated"),
+        ("id", "model", "cluster", "nodes x GPUs", "trials on", "trials", "result", "updated"),
         rows,
         numbers=("trials",),
     )
@@ -214,8 +214,8 @@ def _outcome(summary: StudySummary) -> str:
     if found is None:
         return "-"
     verdict = use_of(found).proven.verdict
-    stale = " STALE" if found.stale else ""
-    return f"{verdict.decision} {(verdict.speedup - 1) * 100:+.1f} %{stale}"
+    gain = f" {verdict.speedup:.3f}x" if verdict.decision is Decision.TUNED else ""
+    return f"{verdict.decision}{gain}{' STALE' if found.stale else ''}"
 
 
 def _summary_row(summary: StudySummary) -> dict[str, Any]:
@@ -247,9 +247,9 @@ def print_evidence(document: dict[str, Any]) -> None:
         print_table(
             (
                 "block",
-                "default, µs",
-                "policy, µs",
-                "ln(default/policy)",
+                "default, ms",
+                "policy, ms",
+                "log ratios",
                 "speed-up so far",
                 "95 % interval",
                 "decision",
@@ -257,16 +257,18 @@ def print_evidence(document: dict[str, Any]) -> None:
             [
                 (
                     str(block["block"] + 1),
-                    _joined(block["default_us"], "{:.1f}"),
-                    _joined(block["policy_us"], "{:.1f}"),
-                    _joined(block["log_ratios"], "{:+.4f}"),
+                    _joined(block["default_us"], 1e-3, "{:.4g}"),
+                    _joined(block["policy_us"], 1e-3, "{:.4g}"),
+                    _joined(block["log_ratios"], 1, "{:+.3f}"),
                     f"{block['speedup']:.3f}",
-                    f"{_end(block['interval'][0])} to {_end(block['interval'][1])}",
+                    f"{block['interval'][0]:.3f} to {block['interval'][1]:.3f}"
+                    if all(block["interval"])
+                    else "none yet",
                     block["decision"],
                 )
                 for block in arm["blocks"]
             ],
-            numbers=("block", "default, µs", "policy, µs", "ln(default/policy)", "speed-up so far"),
+            numbers=("block", "default, ms", "policy, ms", "log ratios", "speed-up so far"),
         )
         if arm["same"]:
             print("recomputed: same")
@@ -274,9 +276,5 @@ def print_evidence(document: dict[str, Any]) -> None:
             print(f"recomputed: DIFFERENT: {arm['recomputed']['decision']}: {arm['recomputed']['reason']}")
 
 
-def _joined(values: Sequence[float], form: str) -> str:
-    return " ".join(form.format(value) for value in values)
-
-
-def _end(value: float | None) -> str:
-    return "unknown" if not value else f"{value:.3f}"
+def _joined(values: Sequence[float], factor: float, form: str) -> str:
+    return " ".join(form.format(value * factor) for value in values)
