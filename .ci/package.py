@@ -25,6 +25,7 @@ DIST = ROOT / "dist"
 
 IN_WHEEL = (
     "ncclt/profiles_data/workloads/bert.json", "ncclt/profiles_data/clusters/dgx-h100.toml",
+    "ncclt/profiles_data/landscapes/mi355x-2x8.csv",
     "ncclt/nccl/tuner_plugin/source/tuner.c", "ncclt/py.typed", "ncclt_api/app.py",
 )  # fmt: skip
 IN_SDIST = ("hatch_build.py", "pyproject.toml", "plugin/tuner.c", "profiles/workloads/bert.json", "LICENSE")

@@ -139,7 +139,6 @@ class WorkloadDocument(AnswerModel):
     """The messages of one training step."""
 
     model_config = ConfigDict(populate_by_name=True)
-
     schema_version: int = Field(alias="schema")
     name: str
     digest: str = Field(description="hash of the messages")
@@ -222,7 +221,6 @@ class RecommendationDocument(AnswerModel):
     """A published revision."""
 
     model_config = ConfigDict(populate_by_name=True)
-
     schema_version: int = Field(alias="schema")
     id: str
     revision: int
@@ -393,9 +391,9 @@ class EvidenceDocument(AnswerModel):
 
 
 class TrialList(AnswerModel):
-    """One page of the trials of a study, by number."""
+    """One page of the trials of a study, by number; `next_after` is null on the last, and `after` of the next else."""
 
     study: str
     simulated: bool
     items: list[TrialDocument]
-    next_after: int | None = Field(description="`after` of the next page; null = this is the last")
+    next_after: int | None

@@ -45,3 +45,11 @@ def test_the_image_installs_what_was_tested_by_hash(image, extra):
 def name(requirement):
     """Return the name of a requirement, as indexes compare it."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0].split("==")[0].lower())
+
+
+@pytest.mark.parametrize("image", ["api", "tuner"])
+def test_the_image_says_what_is_in_it(image):
+    text = (ROOT / image / "Dockerfile").read_text()
+    listed = text.index("cyclonedx-py environment --output-file /sbom.cdx.json /venv/bin/python")
+    copied = text.index("COPY --from=build /sbom.cdx.json")
+    assert text.index("--require-hashes") < listed < copied
