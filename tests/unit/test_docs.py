@@ -89,8 +89,9 @@ def _examples(page):
                 yield line, words[: words.index("--")] if "--" in words else words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
 def test_examples_use_commands_and_options_that_exist(page, known_options):
+    """The commands of the transcript are run."""
     wrong = []
     for line, words in _examples(page):
         name = " ".join(words[:2]) if " ".join(words[:2]) in known_options else words[0]
