@@ -16,7 +16,7 @@ from ncclt.testing.store_contract import sample_cluster, sample_study, sample_tr
 
 pytest.importorskip("torch")
 
-VIT = ("--profile", "vit-l-32", "--cluster", "aws-g6e", "--step-ms", "701", "--compute-ms", "114")
+VIT = ("--model", "vit-l-32", "--cluster", "aws-g6e", "--step-ms", "701", "--compute-ms", "114")
 R50 = ("kineto_hta", "nccl_parser_config__nccl_data.json.gz")
 
 
@@ -52,7 +52,7 @@ def test_people_read_the_ceiling_first_and_the_way_to_test_last(command):
 
 
 def test_compute_alone_predicts_the_step_itself(command):
-    words = ("--profile", "bert", "--cluster", "dgx-a100", "--nodes", "2", "--compute-ms", "100")
+    words = ("--model", "bert", "--cluster", "dgx-a100", "--nodes", "2", "--compute-ms", "100")
     document = _json(command, *words)
     assert not document["step"]["recorded"]
     assert document["step"]["low_ms"] < document["step"]["step_ms"] < document["step"]["high_ms"]
@@ -62,16 +62,16 @@ def test_compute_alone_predicts_the_step_itself(command):
 
 
 def test_a_sharded_workload(command):
-    document = _json(command, "--profile", "llama-7b", "--cluster", "dgx-h100", "--compute-ms", "300")
+    document = _json(command, "--model", "llama-7b", "--cluster", "dgx-h100", "--compute-ms", "300")
     assert document["sharding"] == "FSDP"
 
 
 @pytest.mark.shared
 def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
     command(import_files, str(shared_data.joinpath("traces", *R50)), "--name", "r50")
-    words = ("--profile", "r50", "--cluster", "pcie-pair")
+    words = ("--model", "r50", "--cluster", "pcie-pair")
     document = _json(command, *words)
-    assert document["exposed_ms"] == pytest.approx(10.540, abs=0.001)
+    assert document["exposed_ms"] == pytest.approx(10.540, abs=0.001)  # of the median step
     assert not any("not seen" in note or "scaled" in note for note in document["notes"])
     by_name = {row["change"]: row for row in document["changes"]}
     assert "0.75 ms of copies" in by_name["gradient_as_bucket_view"]["note"]
@@ -85,7 +85,7 @@ def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
 def test_a_trace_without_kernels_asks_for_compute(command, shared_data):
     path = shared_data / "traces" / "generated" / "kineto_gloo_torch2.8_rank0.json.gz"
     command(import_files, str(path), "--name", "gloo")
-    words = ("--profile", "gloo", "--cluster", "pcie-pair")
+    words = ("--model", "gloo", "--cluster", "pcie-pair")
     with pytest.raises(UsageError, match="exposed communication") as refused:
         command(advise, *words)
     assert "ncclt profile record" in refused.value.hint
@@ -96,26 +96,26 @@ def test_a_trace_without_kernels_asks_for_compute(command, shared_data):
 def test_a_trace_of_embeddings_is_read_on_its_sixteen_gpus(command, shared_data):
     path = shared_data / "traces" / "kineto_hta" / "negative_queue_length_values_check__rank0.json.gz"
     command(import_files, str(path), "--name", "dlrm")
-    document = _json(command, "--profile", "dlrm", "--cluster", "aws-p4d")
+    document = _json(command, "--model", "dlrm", "--cluster", "aws-p4d")
     assert (document["nodes"], document["gpus_per_node"]) == (2, 8)
     with pytest.raises(UsageError, match="recorded on 16 GPUs"):
-        command(advise, "--profile", "dlrm", "--cluster", "aws-p4d", "--nodes", "1")
+        command(advise, "--model", "dlrm", "--cluster", "aws-p4d", "--nodes", "1")
 
 
 def test_without_step_times_it_says_what_to_record(command):
     with pytest.raises(UsageError, match="does not know its time per step") as refused:
-        command(advise, "--profile", "bert", "--cluster", "dgx-a100")
+        command(advise, "--model", "bert", "--cluster", "dgx-a100")
     assert "ncclt profile record --name" in refused.value.hint
 
 
 @pytest.mark.parametrize("words", [("--compute-ms", "0"), ("--step-ms", "nan", "--compute-ms", "1"), ("--nodes", "0")])
 def test_options_that_make_no_sense(command, words):
     with pytest.raises(UsageError):
-        command(advise, "--profile", "bert", "--cluster", "dgx-a100", *words)
+        command(advise, "--model", "bert", "--cluster", "dgx-a100", *words)
 
 
 def test_a_cluster_without_a_network_has_no_row_for_more_nodes(command):
-    document = _json(command, "--profile", "bert", "--cluster", "pcie-pair", "--compute-ms", "100")
+    document = _json(command, "--model", "bert", "--cluster", "pcie-pair", "--compute-ms", "100")
     assert not any("nodes x" in row["change"] for row in document["changes"])
 
 
@@ -129,9 +129,31 @@ def test_simulated_studies_are_named(command):
     )
     result = TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=message, samples_us=(9e4,)),))
     command.store.add_trial("sim", replace(sample_trial(0), setting=DEFAULT, result=result))
-    words = ("--profile", "bert", "--cluster", "fabric", "--nodes", "2", "--compute-ms", "100")
+    words = ("--model", "bert", "--cluster", "fabric", "--nodes", "2", "--compute-ms", "100")
     assert _json(command, *words)["simulated"]
     assert "SIMULATED" in command(advise, *words)
+
+
+def test_recorded_times_are_named(command):
+    cluster = command.store.cluster("mi355x-2x8")
+    command.store.open_study(
+        replace(sample_study("rec", id="rec"), cluster=cluster, simulated=False, launcher="replay")
+    )
+    message = Message(
+        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=28351488, group_size=16, spans_nodes=True
+    )
+    result = TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=message, samples_us=(246.0,)),))
+    command.store.add_trial("rec", replace(sample_trial(0), setting=DEFAULT, result=result))
+    words = ("--model", "bert", "--cluster", "mi355x-2x8", "--compute-ms", "100")
+    document = _json(command, *words)
+    assert (document["simulated"], document["recorded"]) == (False, [cluster.recorded_label])
+    assert f"note: measured times are {cluster.recorded_label}\n" in command(advise, *words)
+
+
+def test_the_earlier_name_of_model_still_works(command):
+    assert _json(command, "--profile", *VIT[1:]) == _json(command, *VIT)
+    with pytest.raises(UsageError, match="--model NAME once"):
+        command(advise, "--profile", "bert", *VIT)
 
 
 def test_a_job_in_several_groups_is_refused(command):
@@ -143,4 +165,4 @@ def test_a_job_in_several_groups_is_refused(command):
         Workload(name="mixed", messages=calls, provenance=origin, step_time_us=9e3, exposed_us=1e3)
     )
     with pytest.raises(InputError, match="neither like DDP nor like FSDP"):
-        command(advise, "--profile", "mixed", "--cluster", "dgx-a100")
+        command(advise, "--model", "mixed", "--cluster", "dgx-a100")

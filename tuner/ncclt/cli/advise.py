@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, Model, OldModel, Storage, workload_name
 from ncclt.cli.output import print_json, print_table
 from ncclt.errors import UsageError
 
@@ -23,8 +23,9 @@ _TEST = "ncclt verify --against 'torchrun ... train.py' -- torchrun ... changed.
 
 @app.command()
 def advise(
-    profile: Annotated[str, typer.Option("--profile", help="Name of a workload, best one recorded on the GPUs.")],
     cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster on which it was recorded.")],
+    model: Model = None,
+    profile: OldModel = None,
     nodes: Annotated[
         int | None, typer.Option(help="Nodes; default: those of the recording, else the cluster's.")
     ] = None,
@@ -46,8 +47,9 @@ def advise(
     from ncclt.profile.advice.advice import advise as advised
     from ncclt.store import open_to_read
 
+    name = workload_name(model, profile)
     with open_to_read(storage) as store:
-        workload = store.workload(profile)
+        workload = store.workload(name)
         whole = store.cluster(cluster)
         where = _where(workload, whole, nodes, gpus_per_node)
         others = _others(where)
@@ -57,11 +59,12 @@ def advise(
     )
     curves = {key: curve for one in found for key, curve in one.curves.items()}
     simulated = any(one.simulated for one in found)
+    recorded = tuple(dict.fromkeys(one.recorded for one in found if one.recorded))
     advice = advised(workload, where, given=given, measured=curves, others=others)
     if as_json:
-        print_json(_document(advice, simulated))
+        print_json(_document(advice, simulated, recorded))
     else:
-        _print(advice, simulated)
+        _print(advice, simulated, recorded)
 
 
 def _where(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_node: int | None) -> Cluster:
@@ -89,12 +92,13 @@ def _others(where: Cluster) -> tuple[Cluster, ...]:
         return fewer
 
 
-def _document(advice: Advice, simulated: bool) -> dict[str, Any]:
+def _document(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> dict[str, Any]:
     job = advice.job
     return {
         "schema": 1,
         "predicted": True,
         "simulated": simulated,
+        "recorded": list(recorded),
         "profile": job.workload.name,
         "cluster": job.cluster.name,
         "nodes": job.cluster.nodes,
@@ -129,7 +133,7 @@ def _times(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def _print(advice: Advice, simulated: bool) -> None:
+def _print(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> None:
     job, step_us = advice.job, advice.as_is.step_us
     cluster = job.cluster
     print(f"{job.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
@@ -172,4 +176,6 @@ def _print(advice: Advice, simulated: bool) -> None:
         print(f"note: {note}")
     if simulated:
         print("note: measured times are those of SIMULATED studies")
+    for label in recorded:
+        print(f"note: measured times are {label}")
     print(f"a prediction proves nothing; test one on real steps with:\n  {_TEST}")

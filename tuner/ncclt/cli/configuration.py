@@ -170,6 +170,7 @@ _GROUPS = {
     "cluster": ("list", "show", "add", "detect"),
     "studies": ("list", "show"),
     "landscape": ("export",),
+    "keys": ("create", "list", "revoke"),
     "store": ("migrate",),
     "keys": ("create", "list", "revoke"),
 }

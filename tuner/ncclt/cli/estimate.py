@@ -143,6 +143,7 @@ def _document(
         "turning_busbw_gbps": found.turning_gbps,
         "studies": list(measured.studies),
         "simulated": measured.simulated,
+        "recorded": measured.recorded,
         "messages": [
             {
                 **row.message.to_document(),
@@ -197,7 +198,9 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
 def _source(row: MessageTime, measured: MeasuredCurves) -> str:
     from ncclt.profile.views.estimate import Source
 
-    return "simulated" if measured.simulated and row.source is Source.MEASURED else row.source.value
+    if row.source is not Source.MEASURED:
+        return row.source.value
+    return "simulated" if measured.simulated else "recorded" if measured.recorded else row.source.value
 
 
 def _seconds(value: float) -> str:
