@@ -38,6 +38,14 @@ def test_a_narrow_terminal_folds_texts_at_blanks_and_cuts_names_in_the_middle(on
     assert len(ends) == 1
 
 
+def test_an_id_is_never_cut_and_the_longest_line_of_a_heading_counts(on_terminal):
+    rows = [("0123456789ab", "a-long-name-of-a-model-of-somebody", "12.5")]
+    header = ("id", "model", "default\nµs/call")
+    assert "0123456789ab" in _STYLE.sub("", on_terminal(40, header, rows, header[2:]))
+    lines = _STYLE.sub("", on_terminal(80, header, rows, header[2:])).splitlines()
+    assert max(map(len, lines)) == 12 + 2 + 34 + 2 + len("default")
+
+
 def test_a_table_that_cannot_be_narrower_loses_nothing(on_terminal):
     header = [f"column{at}" for at in range(12)]
     shown = _STYLE.sub("", on_terminal(40, header, [[f"{at}" * 9 for at in range(12)]], header))

@@ -102,15 +102,18 @@ def _widths(
     header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str], width: int
 ) -> tuple[list[int], int]:
     """Return the characters of each column and between two: texts fold at blanks, then names lose their middle."""
-    cells = [[title, *(row[at] for row in rows)] for at, title in enumerate(header)]
-    widths = [max(len(line) for text in column for line in text.split("\n")) for column in cells]
+    cells = [[*title.split("\n"), *(row[at] for row in rows)] for at, title in enumerate(header)]
+    widths = [max(map(len, column)) for column in cells]
     words = [max((len(word) for text in column for word in text.split()), default=0) for column in cells]
     for at, title in enumerate(header):
         if title in numbers:  # the head of a number folds, the number itself does not
-            words[at] = max(words[at], *map(len, cells[at][1:]), 0)
+            words[at] = max(words[at], *(len(row[at]) for row in rows), 0)
     gap = 2 if sum(words) + 2 * (len(header) - 1) <= width else 1
     room = width - gap * (len(header) - 1)
-    shortest = [words[at] if title in numbers else min(words[at], _SHORTEST) for at, title in enumerate(header)]
+    # An id is there to be copied.
+    shortest = [
+        words[at] if title in (*numbers, "id") else min(words[at], _SHORTEST) for at, title in enumerate(header)
+    ]
     for least in (words, shortest):
         while sum(widths) > room and (wide := [at for at in range(len(widths)) if widths[at] > least[at]]):
             widths[max(wide, key=lambda at: widths[at])] -= 1
