@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.options import AsJson, OldModel, Quiet, Storage, storage_option, workload_name
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
@@ -111,9 +111,9 @@ def autotune(
         typer.Argument(help="The training's command, for example: torchrun ... train.py; without it give --model."),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", "--profile", help="Name of a stored workload of the job, instead of recording it."),
+        str | None, typer.Option(help="Name of a stored workload of the job, instead of recording it.")
     ] = None,
+    profile: OldModel = None,
     *,
     target: Target,
     effort: Effort,
@@ -149,6 +149,8 @@ def autotune(
 
     require_tune_extra()
     argv = tuple(command or ())
+    if model or profile:
+        model = workload_name(model, profile)
     if not argv and not model:
         raise UsageError(
             "give the command of a job after --, or --model NAME",

@@ -87,12 +87,12 @@ def show(
     cluster = found.cluster
     network = f"{cluster.nics_per_node} x {cluster.nic_gbps:g} GB/s {cluster.fabric}" if cluster.nodes > 1 else "none"
     print(f"{name}: {cluster.recorded_label}")
-    print(f"  {cluster.nodes} nodes x {cluster.gpus_per_node} {cluster.gpu}, NCCL {cluster.nccl_version}")
+    print(f"  {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, NCCL {cluster.nccl_version}")
     print(f"  links: {cluster.link_class}, {cluster.link_gbps:g} GB/s; network: {network}")
     for text in (*cluster.sources[1:], *found.notes):
         print(f"  {text}")
     for collective, lines in rows.items():
-        print(f"\n{collective}, recorded: us by NCCL's own choice, and by the best recorded setting")
+        print(f"\n{collective}, recorded: µs by NCCL's own choice, and by the best recorded setting")
         table = [
             (r["size"], f"{r['default_us']:.1f}", f"{r['best_us']:.1f}", _gain_bar(r), r["setting"]) for r in lines
         ]
