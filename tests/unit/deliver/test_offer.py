@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 from ncclt.cli.env import main as env
 from ncclt.core.recommendation import Request
 from ncclt.deliver.offer import ask_for_offer
+from ncclt.deliver.render.formats import render
 from ncclt.errors import NoRecommendationError, ServerError, StaleRecommendationError, UsageError
+from ncclt.testing.store_contract import sample_recommendation
 
 SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
 PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
@@ -33,3 +36,17 @@ def test_env_and_run_see_the_same_error(status, kind, code, capsys, monkeypatch,
         words = ("--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4")
         assert env([*words, "--nccl-version", "2.22.3", "--server", server.url]) == code
     assert "ncclt: nothing fits\n  hint: run tune" in capsys.readouterr().err
+
+
+def test_env_names_what_the_server_recorded_or_simulated_where_eval_hides_comments(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fingerprint = sample_recommendation("r").fingerprint
+    words = ["--cluster", "pair", "--model", "toy", "--nodes", str(fingerprint.nodes)]
+    words += ["--gpus-per-node", str(fingerprint.gpus_per_node), "--nccl-version", str(fingerprint.nccl_version)]
+    recorded = {"launcher": "replay", "recorded": "recorded: box, site"}
+    for change, label in (({"simulated": True}, "SIMULATED: "), (recorded, "recorded: box, site: "), ({}, "")):
+        known = replace(sample_recommendation("r"), **{"simulated": False, "launcher": "local", **change})
+        with serving(reply(200, render(known, format="json"))) as server:
+            assert env([*words, "--server", server.url]) == 0
+        said = capsys.readouterr().err
+        assert said.startswith(f"ncclt: {label}") if label else said == ""

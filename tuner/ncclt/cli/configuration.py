@@ -170,7 +170,6 @@ _GROUPS = {
     "cluster": ("list", "show", "add", "detect"),
     "studies": ("list", "show"),
     "landscape": ("export",),
-    "keys": ("create", "list", "revoke"),
     "store": ("migrate",),
     "keys": ("create", "list", "revoke"),
 }

@@ -193,6 +193,9 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
         raise error_of(error) from error
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
+    for line in fetched.text.splitlines():  # `eval` hides comments
+        if line.startswith(("# SIMULATED", "# recorded")):
+            say(f"ncclt: {line[2:]}")
     return fetched.text
 
 

@@ -221,6 +221,7 @@ def test_keep_default_sets_no_nccl_variable_and_says_why():
 
         assert not [line for line in text.splitlines() if "NCCL_" in line.split("#")[0]]
         assert "keep-default: the gain of 0.4 % is below 2 %" in text
+    assert "the gain of 0.4 % is below 2 %" in render(replace(KEPT, variables=None), format="export")
     document = json.loads(render(KEPT, format="json"))
     assert (document["decision"], document["variables"], document["table"]) == ("keep-default", {}, [])
     assert readers.read_example_table(render(KEPT, format="tuner-csv")) == []

@@ -111,9 +111,9 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
         f"ncclt {recommendation.id}: {recommendation.model} on {recommendation.cluster} "
         f"{valid.nodes}x{valid.gpus_per_node}, NCCL {valid.nccl_version}"
     )
-    if policy_verdict is None:
+    verdict = (policy_verdict or recommendation.table).verdict
+    if policy_verdict is None and verdict.decision is not Decision.KEEP_DEFAULT:
         return f"{what}: {Decision.KEEP_DEFAULT}: no policy that plain variables can express was proven"
-    verdict = policy_verdict.verdict
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
     low, high = verdict.interval
