@@ -14,7 +14,17 @@ NOISE = 0.02**2
 
 
 def beliefs(
-    mean, sigma, *, measured, reaches=None, untried=None, own=None, disturbed=None, weights=None, default_launches=4
+    mean,
+    sigma,
+    *,
+    measured,
+    reaches=None,
+    untried=None,
+    own=None,
+    disturbed=None,
+    weights=None,
+    default_launches=4,
+    noises=((1.0, NOISE),),
 ):
     mean = np.array(mean, dtype=float)
     settings, messages = mean.shape
@@ -27,6 +37,7 @@ def beliefs(
         own=np.zeros(mean.shape, dtype=bool) if own is None else np.array(own),
         disturbed=np.zeros(mean.shape) if disturbed is None else np.array(disturbed),
         noise=NOISE,
+        noises=noises,
         default_launches=default_launches,
         weights=np.full(messages, 1 / messages) if weights is None else np.array(weights),
     )
@@ -91,6 +102,18 @@ def test_more_launches_of_the_default_matter_where_a_gain_is_almost_confirmed():
 
     assert default_gain(almost, standing(almost))[0] > 1e-4
     assert default_gain(sure, standing(sure))[0] < 1e-6
+
+
+def test_the_default_is_worth_a_launch_where_the_noise_may_be_large_and_all_gains_be_hidden():
+    """One lucky launch of the default makes everything look slower; at a typical noise nobody would look again."""
+    small, large, either = (
+        beliefs([[0.1]], 0.02, measured=[True], default_launches=1, noises=noises)
+        for noises in (((1.0, NOISE),), ((1.0, 0.1**2),), ((0.75, NOISE), (0.25, 0.1**2)))
+    )
+    quiet, loud, gain = (default_gain(known, standing(known))[0] for known in (small, large, either))
+
+    assert quiet < 1e-6 < 1e-3 < loud
+    assert gain == pytest.approx(0.75 * quiet + 0.25 * loud)
 
 
 def test_an_untried_pair_keeps_a_chance_that_the_model_denies_it():

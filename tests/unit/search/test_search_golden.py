@@ -50,6 +50,7 @@ def some_beliefs():
         own=draw.uniform(size=shape) > 0.8,
         disturbed=np.where(draw.uniform(size=shape) > 0.9, 0.7, 0.0),
         noise=0.08**2,
+        noises=((1.0, 0.08**2),),
         default_launches=3,
         weights=np.array([0.5, 0.3, 0.2]),
     )

@@ -35,6 +35,10 @@ _ODD, _ODD_SIGMA = 0.02, 0.12
 """How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
 
 
+Noises = tuple[tuple[float, float], ...]
+"""Possible variances of one launch: (probability, variance), the probabilities add up to 1."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
     """Posterior of ln(time / time of the default), settings x messages, and what else decides on a launch.
@@ -48,6 +52,7 @@ class Beliefs:
         disturbed: probability that the only launch of a setting was disturbed, settings x messages; above 0 the
             posterior is what is expected without that launch, and the policy does not take it.
         noise: variance that one launch of a setting adds.
+        noises: what it may be instead, while few repeats have shown it.
         default_launches: launches of the default.
         weights: share of each message in the default's time per step.
     """
@@ -60,6 +65,7 @@ class Beliefs:
     own: NDArray[np.bool_]
     disturbed: Array
     noise: float
+    noises: Noises
     default_launches: int
     weights: Array
 
@@ -124,9 +130,19 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
 
 
 def default_gain(beliefs: Beliefs, now: Standing) -> Array:
-    """Return the same for one more launch of the default, per message: it is one side of every comparison."""
-    variance = beliefs.noise / beliefs.default_launches
-    moves = variance / math.sqrt(variance + beliefs.noise)
+    """Return the same for one more launch of the default, per message: it is one side of every comparison.
+
+    The mean over what the noise may be: where a lucky launch of the default hides all gains, a typical noise would
+    never tell.
+    """
+    gains = [probability * _default_gain(beliefs, now, noise) for probability, noise in beliefs.noises]
+    saved: Array = np.sum(gains, axis=0)
+    return saved
+
+
+def _default_gain(beliefs: Beliefs, now: Standing, noise: float) -> Array:
+    variance = noise / beliefs.default_launches
+    moves = variance / math.sqrt(variance + noise)
     bar = np.minimum(now.value, _BAR)
     contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(beliefs.mean, moves))
     # Where a setting is chosen already, the default does not decide between it and the others.

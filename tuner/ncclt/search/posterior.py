@@ -13,7 +13,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
-from ncclt.search.acquisition import Beliefs
+from ncclt.search.acquisition import Beliefs, Noises
 from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table
 from ncclt.search.kernels import Choice, choices, implausibility, likeness
@@ -102,6 +102,7 @@ class Model:
         launches[rows] = [observations.launches[s] for s in observations.ratios]
         measured = launches > 0
         noise = observations.sigma**2
+        noises: Noises = ((1.0, noise),)
         disturbed = np.zeros_like(self._expected)
         if len(rows):
             table = Table(
@@ -113,7 +114,8 @@ class Model:
             # Not with fitted hyperparameters: they would explain a disturbance as noise or roughness.
             likely, expected, doubt = _disturbances(table, self._alike.kernels(*_DOUBTING), launches[rows])
             spoilt = likely.mean(axis=1) > _SPOILT
-            noise, weighed = self._noise_and_choices(replace(table, noise=table.noise + spoilt), observations)
+            noises, weighed = self._noises_and_choices(replace(table, noise=table.noise + spoilt), observations)
+            noise = _typical(noises)
             table = replace(table, noise=noise / launches[rows] + spoilt)
             mean, variance = self._averaged(table, weighed)
             disturbed[rows] = likely
@@ -137,6 +139,7 @@ class Model:
             own=self._own,
             disturbed=disturbed,
             noise=noise,
+            noises=noises,
             default_launches=observations.launches_of_default,
             weights=cost / cost.sum(),
         )
@@ -152,8 +155,10 @@ class Model:
             square += weight * (variance + mine**2)
         return mean, np.maximum(square - mean**2, 0.0)
 
-    def _noise_and_choices(self, table: Table, observations: Observations) -> tuple[float, list[tuple[float, Choice]]]:
-        """Return the variance of one launch, and the likeliest hyperparameters with weights that add up to 1.
+    def _noises_and_choices(
+        self, table: Table, observations: Observations
+    ) -> tuple[Noises, list[tuple[float, Choice]]]:
+        """Return what the variance of one launch may be, and the likeliest hyperparameters; weights add up to 1.
 
         What the repeats leave open of the noise the evidence decides, for the best hyperparameters of every roughness:
         noise and the rough part of a landscape look alike in single launches.
@@ -181,14 +186,20 @@ class Model:
         factors = np.exp(2 * steps * observations.sigma_doubt)
         evidence = np.array([scores(rough, factor) for factor in factors]) - 0.5 * steps[:, None] ** 2
         likely = np.exp(evidence - evidence.max()).sum(axis=1)
-        factor = round(float(np.exp(np.log(factors) @ likely / likely.sum())), _WEIGHT_DIGITS)
+        likely = np.round(likely / likely.sum(), _WEIGHT_DIGITS)
+        noises = tuple(zip(likely.tolist(), (factors * observations.sigma**2).tolist(), strict=True))
+        factor = round(_typical(noises) / observations.sigma**2, _WEIGHT_DIGITS)
         contenders = list(dict.fromkeys([*order[: 2 * _CHOICES], *rough]))
         final = scores(contenders, factor)
         best = np.argsort(-final, kind="stable")[: _CHOICES if len(table.rows) <= _AVERAGED_ROWS else 1]
         weights = np.round(np.exp(final[best] - final[best[0]]), _WEIGHT_DIGITS)
         best, weights = best[weights >= _LEAST_WEIGHT], weights[weights >= _LEAST_WEIGHT]
         shares = weights / weights.sum()
-        return factor * observations.sigma**2, [(float(w), contenders[i]) for w, i in zip(shares, best, strict=True)]
+        return noises, [(float(w), contenders[i]) for w, i in zip(shares, best, strict=True)]
+
+
+def _typical(noises: Noises) -> float:
+    return math.exp(sum(probability * math.log(variance) for probability, variance in noises))
 
 
 def _but_roughness(choice: Choice) -> tuple[float, ...]:
@@ -261,6 +272,8 @@ def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: 
         sigma_doubt=times.sigma_doubt,
     )
     beliefs = Model(tuple(ratios), workload, cluster, printed_costs).believe(observations, ())
-    expected = default_us * np.exp(unflattened(beliefs.mean))
+    # What likes alone would promise is no reason to choose what was slow in its only launch.
+    known_ratios = np.array(list(ratios.values()))
+    expected = default_us * np.exp(np.where(beliefs.disturbed > 0, known_ratios, unflattened(beliefs.mean)))
     rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
     return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})
