@@ -246,3 +246,74 @@ def test_reasons_to_stop(history, expected):
 
 def test_without_patience_the_search_never_stops_by_itself():
     assert nothing_more([100.0] * 500, anchors=6, patience=0) == ""
+
+
+@pytest.mark.parametrize(
+    ("history", "reason"),
+    [
+        ([100.0] * 2 + [80.0] * 4, ""),
+        ([100.0] * 2 + [80.0] * 5, "nothing more is to be gained: the last 4 launches won 0.0 %"),
+        ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "nothing more is to be gained: the last 4 launches won 0.4 %"),
+        ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.5], ""),
+        ([100.0] * 6 + [99.6], "NCCL's own choice is already best: nothing in 7 launches beats it"),
+        ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "nothing more is to be gained: the last 4 launches won 0.0 %"),
+    ],
+)
+def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, reason):
+    assert nothing_more(history, anchors=2, patience=4) == reason
+
+
+def work_of(history, budget, *, default_us=1000.0):
+    """What weighs proposals, after a search with some history in which a launch took 2 s."""
+    work = loop._Work(
+        workload=None, trial_log=None, proposer=None, budget=budget, default=SimpleNamespace(score_us=default_us),
+        best=SimpleNamespace(history=lambda _trials: history), spent_s=None, interrupted=None, watch=None,
+    )  # fmt: skip
+    trials = [SimpleNamespace(result=SimpleNamespace(wall_s=2.0)) for _ in history]
+    return lambda gain: work._not_worth(SimpleNamespace(expected_gain=gain), trials)
+
+
+def test_the_third_proposal_in_a_row_that_saves_less_than_a_thousandth_ends_the_search():
+    weigh = work_of([100.0, 90.0], Effort(trials=9))
+
+    assert [bool(weigh(gain)) for gain in (0.0009, 0.0009, 0.001, 0.0009, 0.0009)] == [False] * 5
+    assert weigh(0.0009) == (
+        "nothing more is to be gained: the next launch is expected to bring 0.09 % of the communication time"
+    )
+    flat = work_of([100.0, 99.6], Effort(trials=9))
+    assert [flat(0.0), flat(0.0), flat(0.0)] == [
+        "", "", "NCCL's own choice is already best: nothing in 2 launches beats it"
+    ]  # fmt: skip
+    patient = work_of([100.0, 90.0], Effort(trials=9, patience=0))
+    assert [patient(0.0) for _ in range(4)] == [""] * 4
+
+
+def test_over_the_steps_of_a_job_a_launch_must_save_the_time_that_it_takes():
+    """2 s a launch, 1 ms a step, 10,000 steps: a fifth of the time per step."""
+    weigh = work_of([100.0, 90.0], Effort(trials=9, steps=10_000))
+
+    assert [weigh(gain) for gain in (0.199, 0.199, 0.2, 0.199, 0.199)] == [""] * 5
+    assert weigh(0.199).endswith("over 10000 steps is less than the launch costs")
+
+
+def test_four_equal_failures_or_five_different_ones_are_no_reason_to_stop():
+    def ended(*outcomes):
+        return [SimpleNamespace(result=SimpleNamespace(outcome=o, detail="why")) for o in outcomes]
+
+    loop.check_failures(ended(*[Outcome.TIMEOUT] * 4))
+    loop.check_failures(ended(*[Outcome.TIMEOUT] * 4, Outcome.CRASHED))
+    loop.check_failures(ended(*[Outcome.OK] * 5))
+    with pytest.raises(StudyStoppedError, match="5 launches in a row ended with timeout: why"):
+        loop.check_failures(ended(Outcome.OK, *[Outcome.TIMEOUT] * 5))
+
+
+@pytest.mark.parametrize(("limit", "launches"), [({"seconds": 3}, 3), ({"trials": 3}, 3), ({"gpu_hours": 3e-9}, 1)])
+def test_a_budget_that_is_just_used_ends_the_search(cluster, workload, landscape, limit, launches):
+    made = []
+    end, _, _ = run(
+        cluster, workload, landscape, budget=Effort(**({"trials": 99} | limit)), clock=lambda: float(len(made)),
+        watch=made.append,
+    )  # fmt: skip
+
+    assert "budget of" in end.reason
+    assert len(made) == launches

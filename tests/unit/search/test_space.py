@@ -6,7 +6,7 @@ from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.nccl.parameters import parameter
-from ncclt.search.space import MAX_POINTS, cluster_space, recorded_space
+from ncclt.search.space import MAX_POINTS, SearchSpace, cluster_space, recorded_space
 
 
 def test_every_setting_is_legal_for_a_collective_of_the_workload(cluster):
@@ -104,3 +104,24 @@ def test_a_single_recorded_setting_is_a_space_too():
     only = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
 
     assert recorded_space([only]).distinct == (only,)
+
+
+def test_the_nearest_setting_counts_steps_and_a_tie_goes_to_the_first_point_as_text():
+    """A tie must not be decided by the settings, which have no order, nor by the order of the space."""
+    first, second, other = (
+        Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=4),
+        Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16),
+        Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=8),
+    )
+    distributions = {"pair": CategoricalDistribution(["s", "l"]), "channels": IntDistribution(0, 4)}
+    points = {("s", 3): second, ("s", 1): first, ("l", 2): other}
+    for order in (points, dict(reversed(points.items()))):
+        space = SearchSpace(distributions=distributions, settings=order)
+        wanted = {"pair": "s", "channels": 2}
+        assert space.nearest(wanted, space.distinct) == first, "both are one step away"
+        assert space.nearest(wanted, [second, other]) == second, "another pair is as far as the whole ladder"
+        assert space.nearest({"pair": "l", "channels": 0}, space.distinct) == other, "two steps, not four and one"
+        assert space.setting({"pair": "s", "channels": 3}) == second
+
+    alike = SearchSpace(distributions=distributions, settings={("s", 1): first, ("s", 3): first, ("l", 2): other})
+    assert alike.nearest({"pair": "s", "channels": 2}, [first]) == first
