@@ -24,8 +24,10 @@ from nccl import find_library
 from ranks import SETTABLE, Timing
 from recipes import FAKE_HOSTS, RECIPES, Recipe
 
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NccltError
@@ -153,6 +155,30 @@ class LiveRanks:
         if (setting.algorithm is None) != (setting.protocol is None) or (setting.channels and not setting.algorithm):
             detail = f"{setting.label}: a table can force algorithm and protocol together, and channels with them"
             return TrialResult(outcome=Outcome.INVALID, detail=detail)
+        return self._measured(setting, messages, started=started)
+
+    def applies(self, policy: Policy) -> bool:
+        """Tell whether one table delivers the whole policy, with parameters that can be changed."""
+        named = all(rule.algorithm and rule.protocol for rule in policy.rules)
+        return named and all(name in SETTABLE for name, _value in policy.parameters)
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
+        """Measure messages under a whole policy, by its table (see ncclt.core.trial.PolicyRunner)."""
+        rows = [
+            {
+                "collective": COLLECTIVE_WORDS[rule.collective],
+                "algorithm": rule.algorithm.value,
+                "protocol": rule.protocol.value,
+                "first_bytes": rule.min_bytes,
+                "last_bytes": rule.max_bytes,
+                "channels": rule.channels or 0,
+            }
+            for rule in policy.rules
+            if rule.algorithm and rule.protocol
+        ]
+        return self._measured(Setting(parameters=policy.parameters), messages, started=time.monotonic(), rows=rows)
+
+    def _measured(self, setting: Setting, messages: Sequence[Message], *, started: float, **more: Any) -> TrialResult:
         try:
             self.start()
         except NccltError as error:
@@ -165,10 +191,10 @@ class LiveRanks:
                     outcome=Outcome(answer["outcome"]), detail=answer["detail"], wall_s=time.monotonic() - started
                 )
             self._known.add(setting.parameters)
+        timing, wanted = asdict(self.place.timing), [_row(m) for m in messages]
         answer = self.ask(
-            "measure", self.place.limit_s,
-            setting=setting.to_document(), messages=[_row(m) for m in messages], timing=asdict(self.place.timing),
-        )  # fmt: skip
+            "measure", self.place.limit_s, setting=setting.to_document(), messages=wanted, timing=timing, **more
+        )
         rows = answer.get("measurements", ())
         self.issue_us = {m: row["issue_us"] for m, row in zip(messages, rows, strict=False)}
         measurements = tuple(

@@ -2,7 +2,7 @@
 
     open       {}                                                    -> facts of GPU and NCCL
     use        {"parameters": [[name, value], ...]}                  -> communicators with these are open
-    measure    {"setting": ..., "messages": [...], "timing": ...}    -> outcome, measurements
+    measure    {"setting": ..., "messages": [...], "timing": ...}    -> outcome, measurements; "rows": those of a policy
     check      {"messages": [...]}                                   -> wrong elements, nothing is timed
     publish    {"rows": [...]}                                       -> generation of the shared table
     close      {}                                                    -> communicators are closed, the process ends
@@ -117,7 +117,10 @@ class Worker:
         if outside := [m for m in wanted if not covers(m, self._told["ranks"])]:
             return {"outcome": Outcome.INVALID, "detail": f"{outside[0].label} cannot be measured by these ranks"}
         self._ranks.use(setting.parameters, deadline=deadline)
-        self._switch(setting, {m.collective for m in wanted})
+        if "rows" in command:
+            self._publish(command, deadline)
+        else:
+            self._switch(setting, {m.collective for m in wanted})
         rows, timing = [], Timing(**command["timing"])
         for message in wanted:
             taken = self._ranks.measure(message, timing, deadline=deadline)

@@ -131,13 +131,14 @@ def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured)
     assert document["use"] is None
     assert (made["recommendation"], made["warmup"], made["steps"]) == ("proven", 2, 4)
     assert made["tuned_env"]["NCCL_ALGO"]
-    assert starts(ncclt) == 16
+    compared = starts(ncclt)
+    assert compared in (12, 16)
 
     third = ncclt("autotune", *measured, "--", *job)
     assert "step times were compared before" in third.stderr
     assert f"verdict: {document['verdict']}: {document['reason']}" in third.stdout
     assert "nothing to use for this job: " in third.stdout
-    assert starts(ncclt) == 16
+    assert starts(ncclt) == compared
 
 
 def test_a_job_that_gains_gets_the_one_command_that_uses_it(ncclt, job, measured):
@@ -186,7 +187,8 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
     lost = starts(ncclt) - before - len(kept.launches)
     document = json.loads(ncclt("autotune", *measured, "--json", "--", *job).stdout)
     assert document["verification"]["launches"][: len(kept.launches)] == [one.to_document() for one in kept.launches]
-    assert len(document["verification"]["launches"]) == starts(ncclt) - before - lost == 16
+    assert len(document["verification"]["launches"]) == starts(ncclt) - before - lost
+    assert starts(ncclt) - before - lost in (12, 16)
 
 
 def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
@@ -221,7 +223,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     ("words", "said"),
     [
         ((), "give the command of a job after --, or --model NAME"),
-        (("--blocks", "3", "--", "true"), "--blocks must be at least 4"),
+        (("--blocks", "2", "--", "true"), "--blocks must be at least 3"),
         (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
         (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
         (("--model", "nope", "--cluster", "leonardo"), "nope"),

@@ -14,6 +14,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -27,7 +29,7 @@ from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.trial import launch
 from ncclt.nccl.compile import variables_for_setting
-from ncclt.search.assemble import assemble, collect_times
+from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.posterior import believed
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
@@ -131,7 +133,11 @@ def test_every_fifth_launch_fails_and_nothing_else_changes(tmp_path):
 
     assert LEFTOVERS["carrying"](word) == []
     assert not winner(good).is_default, "there is something to win"
-    assert winner(trials) == winner(good)
+    # Of settings that are equally fast, either may win.
+    won, best = (
+        expected_us(winner(found), collect_times(good), WORKLOAD, version=CLUSTER.version) for found in (trials, good)
+    )
+    assert won == pytest.approx(best, rel=0.005)
 
 
 KILLS = 12

@@ -32,7 +32,7 @@ def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
     ncclt("profile", "import", "mine.csv", "--name", "mine", *STORE)
     words = (
         *("--model", "mine", "--nodes", 1, "--gpus-per-node", 2, "--launcher", "torchrun", *GLOO),
-        *("--trials", 2, "--persistent", "--json", *STORE),
+        *("--trials", 2, "--min-effect", 0, "--persistent", "--json", *STORE),
     )
     study = json.loads(ncclt("tune", *words).stdout)
 

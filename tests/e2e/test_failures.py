@@ -192,7 +192,11 @@ def test_sigterm_means_the_same_for_slurm_preempts_with_it(ncclt):
 
 
 def test_a_dry_run_shows_the_plan_and_stores_no_study(ncclt):
-    plan = json.loads(ncclt("tune", "--model", "bert", "--cluster", "leonardo", "--dry-run", "--json", *STORE).stdout)
+    plan = json.loads(
+        ncclt(
+            "tune", "--model", "bert", "--cluster", "leonardo", "--through", "variables", "--dry-run", "--json", *STORE
+        ).stdout
+    )
 
     assert plan["simulated"] is True
     assert any("NCCL_ALGO" in line for line in plan["first"])

@@ -76,7 +76,7 @@ def test_a_command_of_another_shape_starts_unchanged_and_says_why(tuned):
 
 ENDS = [
     # Variables carry the gain; the table alone does; nothing is gained; the proof is too short.
-    ("gpt2", ("--blocks", "16"), "variables"),
+    ("gpt2", ("--prove-variables",), "variables"),
     ("gpt2", ("--process-wide", "none"), "table"),
     ("bert", ("--trials", "6"), None),
     ("gpt2", ("--blocks", "2"), "undecided"),
@@ -90,7 +90,7 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     torchrun.parent.mkdir()
     torchrun.write_text("#!/bin/sh\necho trains $NCCLT_RECOMMENDATION ${NCCLT_POLICY+by table}\n")
     torchrun.chmod(0o755)
-    words = ("tune", "--model", model, "--nodes", "2", *effort)
+    words = ("tune", "--model", model, "--nodes", "2", "--launcher", "simulate", *effort)
     ncclt.variables["NCCLT_STORAGE"] = "sqlite:///here.db"
     done = ncclt(*words)
     shown = ncclt("studies", "show", json.loads(ncclt("studies", "list", "--json").stdout)["studies"][0]["id"])
@@ -116,8 +116,8 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     assert shell.returncode == 0, shell.stderr
     if form == "undecided":
         assert name == "continue"
-        assert "prove" in shell.stderr
-        assert "only 2 of 4 blocks" in done.stdout
+        assert "proof" in shell.stderr
+        assert "only 2 of 3 blocks" in done.stdout
         assert "4 blocks" in shell.stdout
         assert "only" not in shell.stdout
     elif form == "table":

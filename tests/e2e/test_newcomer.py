@@ -56,7 +56,8 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     first, second = ncclt(*words), ncclt(*words)
 
     assert f"trials run on: replay ({label}), no Slurm allocation and no GPU here" in first.stderr
-    assert f"{label}: tuned: vit-l-32 on mi355x-2x8" in first.stdout
+    assert label in first.stdout
+    assert "recorded: tuned: vit-l-32 on mi355x-2x8" in first.stdout
     assert "(exhaustive search of 54 settings): 1.1104x; the policy that was found: 1.11" in first.stdout
     assert first.stdout == second.stdout
     document = json.loads(ncclt(*words, "--json").stdout)
@@ -66,7 +67,7 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     picture = ncclt("studies", "show", "vit", "--plot").stdout
     assert label in picture
     assert picture.count("all_reduce") == len(document["messages"])
-    assert "1.13x ring/ll128 c=" in picture
+    assert "1.11x ring/ll128 c=" in picture
     assert max(map(len, picture.splitlines())) <= 80
     env = ncclt("env", "--cluster", "mi355x-2x8", "--model", "vit-l-32", *shape_of(document))
     assert "export NCCLT_RECORDED=1" in env.stdout

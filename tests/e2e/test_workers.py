@@ -40,7 +40,8 @@ def test_eight_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, po
 
 
 def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
-    words = ("tune", "--model", "gpt2", "--nodes", 2, "--trials", 16, "--patience", 0, "--json", "--storage")
+    words = ("tune", "--model", "gpt2", "--nodes", 2, "--trials", 16, "--patience", 0, "--json")
+    words = (*words, "--launcher", "simulate", "--storage")
 
     one = json.loads(ncclt(*words, "sqlite:///one.db").stdout)
     four = json.loads(ncclt(*words, "sqlite:///four.db", "--parallel", 3).stdout)

@@ -322,7 +322,7 @@ def test_tuned_against_default_ends_in_a_verdict_and_a_table_that_takes_effect(m
     document = json.loads((tmp_path / "tuned.json").read_text())
     verdict = document["recommendation"]["table"]["verdict"]
     # The stand-in's formula makes the tree 29 % faster than NCCL's own ring there.
-    assert verdict["decision"] == "tuned"
+    assert verdict["decision"] == "tuned", verdict["reason"]
     assert verdict["speedup"] == pytest.approx(1.38, rel=0.03)
     assert document["attestation"]["effect"] == "took-effect"
     assert "allreduce," in (tmp_path / "table.csv").read_text()

@@ -26,6 +26,6 @@ def test_four_sources_of_one_job_see_the_same_buckets(name, per_step):
     assert {c.message.dtype for c in found.messages if c.message.size_bytes in GRADIENTS} == {"float32"}
 
 
-def test_two_thirds_of_the_step_were_exposed():
+def test_two_thirds_of_the_median_step_were_exposed():
     found = read_workload([SEEN / "kineto.0.json.gz"], name="h100")
-    assert found.exposed_us / found.step_time_us == pytest.approx(0.696, abs=0.001)
+    assert found.exposed_us / found.step_time_us == pytest.approx(0.704, abs=0.001)

@@ -45,7 +45,7 @@ def job(tmp_path):
 
 
 def _arguments(tmp_path, options, command):
-    # Four blocks are the fewest that decide; more of them would only take longer here.
+    # Three blocks may decide; more than four would only take longer here.
     own = [
         "verify", "--storage", _url(tmp_path), "--dir", str(tmp_path), "--warmup", "3", "--steps", "8", "--blocks", "4",
     ]  # fmt: skip
@@ -98,7 +98,9 @@ def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_the
     assert document["tuned_env"]["NCCL_ALGO"]
     assert document["base_env"] == {}
     assert "the plugin is not here" in document["notes"][0]
-    assert [launch["side"] for launch in document["launches"]] == ["base", "tuned", "tuned", "base"] * 4
+    sides = [launch["side"] for launch in document["launches"]]
+    assert sides == ["base", "tuned", "tuned", "base"] * (len(sides) // 4)
+    assert len(sides) in (12, 16)
     (stored,) = _stored(tmp_path, cluster="pair", model="toy", recommendation="rec1")
     assert stored.to_document() == document
 
@@ -121,11 +123,11 @@ def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress
     assert done.returncode == 0, done.stderr
     header, base, tuned, verdict = done.stdout.splitlines()
     assert " ".join(header.split()) == "side launches steps p50 ms p75 ms p90 ms p95 ms"
-    assert base.split()[:3] == ["base", "8", "64"]
-    assert tuned.split()[:3] == ["tuned", "8", "64"]
+    assert base.split()[:3] == ["base", "6", "48"]
+    assert tuned.split()[:3] == ["tuned", "6", "48"]
     assert float(base.split()[3]) > 19 > float(tuned.split()[3]) > 3
     assert verdict.startswith("verdict: tuned: ")
-    assert "launch 16 of 16 at most, base: " in done.stderr
+    assert "launch 12 of 16 at most, base: " in done.stderr
     assert "trained to the end" not in done.stdout + done.stderr
     assert not list(tmp_path.glob(".ncclt-record-*"))
     (stored,) = _stored(tmp_path, model="toy")
@@ -140,11 +142,12 @@ def test_inherited_variables_are_named_and_reach_no_side(tmp_path, verify, job):
     assert done.returncode == 0, done.stderr
     assert "no side inherits NCCL_ALGO, NCCL_NET" in done.stderr
     lines = done.stderr.splitlines()
-    assert lines.count("NCCL_PROTO") == 8
-    assert lines.count("trained to the end") == 16
+    assert lines.count("NCCL_PROTO") == lines.count("trained to the end") / 2
+    assert lines.count("NCCL_PROTO") in (6, 8)  # three blocks or four
     kept = verify([*options, "--keep-env"], [*job, "12"], NCCL_ALGO="Tree")
-    assert kept.stderr.splitlines().count("NCCL_ALGO NCCL_PROTO") == 8
-    assert kept.stderr.splitlines().count("NCCL_ALGO") == 8
+    both, one = (kept.stderr.splitlines().count(names) for names in ("NCCL_ALGO NCCL_PROTO", "NCCL_ALGO"))
+    assert both == one
+    assert both in (6, 8)
 
 
 def test_variables_reach_the_ranks_of_mpirun(tmp_path, verify, job):
@@ -154,7 +157,7 @@ def test_variables_reach_the_ranks_of_mpirun(tmp_path, verify, job):
     done = verify(["--env", "NCCL_PROTO=LL", "--run-to-end", "--verbose"], command)
     assert done.returncode == 0, done.stderr
     # mpirun may put what two ranks print at once on one line.
-    assert len(re.findall("NCCL_PROTO(?!=)", done.stderr)) == 16
+    assert len(re.findall("NCCL_PROTO(?!=)", done.stderr)) in (12, 16)
     assert _stored(tmp_path)[0].ranks == 2
 
 
@@ -289,7 +292,7 @@ def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, verify, job):
         (["--against", "true"], "both sides are the same command"),
         (["--against", ""], "--against needs a command"),
         (["--against", "a 'b"], "--against"),
-        (["--env", "A=1", "--blocks", "3"], "--blocks"),
+        (["--env", "A=1", "--blocks", "2"], "--blocks"),
         (["--env", "A=1", "--steps", "0"], "--steps"),
         (["--env", "A=1", "--timeout", "0"], "--timeout"),
         (["--env", "A=1", "--min-effect", "2"], "--min-effect"),
