@@ -245,7 +245,8 @@ def replayed_testbed(
         recorded=landscape.settings(),
         landscape=landscape,
         notes=(
-            f"{landscape.cluster.recorded_label}: replayed from {path.name}, nothing was launched",
+            f"{'SIMULATED' if landscape.simulated else landscape.cluster.recorded_label}: replayed from {path.name}, "
+            "nothing was launched",
             *landscape.notes,
         ),
     )

@@ -10,7 +10,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.study import Study, Trial
 from ncclt.core.trial import Measurement, Outcome
-from ncclt.measure.simulated.landscape_rows import OPTIONAL, PARAMETER_COLUMNS, REQUIRED
+from ncclt.measure.simulated.landscape_rows import OPTIONAL, PARAMETER_COLUMNS, REQUIRED, SIMULATED
 
 COLUMNS = (*REQUIRED[:3], *OPTIONAL[:3], *REQUIRED[3:8], *OPTIONAL[3:7], REQUIRED[8], *OPTIONAL[7:])
 """All columns, in the order of the public tables."""
@@ -54,7 +54,7 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
         if trial.result.persistent:
             notes.append("persistent ranks")
         if study.simulated:
-            notes.append("SIMULATED")
+            notes.append(SIMULATED)
         yield {
             "system": f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
             "gpus": cluster.world_size,

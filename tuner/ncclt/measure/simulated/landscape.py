@@ -17,7 +17,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError
 from ncclt.measure.simulated.landscape_cluster import guess_cluster
 from ncclt.measure.simulated.landscape_pick import pick_one
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
+from ncclt.measure.simulated.landscape_rows import SIMULATED, LandscapeRow, read_rows
 
 Curve = tuple[tuple[int, tuple[float, ...]], ...]
 """Sizes in bytes, ascending, each with its samples in µs."""
@@ -43,12 +43,14 @@ class Landscape:
         sigmas: (collective, setting, size) -> standard deviation of the logarithm of a time from launch to launch, from
             the recorded spread or repeats; where it is missing, the recording says nothing about noise.
         notes: what was chosen, guessed or left out, for the user.
+        simulated: the times were exported from a simulated study.
     """
 
     cluster: Cluster
     curves: Mapping[tuple[Collective, Setting], Curve]
     sigmas: Mapping[tuple[Collective, Setting, int], float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    simulated: bool = False
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the recorded settings that are not the default, in a stable order."""
@@ -190,7 +192,10 @@ def load_landscape(path: Path, where: Mapping[str, str], *, cluster: Cluster | N
     if cluster is None:
         guess = guess_cluster(pick.rows[0], name=Path(path).name)
         cluster, notes = guess.cluster, (*notes, *guess.notes)
-    return Landscape(cluster=cluster, curves=curves, sigmas=_sigmas(pick.rows, curves), notes=notes)
+    simulated = any(SIMULATED in row.condition for row in pick.rows)
+    return Landscape(
+        cluster=cluster, curves=curves, sigmas=_sigmas(pick.rows, curves), notes=notes, simulated=simulated
+    )
 
 
 def curves_of(rows: Iterable[LandscapeRow]) -> dict[tuple[Collective, Setting], Curve]:

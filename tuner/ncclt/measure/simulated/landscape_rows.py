@@ -35,6 +35,9 @@ _ANNOTATIONS = tuple(
 """Pieces that describe how a figure was taken or what the library chose, not a condition. From the public tables;
 anything else is treated as a condition, which is safe: it splits a landscape and never mixes two."""
 
+SIMULATED = "SIMULATED"
+"""In other_env: the time is of a simulated cluster, as an export of such a study says."""
+
 _WRONG = re.compile(r"\bWRONG\s*=\s*(\d+)", re.IGNORECASE)
 _SPREAD = re.compile(r"\bspread\s+([\d.]+)\s*%", re.IGNORECASE)
 _RAN = re.compile(r"\b[NR]CCL\s+ran\s+(\w+)/(\w+)", re.IGNORECASE)

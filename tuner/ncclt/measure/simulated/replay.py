@@ -18,8 +18,6 @@ class ReplayRunner:
     """Looks measurements up in a landscape (see ncclt.core.trial.Runner)."""
 
     name: ClassVar[str] = "replay"
-    simulated: ClassVar[bool] = False
-    """The times were measured, only not now."""
 
     def __init__(self, landscape: Landscape, *, seed: int, sigma: float = 0.0) -> None:
         """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples.
@@ -31,6 +29,7 @@ class ReplayRunner:
         self._seed = seed
         self._sigma = sigma
         self.cluster = landscape.cluster
+        self.simulated = landscape.simulated
 
     def applies(self, policy: Policy) -> bool:  # noqa: ARG002
         """Return that a whole policy can be replayed."""
