@@ -84,10 +84,9 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/search.py --quick
 	$(BIN)/python bench/policy.py
 	$(BIN)/python bench/verdict.py
-	$(BIN)/python bench/study_cost.py
+	$(BIN)/python bench/study_cost.py --landscape profiles/landscapes/mi355x-2x8.csv --seeds 4
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/serve.py
-	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/preflight.py
 	$(BIN)/python bench/plugin.py
 	$(BIN)/python bench/persistent.py
