@@ -90,6 +90,8 @@ def problem_of(error: NccltError) -> Problem:
     words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
     kind = "-".join(word.lower() for word in words)
     available = error.available if isinstance(error, NoRecommendationError) else ()
+    if available:  # something was published, and not for this job
+        status = 409
     return Problem(
         status=status, detail=error.message, hint=error.hint, type=f"urn:ncclt:problem:{kind}", available=available
     )

@@ -56,7 +56,7 @@ def test_an_unknown_format_names_the_choices(client):
 )
 def test_another_job_gets_nothing_rather_than_the_nearest(client, job):
     answer = client.get(ENV, params={"model": "bert", **JOB, **job})
-    assert answer.status_code == 404
+    assert answer.status_code == 409
     assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
     assert "ncclt tune" in answer.json()["hint"]
     assert [{part: row[part] for part in JOB} for row in answer.json()["available"]] == [JOB]
@@ -68,7 +68,7 @@ def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, left_out):
     job = {part: value for part, value in JOB.items() if part not in left_out}
     answer = client.get(ENV, params={"model": "bert", **job})
     problem = answer.json()
-    assert (answer.status_code, problem["type"]) == (404, "urn:ncclt:problem:no-recommendation")
+    assert (answer.status_code, problem["type"]) == (409, "urn:ncclt:problem:no-recommendation")
     options = " ".join(f"--{part.replace('_', '-')} {JOB[part]}" for part in left_out)
     assert f"\n    {options}   (SIMULATED)" in problem["hint"]
     (row,) = problem["available"]

@@ -152,7 +152,7 @@ def test_recorded_times_are_named(command):
 
 def test_the_earlier_name_of_model_still_works(command):
     assert _json(command, "--profile", *VIT[1:]) == _json(command, *VIT)
-    with pytest.raises(UsageError, match="--model NAME once"):
+    with pytest.raises(UsageError, match="one --model NAME"):
         command(advise, "--profile", "bert", *VIT)
 
 

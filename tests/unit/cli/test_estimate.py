@@ -105,7 +105,7 @@ def test_what_is_exposed_is_at_most_what_is_sent(ready):
 def test_the_earlier_name_of_the_option_still_counts(ready):
     assert json.loads(ready(estimate, "--profile", "seven", "--cluster", "fabric", "--json"))["profile"] == "seven"
     for words in ((), ("--model", "seven", "--profile", "seven")):
-        with pytest.raises(UsageError, match="--model NAME once"):
+        with pytest.raises(UsageError, match="one --model NAME"):
             ready(estimate, *words, "--cluster", "fabric")
 
 

@@ -21,7 +21,8 @@ PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
 
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
-    [(404, NoRecommendationError, 3), (410, StaleRecommendationError, 3), (422, UsageError, 2), (401, ServerError, 69),
+    [(404, NoRecommendationError, 3), (409, NoRecommendationError, 3), (410, StaleRecommendationError, 3),
+     (422, UsageError, 2), (401, ServerError, 69),
      (500, ServerError, 69)],
 )  # fmt: skip
 def test_env_and_run_see_the_same_error(status, kind, code, capsys, monkeypatch, tmp_path):

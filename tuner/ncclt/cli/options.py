@@ -72,5 +72,5 @@ def workload_name(model: str | None, profile: str | None) -> str:
         UsageError: neither is given, or both.
     """
     if (model is None) == (profile is None):
-        raise UsageError("give --model NAME once", hint="`ncclt profile list` shows the names")
+        raise UsageError("give one --model NAME", hint="`ncclt profile list` shows the names")
     return model or profile or ""

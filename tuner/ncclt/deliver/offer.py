@@ -260,7 +260,9 @@ def _fetching(
 
 def error_of(failure: ClientError) -> NccltError:
     """Return what kept a server from answering as an error of ncclt."""
-    kinds: dict[int, type[NccltError]] = {404: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError}
+    kinds: dict[int, type[NccltError]] = {
+        404: NoRecommendationError, 409: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError,
+    }  # fmt: skip
     return kinds.get(failure.status or 0, ServerError)(failure.message, hint=failure.hint)
 
 
