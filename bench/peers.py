@@ -133,7 +133,7 @@ class PlainGp:
         return self._settings[int(gain.argmax())]
 
     def tell(self, trial: Trial) -> None:
-        """Hear of a launch, which is among the trials at the next question."""
+        """Take note of a launch, which is among the trials at the next question."""
 
 
 class Walk:

@@ -149,7 +149,7 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
             watcher=Unwatched(), interrupted=lambda: "", clock=time.monotonic, now=lambda: "2026-01-01T00:00:00+00:00",
         )  # fmt: skip
     found = result.recommendation
-    assert found is not None, "nobody interrupts"
+    assert found is not None, "it is not interrupted"
     return Cost(
         launches={phase: sum(trial.phase is phase for trial in result.trials) for phase in Phase},
         tuned=found.table.verdict.decision is Decision.TUNED,

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from fastapi import Request, Response
@@ -177,11 +177,11 @@ class AccessMiddleware:
 
 
 def _wrong_cluster(key: ApiKey, path: str, query: bytes) -> Problem | None:
-    """Refuse a path of other clusters; lists must be asked for by cluster."""
+    """Refuse a path of other clusters, as the router sees it: decoded once. Lists must be asked for by cluster."""
     if not key.clusters or _OF_NO_CLUSTER.fullmatch(path) or _BY_OBJECT.fullmatch(path):
         return None
     found = _CLUSTER_IN_PATH.fullmatch(path)
-    named = [unquote(found[1])] if found else parse_qs(query.decode("latin-1")).get("cluster", [])
+    named = [found[1]] if found else parse_qs(query.decode("latin-1")).get("cluster", [])
     if named and set(named) <= set(key.clusters):
         return None
     about = f"is not for the cluster {named[0][:100]}" if named else "is not for all clusters"

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 from ncclt.errors import StoreError
-from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, needed_role
+from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, _wrong_cluster, needed_role
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3"
@@ -97,6 +97,13 @@ def test_keys_of_one_cluster(service, name, samples):
     assert status == (200 if name in OF_ALL else 403)
     if "cluster" in query:
         assert ask(service, method, path, mine).status_code == 403
+
+
+def test_a_cluster_is_compared_as_the_router_reads_it():
+    """A name that were decoded twice would be another cluster's; the test client decodes twice by itself."""
+    key = ApiKey(id="a", role=Role.READ, clusters=("leonardo",))
+    assert _wrong_cluster(key, "/v1/clusters/leonardo/env", b"") is None
+    assert _wrong_cluster(key, "/v1/clusters/%6ceonardo/env", b"").status == 403
 
 
 @pytest.mark.parametrize(

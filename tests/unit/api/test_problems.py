@@ -100,7 +100,7 @@ def test_a_browser_gets_a_page_outside_the_api(client):
 )  # fmt: skip
 @pytest.mark.parametrize("accept", ["*/*", "text/html,*/*;q=0.8"])
 def test_only_pages_answer_with_a_page(client, method, path, status, accept):
-    """A mistyped prefix or version, a wrong method and a refused request are problems whoever asks."""
+    """A mistyped prefix or version, a wrong method and a refused request are problems for every client."""
     answer = client.request(method, path, headers={"Accept": accept})
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     assert answer.json()["status"] == status

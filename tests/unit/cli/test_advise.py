@@ -75,7 +75,7 @@ def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
     assert not any("not seen" in note or "scaled" in note for note in document["notes"])
     by_name = {row["change"]: row for row in document["changes"]}
     assert "0.75 ms of copies" in by_name["gradient_as_bucket_view"]["note"]
-    # Most of what is exposed lies in gaps of compute: no change may claim it.
+    # Most of what is exposed are gaps in compute: no change may claim it.
     assert document["model_step_ms"] < document["step"]["step_ms"] - 5
     assert min(row["step_ms"] for row in document["changes"] if row["step_ms"]) > 218
     assert "the CPU launches late" in command(advise, *words)

@@ -24,7 +24,7 @@ def _read(command, *words):
      ("kubernetes", "--benchmark", "torch_collectives", "--container", "image")],
 )  # fmt: skip
 def test_a_dry_run_fits_on_a_screen_and_says_how_large_its_files_are(command, words):
-    """A launch over ssh carries 36 KiB of Python; whoever wants to read it asks for it."""
+    """A launch over ssh carries 36 KiB of Python, shown on request."""
     screen = _read(command, "--launcher", *words)
     assert len(screen.splitlines()) <= 45
     assert max(map(len, screen.splitlines())) < 800

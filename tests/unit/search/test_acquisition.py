@@ -105,7 +105,7 @@ def test_more_launches_of_the_default_matter_where_a_gain_is_almost_confirmed():
 
 
 def test_the_default_is_worth_a_launch_where_the_noise_may_be_large_and_all_gains_be_hidden():
-    """One lucky launch of the default makes everything look slower; at a typical noise nobody would look again."""
+    """One lucky launch of the default makes everything look slower; a typical noise would never repeat it."""
     small, large, either = (
         beliefs([[0.1]], 0.02, measured=[True], default_launches=1, noises=noises)
         for noises in (((1.0, NOISE),), ((1.0, 0.1**2),), ((0.75, NOISE), (0.25, 0.1**2)))
