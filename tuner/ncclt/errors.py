@@ -6,6 +6,7 @@
     ├── NotFoundError               no such model, cluster, study                 (exit 3,  HTTP 404)
     │   └── NoRecommendationError   nothing that fits was published               (exit 3,  HTTP 404)
     │       └── StaleRecommendationError  what fits is out of date                (exit 3,  HTTP 410)
+    ├── ConflictError               the state of things does not allow it         (exit 1,  HTTP 409)
     ├── InputError                  a file that is not what it should be          (exit 1,  HTTP 422)
     │   ├── TraceError              a trace, log or profile
     │   ├── LandscapeError          a table of recorded measurements
@@ -75,6 +76,10 @@ class NoRecommendationError(NotFoundError):
 
 class StaleRecommendationError(NoRecommendationError):
     """What fits the request was found to be out of date, so it is no longer served."""
+
+
+class ConflictError(NccltError):
+    """The request does not fit the present state, for example since another person was first."""
 
 
 class InputError(NccltError):

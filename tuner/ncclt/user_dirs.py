@@ -37,6 +37,14 @@ def shipped_folder() -> Path | None:
     return next((f for f in (package / "profiles_data", package.parents[1] / "profiles") if f.is_dir()), None)
 
 
+def account_name() -> str:
+    """Return the name of the account that this process runs as, not what LOGNAME says; its number without one."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def _account_home() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_dir

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar
 
+from ncclt.core.calibration import Calibration
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError, UsageError
@@ -16,6 +17,9 @@ LINK_CLASSES = ("nvswitch", "nvlink", "pcie", "shm")
 
 FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 """What connects the nodes; `ethernet` = TCP sockets."""
+
+GPU_PATHS = ("", "PIX", "PXB", "PHB", "NODE", "SYS")
+"""Paths over PCIe: one switch, several, a host bridge, the bridges of one socket, both sockets; empty = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +44,14 @@ class Cluster(Documented):
         driver: NVIDIA's, `570.86.15`; empty where it is not known.
         description: one sentence.
         sources: where the figures come from.
+        gpu_path: longest path between neighbouring GPUs of a node over PCIe, in the words of `nvidia-smi topo -m`;
+            empty where it is not known. Only the simulated cluster reads it.
+        calibration: what was fitted to times of this cluster; only the simulated cluster reads it.
     """
 
     SHAPE: ClassVar = Shape(
         name="a cluster file", hint="see `ncclt cluster show leonardo --json`", schema=1, bare=True, closed=True,
-        omitted=("driver",),  # so that earlier versions of ncclt can read the document
+        omitted=("driver", "gpu_path", "calibration"),  # so that earlier versions of ncclt can read the document
     )  # fmt: skip
 
     name: str
@@ -64,6 +71,8 @@ class Cluster(Documented):
     driver: str = ""
     description: str = ""
     sources: tuple[str, ...] = ()
+    gpu_path: str = ""
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         NcclVersion.parse(self.nccl_version)
@@ -73,6 +82,10 @@ class Cluster(Documented):
             raise InputError(f"unknown link class {self.link_class!r}", hint=f"one of {', '.join(LINK_CLASSES)}")
         if self.fabric not in FABRICS:
             raise InputError(f"unknown fabric {self.fabric!r}", hint=f"one of {', '.join(FABRICS)}")
+        if self.gpu_path not in GPU_PATHS:
+            raise InputError(
+                f"unknown gpu_path {self.gpu_path!r}", hint=f"one of {', '.join(GPU_PATHS[1:])}, or leave it out"
+            )
         if self.link_gbps <= 0:
             raise InputError(f"cluster {self.name!r} needs link_gbps above 0")
         if self.nodes > 1 and (self.fabric == "none" or self.nics_per_node < 1 or self.nic_gbps <= 0):

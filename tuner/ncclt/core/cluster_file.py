@@ -32,6 +32,7 @@ _MEANT = {
     "nccl_version": "that jobs load",
     "topology_hash": 'from `ncclt cluster detect`; "" = not examined',
     "driver": "NVIDIA's",
+    "gpu_path": "between GPUs of a node, as in nvidia-smi topo -m: PIX, PXB, PHB, NODE or SYS",
 }
 """Comments of the fields."""
 
@@ -111,5 +112,7 @@ def _text(value: Any) -> str:
     """Return a value as TOML; its basic strings escape as JSON does, and DEL as well."""
     if isinstance(value, list):
         return "[" + "".join(f"\n  {_text(item)}," for item in value) + ("\n]" if value else "]")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_text(item)}" for name, item in value.items()) + "}"
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else str(value)
     return text.replace("\x7f", "\\u007f")

@@ -28,7 +28,7 @@ class Shape:
         schema: version of the document, its first entry; 0 = it is part of another document.
         bare: the version is not written, and optional when read.
         closed: an unknown entry is an error; otherwise it is ignored, since newer versions may write more.
-        complete: fields with a default are required too.
+        complete: fields with a default are required too, except those that are omitted.
         omitted: fields that are not written while they have their default.
         hidden: fields that are never written.
         inlined: fields whose entries become entries of this document.
@@ -193,7 +193,8 @@ def _readers(cls: Any) -> list[tuple[str, Convert, bool, bool]]:
             read = partial(_read_interval, _reader(hints[one.name]))
         else:
             read = _reader(hints[one.name])
-        required = shape.complete or (one.default is MISSING and one.default_factory is MISSING)
+        whole = shape.complete and one.name not in shape.omitted
+        required = whole or (one.default is MISSING and one.default_factory is MISSING)
         found.append((one.name, read, one.name in shape.inlined, required))
     return found
 

@@ -94,7 +94,12 @@ class Effort:
     ] = None
     warm: Annotated[
         bool,
-        Option("Try early what was best in the nearest stored studies.", flag="--warm/--no-warm", group=Group.BUDGET),
+        Option(
+            "Begin from what was measured before on like hardware, as far as it holds here; else from NCCL's cost "
+            "model alone.",
+            flag="--warm/--no-warm",
+            group=Group.BUDGET,
+        ),
     ] = True
 
     def __post_init__(self) -> None:

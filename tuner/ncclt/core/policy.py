@@ -26,15 +26,18 @@ class Rule(Documented):
         collective: only tunable ones.
         min_bytes, max_bytes: tuning sizes, both inclusive; max_bytes None = no upper end.
         group_size: ranks of the communicator that the rule is for; 0 = any.
+        spans_nodes: whether that communicator reaches over more than one node; None = either. Groups of one size may be
+            placed in both ways: tensor parallel inside the nodes, data parallel across them.
         algorithm, protocol, channels: None = left to NCCL.
     """
 
-    SHAPE: ClassVar = Shape(complete=True)
+    SHAPE: ClassVar = Shape(complete=True, omitted=("spans_nodes",))
 
     collective: Collective
     min_bytes: int = 0
     max_bytes: int | None = None
     group_size: int = 0
+    spans_nodes: bool | None = None
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
     channels: int | None = None
@@ -44,11 +47,19 @@ class Rule(Documented):
             raise SettingError(f"no algorithm or protocol can be chosen for {self.collective}")
         if self.min_bytes < 0 or (self.max_bytes is not None and self.max_bytes < self.min_bytes):
             raise SettingError(f"a rule cannot cover {self.min_bytes} to {self.max_bytes} bytes")
+        if self.spans_nodes is not None and not self.group_size:
+            raise SettingError("a rule for groups of any size cannot say how they are placed on the nodes")
 
     @property
     def covers_all_sizes(self) -> bool:
         """Return whether the rule holds for every size and group of its collective."""
         return self.min_bytes == 0 and self.max_bytes is None and self.group_size == 0
+
+    @property
+    def precedence(self) -> tuple[int, int, str, int]:
+        """Return what rules are sorted by where the first that fits counts: one communicator's rules together."""
+        placed = 2 if self.spans_nodes is None else int(self.spans_nodes)
+        return -self.group_size, placed, self.collective.value, self.min_bytes
 
     def matches(self, message: Message) -> bool:
         """Return whether a message falls under this rule."""
@@ -57,6 +68,7 @@ class Rule(Documented):
             and self.min_bytes <= message.size_bytes
             and (self.max_bytes is None or message.size_bytes <= self.max_bytes)
             and self.group_size in (0, message.group_size)
+            and self.spans_nodes in (None, message.spans_nodes)
         )
 
 
@@ -65,7 +77,7 @@ class Policy(Documented):
     """Rules, disjoint and in order, and process-wide parameters. The empty policy is NCCL's own choice.
 
     Attributes:
-        rules: sorted by collective, group size and range; no two overlap. What no rule covers is left to NCCL.
+        rules: sorted by collective, group and range; no two overlap. What no rule covers is left to NCCL.
         parameters: process-wide parameters by catalogue name without `NCCL_`.
     """
 
@@ -75,9 +87,9 @@ class Policy(Documented):
     parameters: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.rules, key=lambda r: (r.collective, r.group_size, r.min_bytes)))
+        ordered = tuple(sorted(self.rules, key=lambda r: (r.collective, *_group(r), r.min_bytes)))
         for rule, following in itertools.pairwise(ordered):
-            same = rule.collective is following.collective and rule.group_size == following.group_size
+            same = rule.collective is following.collective and _group(rule) == _group(following)
             if same and (rule.max_bytes is None or following.min_bytes <= rule.max_bytes):
                 raise SettingError(f"two rules for {rule.collective} overlap at {following.min_bytes} bytes")
         object.__setattr__(self, "rules", ordered)
@@ -99,7 +111,7 @@ class Policy(Documented):
         found = [rule for rule in self.rules if rule.matches(message)]
         if not found:
             return Setting(parameters=self.parameters)
-        rule = max(found, key=lambda r: r.group_size)
+        rule = min(found, key=lambda r: r.precedence)
         return Setting(
             algorithm=rule.algorithm, protocol=rule.protocol, channels=rule.channels, parameters=self.parameters
         )
@@ -125,6 +137,10 @@ class Policy(Documented):
     def digest(self) -> str:
         """Return a short hash of rules and parameters."""
         return hashlib.sha256(json.dumps(self.to_document(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _group(rule: Rule) -> tuple[int, int]:
+    return rule.group_size, -1 if rule.spans_nodes is None else int(rule.spans_nodes)
 
 
 def uniform_policy(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> Policy:

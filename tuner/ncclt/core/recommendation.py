@@ -21,6 +21,9 @@ MIN_EFFECT = 0.02
 SHAPE_PARTS = {"nodes": "nodes", "gpus_per_node": "GPUs per node", "nccl_version": "NCCL version"}
 """What must be known of a job before anything is served for it: fields of `Request` and `Fingerprint` -> as text."""
 
+OPTIONAL_PARTS = {"driver": "driver", "topology_hash": "topology"}
+"""What is compared where the job names it: fields of `Request` and `Fingerprint` -> as text."""
+
 MOST_LISTED = 20
 """Most shapes listed in an error."""
 
@@ -39,6 +42,10 @@ class TimesOrigin(StrEnum):
     MEASURED = "measured"
     RECORDED = "recorded"
     SIMULATED = "simulated"
+
+
+ORIGIN_WORDS = {TimesOrigin.RECORDED: "recorded", TimesOrigin.SIMULATED: "SIMULATED"}
+"""Origins that nothing is served from unless a job allows it -> as marked everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +158,8 @@ def recommendation_id(
     """Return the id of a study's result after a number of trials: twelve hexadecimal digits of a content hash."""
     # Published ids are hashes of the repr of these records, so the name that their class had then is kept.
     said = [form and f"Delivery(policy={form.policy!r}, verdict={form.verdict!r})" for form in (table, variables)]
+    # Rules of that time did not say how their groups are placed.
+    said = [form and form.replace(", spans_nodes=None", "") for form in said]
     return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
 
 
@@ -162,6 +171,9 @@ class Request:
         cluster, model: names.
         nodes, gpus_per_node: the job's shape; None = not known.
         nccl_version: that the job will load; None = not known.
+        driver, topology_hash: of the job's machines; None = not compared.
+        allowed: origins of times that the job may be given besides measured ones.
+        job: its name, equal in all of its processes; empty = not known, so it has no part in a roll-out.
     """
 
     cluster: str
@@ -169,6 +181,10 @@ class Request:
     nodes: int | None = None
     gpus_per_node: int | None = None
     nccl_version: str | None = None
+    driver: str | None = None
+    topology_hash: str | None = None
+    allowed: frozenset[TimesOrigin] = frozenset()
+    job: str = ""
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -178,8 +194,8 @@ class Request:
     def refusal(self, fingerprint: Fingerprint) -> str:
         """Return why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
         wrong = [
-            f"{SHAPE_PARTS[part]}: measured with {getattr(fingerprint, part)}, asked for {wanted}"
-            for part in SHAPE_PARTS
+            f"{name}: measured with {getattr(fingerprint, part) or 'an unknown one'}, asked for {wanted}"
+            for part, name in (SHAPE_PARTS | OPTIONAL_PARTS).items()
             if (wanted := getattr(self, part)) is not None and wanted != getattr(fingerprint, part)
         ]
         return "; ".join(wrong)
@@ -200,14 +216,15 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
 def select(candidates: Iterable[Recommendation], request: Request, *, partly: bool = False) -> Recommendation:
     """Return the newest published revision that fits the request exactly; never the nearest one.
 
-    A measured recommendation is preferred to a recorded one, and that to a simulated one, of any age. If the newest one
+    A recorded or simulated recommendation is only served to a job that allows it, and only where none was measured; a
+    recorded one is preferred to a simulated one, of any age. If the newest one
     of a fingerprint is stale, none of that fingerprint is served: the others were measured even earlier. Another
     fingerprint that fits is still served.
 
     Args:
         candidates: newest first, in the order in which the store received them, since clocks of machines differ.
         request: the job.
-        partly: let what is not known of the job be anything: for listings, never for a job.
+        partly: let what is not known of the job be anything, and times be of any origin: for listings, never for a job.
 
     Raises:
         NoRecommendationError: nothing was published for it, nothing of that fits, or the job is not known well enough.
@@ -235,11 +252,20 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
             hint=f"add the options of one of these, newest first:{_listed(fitting, request.unknown)}",
             available=_available(fitting),
         )
-    measured = [r for r in fitting if not r.label] or [r for r in fitting if not r.simulated] or fitting
+    origins = [origin for origin in TimesOrigin if any(r.origin is origin for r in fitting)]
+    permitted = [o for o in origins if partly or o is TimesOrigin.MEASURED or o in request.allowed]
+    if not permitted:
+        was = " or ".join(ORIGIN_WORDS[origin] for origin in origins)
+        raise NoRecommendationError(
+            f"what was published for {what} was not measured there: it is {was}",
+            hint=f"run `{command}` there; `--allow {origins[0]}` ({origins[0]}=allow of the service) gives it anyway",
+            available=_available(fitting),
+        )
+    best = [r for r in fitting if r.origin is permitted[0]]
     newest_of: dict[str, Recommendation] = {}
-    for recommendation in measured:
+    for recommendation in best:
         newest_of.setdefault(recommendation.fingerprint.digest(), recommendation)
-    newest = next((r for r in newest_of.values() if not r.stale), measured[0])
+    newest = next((r for r in newest_of.values() if not r.stale), best[0])
     if newest.stale:
         raise StaleRecommendationError(
             f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
@@ -264,7 +290,7 @@ def _listed(published: Iterable[Recommendation], parts: Collection[str]) -> str:
     lines: dict[str, None] = {}
     for row in _available(published):
         options = " ".join(f"--{part.replace('_', '-')} {row[part]}" for part in SHAPE_PARTS if part in parts)
-        words = {"simulated": "SIMULATED", "recorded": "recorded", "stale": "stale"}
-        marks = ", ".join(word for mark, word in words.items() if row[mark])
+        words = {**{str(origin): word for origin, word in ORIGIN_WORDS.items()}, "stale": "stale"}
+        marks = ", ".join(word for mark, word in words.items() if row.get(mark))
         lines.setdefault(f"\n    {options}{f'   ({marks})' if marks else ''}")
     return "".join(lines)

@@ -70,6 +70,8 @@ class TrialResult:
             and the proof.
         by_plugin: the tuner plugin was loaded to force the setting, call by call where it can; None = not known, as in
             trials from before this was recorded.
+        commands: each launch as a line for a shell, variables before the program, without secrets; empty where nothing
+            was launched, as in a simulation, or the ranks were already running.
     """
 
     outcome: Outcome
@@ -79,6 +81,7 @@ class TrialResult:
     place: str = ""
     persistent: bool = False
     by_plugin: bool | None = False
+    commands: tuple[str, ...] = ()
 
 
 class Runner(Port):

@@ -11,9 +11,11 @@ from ncclt.core.recommendation import Recommendation, Request, select
 from ncclt.errors import MissingDependencyError
 from ncclt.store.location import Location, default_url, locate, no_store
 from ncclt.store.names import KnownNames
-from ncclt.store.readonly import read_names, read_published
+from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules
 
 if TYPE_CHECKING:
+    from ncclt.core.life import ClusterRules
+    from ncclt.core.rollout import RollOut
     from ncclt.store.migrate import Migration
     from ncclt.store.shipped import CatalogueEntry, profiles_folder
     from ncclt.store.store import Store
@@ -32,6 +34,8 @@ __all__ = [
     "open_to_read",
     "profiles_folder",
     "published",
+    "rolled_out",
+    "rules_of",
 ]
 
 # Imported on first use: most need SQLAlchemy, and the others would slow down the start of `ncclt env`, too.
@@ -149,6 +153,32 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
         return read_published(location, cluster=cluster, model=model)
     with open_to_read(location.url) as store:
         return store.newest(cluster=cluster, model=model)
+
+
+def rolled_out(url: str | None, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
+    """Return the running roll-outs of a pair, each with the revision that is rolled out.
+
+    Raises:
+        UsageError, StoreError: as `published`.
+    """
+    location = locate(url)
+    if location.path is not None:
+        return read_rollouts(location, cluster=cluster, model=model)
+    with open_to_read(location.url) as store:
+        return store.served_rollouts(cluster=cluster, model=model)
+
+
+def rules_of(url: str | None, *, cluster: str) -> ClusterRules:
+    """Return the rules of a cluster.
+
+    Raises:
+        UsageError, StoreError: as `published`.
+    """
+    location = locate(url)
+    if location.path is not None:
+        return read_rules(location, cluster)
+    with open_to_read(location.url) as store:
+        return store.rules(cluster)
 
 
 def known_names(url: str | None) -> KnownNames:

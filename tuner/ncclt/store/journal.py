@@ -90,9 +90,10 @@ class StudyTrialLog:
             )
 
     def add(self, trial: Trial) -> Trial:
-        """Store a claimed trial with the current time, and return it as stored."""
+        """Store a claimed trial with the current time, unless it has one, and return it as stored."""
         with self._lock:
-            kept = self._store.add_trial(self._study.id, replace(trial, started=self._now()), worker=self._worker)
+            dated = replace(trial, started=trial.started or self._now())
+            kept = self._store.add_trial(self._study.id, dated, worker=self._worker)
             self._remember(kept)
             return kept
 

@@ -54,7 +54,8 @@ def _started(process_id: int) -> str:
         return ""
 
 
-def _is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
+def is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
+    """Return whether a process has ended here, or has been silent for too long elsewhere."""
     machine, _, rest = worker.rpartition("/")[0].rpartition("/")
     if machine == _machine():
         return _started(int(rest)) != worker.rpartition("/")[2]
@@ -148,7 +149,7 @@ class Leases:
 def _bury(connection: Connection, study_id: str) -> None:
     """Delete the leases of dead workers; what they were doing is free again."""
     for row in connection.execute(_of(study_id)):
-        if _is_dead(row.worker, row.renewed_s, time.time()):
+        if is_dead(row.worker, row.renewed_s, time.time()):
             connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == row.what))
 
 

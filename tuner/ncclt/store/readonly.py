@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclt.core.recommendation import Recommendation, replaced_workload
 from ncclt.errors import StoreError
@@ -21,9 +21,14 @@ from ncclt.store.revisions import (
     FIRST_WITH_CHECKS,
     FIRST_WITH_ORIGINS,
     FIRST_WITH_RECORDS,
+    FIRST_WITH_STATES,
     VERSION_QUERY,
     known_revision,
 )
+
+if TYPE_CHECKING:
+    from ncclt.core.life import ClusterRules
+    from ncclt.core.rollout import RollOut
 
 _Row = tuple[str, str | None, str | None]
 """Documents of a recommendation, of its newest check, and of the added workload of its name."""
@@ -36,6 +41,17 @@ _ALL = "r.cluster = ? AND r.model = ?"
 _NEWEST = """
     r.sequence IN (
         SELECT max(sequence) FROM recommendations WHERE cluster = ? AND model = ? GROUP BY fingerprint, origin)
+"""
+_ACTIVE = """
+    r.sequence IN (
+        SELECT sequence FROM recommendations WHERE cluster = ?1 AND model = ?2 AND state = 'active'
+        UNION ALL SELECT c.sequence FROM rollouts AS o JOIN recommendations AS c ON c.id = o.recommendation
+        WHERE o.cluster = ?1 AND o.model = ?2 AND o.state = 'running' AND o.control = '')
+"""
+_ROLLED_OUT = """
+    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model), o.document
+    FROM rollouts AS o JOIN recommendations AS r ON r.id = o.recommendation
+    WHERE o.cluster = ? AND o.model = ? AND o.state = 'running'
 """
 _NEWEST_CHECK = """
     (SELECT document FROM {checks} recommendation = r.id ORDER BY sequence DESC LIMIT 1)
@@ -62,6 +78,46 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
         found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
         return tuple(replace(r, stale=_staleness(check) or replaced_workload(r, digest)) for r, check in found)
+
+
+def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
+    """Return the running roll-outs of a pair, each with the revision that is rolled out.
+
+    As of `Store.served_rollouts`.
+
+    Raises:
+        StoreError: as for `read_published`.
+    """
+    rows: list[tuple[str, str | None, str | None, str]] = _rows(location, _rollout_query, cluster, model)
+    if not rows:
+        return ()
+    from ncclt.core.rollout import RollOut
+
+    with stored("a roll-out"):
+        digest = _workload_digest(model, rows[0][2])
+        found = [
+            (RollOut.from_document(json.loads(said)), Recommendation.from_document(json.loads(text)), check)
+            for text, check, _, said in rows
+        ]
+        return tuple(
+            (rollout, replace(r, stale=_staleness(check) or replaced_workload(r, digest)))
+            for rollout, r, check in found
+        )
+
+
+def read_rules(location: Location, cluster: str) -> ClusterRules:
+    """Return the rules of a cluster, as of `Store.rules`.
+
+    Raises:
+        StoreError: as for `read_published`.
+    """
+    from ncclt.core.life import ClusterRules
+
+    rows: list[tuple[str]] = _rows(location, _rules_query, cluster)
+    if not rows:
+        return ClusterRules(cluster=cluster)
+    with stored(f"what the cluster {cluster} requires"):
+        return ClusterRules.from_document(json.loads(rows[0][0]))
 
 
 def read_names(location: Location) -> list[tuple[str, str]]:
@@ -132,12 +188,24 @@ def _nothing(location: Location) -> list[Any]:
 
 
 def _recommendation_query(revision: str) -> str:
-    of = _NEWEST if revision >= FIRST_WITH_ORIGINS else _ALL
+    of = _ACTIVE if revision >= FIRST_WITH_STATES else _NEWEST if revision >= FIRST_WITH_ORIGINS else _ALL
     if revision >= FIRST_WITH_RECORDS:
         return _QUERY.format(of=of, check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
     if revision >= FIRST_WITH_CHECKS:
         return _QUERY.format(of=of, check=_NEWEST_CHECK.format(checks="checks WHERE"))
     return _QUERY.format(of=of, check="NULL")
+
+
+def _rollout_query(revision: str) -> str:
+    if revision < FIRST_WITH_STATES:
+        return "SELECT NULL WHERE ? = ? AND 0"
+    return _ROLLED_OUT.format(check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
+
+
+def _rules_query(revision: str) -> str:
+    if revision < FIRST_WITH_STATES:
+        return "SELECT NULL WHERE ? AND 0"
+    return "SELECT document FROM cluster_rules WHERE cluster = ?"
 
 
 def _revision(location: Location, connection: sqlite3.Connection) -> str:

@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, delete, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, SelectBase, delete, func, insert, select, text, union_all
 
+from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
-from ncclt.store.revisions import FIRST_WITH_ORIGINS, VERSION_QUERY
-from ncclt.store.tables import changes, recommendations
+from ncclt.store.revisions import FIRST_WITH_ORIGINS, FIRST_WITH_STATES, VERSION_QUERY
+from ncclt.store.tables import changes, recommendations, rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +30,20 @@ class Changes:
     pairs: frozenset[tuple[str, str]]
 
 
-def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
-    """Store a recommendation under the next revision of its cluster, model and fingerprint; run it alone.
-
-    An equal one that is already stored is returned as it was stored.
-    """
+def find_equal(connection: Connection, recommendation: Recommendation) -> Recommendation | None:
+    """Return an equal recommendation as it was stored; None where there is none of this id, or a different one."""
     table = recommendations.c
     held = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
-    if held is not None:
-        there = _read(recommendation.id, held)
-        # A different one of the same id fails on the insert below.
-        if there == replace(recommendation, revision=there.revision, created=recommendation.created or there.created):
-            return there
+    if held is None:
+        return None
+    there = read_recommendation(recommendation.id, held)
+    same = replace(recommendation, revision=there.revision, created=recommendation.created or there.created)
+    return there if there == same else None
+
+
+def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
+    """Store a candidate under the next revision of its cluster, model and fingerprint; run it alone."""
+    table = recommendations.c
     fingerprint = recommendation.fingerprint.digest()
     alike = (table.cluster == recommendation.cluster, table.model == recommendation.model)
     newest = connection.execute(
@@ -57,9 +61,9 @@ def publish(connection: Connection, recommendation: Recommendation, *, now: str)
             created=numbered.created,
             document=to_text(numbered.to_document()),
             origin=numbered.origin.value,
+            state=RevisionState.CANDIDATE.value,
         )
     )
-    note_change(connection, cluster=numbered.cluster, model=numbered.model)
     return numbered
 
 
@@ -72,7 +76,7 @@ def note_change(connection: Connection, *, cluster: str = "", model: str) -> Non
 
 def changes_since(connection: Connection, number: int) -> Changes | None:
     """Return what has changed after a number; None in a store that was not migrated to note it."""
-    if not _has_origins(connection):
+    if _revision(connection) < FIRST_WITH_ORIGINS:
         return None
     found = connection.execute(select(changes).where(changes.c.number > number)).all()
     return Changes(
@@ -82,21 +86,46 @@ def changes_since(connection: Connection, number: int) -> Changes | None:
 
 
 def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return the newest recommendation of each fingerprint and origin, newest first: all that a job can be given."""
-    if not _has_origins(connection):
+    """Return what jobs can be given, newest first: of each fingerprint and origin the active revision.
+
+    Where there is none, the one that is rolled out to a share of the jobs.
+    """
+    revision = _revision(connection)
+    if revision < FIRST_WITH_ORIGINS:
         return find_recommendations(connection, cluster=cluster, model=model, study=None)
     table = recommendations.c
-    newest = (
-        select(func.max(table.sequence))
-        .where(table.cluster == cluster, table.model == model)
-        .group_by(table.fingerprint, table.origin)
-    )
-    query = select(table.id, table.document).where(table.sequence.in_(newest)).order_by(table.sequence.desc())
-    return tuple(_read(row.id, row.document) for row in connection.execute(query))
+    of = (table.cluster == cluster, table.model == model)
+    if revision < FIRST_WITH_STATES:
+        wanted: SelectBase = select(func.max(table.sequence)).where(*of).group_by(table.fingerprint, table.origin)
+    else:
+        alone = (*_running(cluster, model), rollouts.c.control == "")
+        wanted = union_all(
+            select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
+            select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
+        )
+    query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
+    return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 
-def _has_origins(connection: Connection) -> bool:
-    return (connection.execute(text(VERSION_QUERY)).scalar() or "") >= FIRST_WITH_ORIGINS
+def find_rolled_out(connection: Connection, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
+    """Return the running roll-outs of a pair, each with the revision that is rolled out."""
+    joined = rollouts.join(recommendations, recommendations.c.id == rollouts.c.recommendation)
+    columns = (recommendations.c.id, recommendations.c.document, rollouts.c.document.label("rollout"))
+    found = []
+    for row in connection.execute(select(*columns).select_from(joined).where(*_running(cluster, model))):
+        with stored(f"a roll-out of {row.id}"):
+            rollout = RollOut.from_document(json.loads(row.rollout))
+        found.append((rollout, read_recommendation(row.id, row.document)))
+    return tuple(found)
+
+
+def _running(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
+    table = rollouts.c
+    return (table.cluster == cluster, table.model == model, table.state == RollOutState.RUNNING.value)
+
+
+def _revision(connection: Connection) -> str:
+    return connection.execute(text(VERSION_QUERY)).scalar() or ""
 
 
 def find_recommendations(
@@ -108,7 +137,7 @@ def find_recommendations(
     for column, wanted in ((table.cluster, cluster), (table.model, model), (table.study, study)):
         if wanted is not None:
             query = query.where(column == wanted)
-    return tuple(_read(row.id, row.document) for row in connection.execute(query))
+    return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 
 def newest_of(connection: Connection, study_ids: Iterable[str]) -> dict[str, Recommendation]:
@@ -116,7 +145,7 @@ def newest_of(connection: Connection, study_ids: Iterable[str]) -> dict[str, Rec
     table = recommendations.c
     newest = select(func.max(table.sequence)).where(table.study.in_(list(study_ids))).group_by(table.study)
     query = select(table.study, table.id, table.document).where(table.sequence.in_(newest))
-    return {row.study: _read(row.id, row.document) for row in connection.execute(query)}
+    return {row.study: read_recommendation(row.id, row.document) for row in connection.execute(query)}
 
 
 def get_recommendation(connection: Connection, id: str) -> Recommendation:
@@ -128,9 +157,10 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
     document = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
     if document is None:
         raise NotFoundError(f"there is no recommendation {id!r}", hint="`ncclt studies list` shows what was published")
-    return _read(id, document)
+    return read_recommendation(id, document)
 
 
-def _read(id: str, document: str) -> Recommendation:
+def read_recommendation(id: str, document: str) -> Recommendation:
+    """Return the recommendation of a stored document."""
     with stored(f"the recommendation {id}"):
         return Recommendation.from_document(json.loads(document))

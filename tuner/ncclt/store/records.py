@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
 
 from ncclt.core.attestation import Attestation
+from ncclt.core.life import By
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, replaced_workload
@@ -23,9 +24,11 @@ from ncclt.store.catalogue import WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
+from ncclt.store.life import verified
 from ncclt.store.recommendations import get_recommendation, note_change
 from ncclt.store.revisions import EARLIER_TABLES, FIRST_WITH_RECORDS, VERSION_QUERY
 from ncclt.store.tables import records
+from ncclt.user_dirs import account_name
 
 Record = TypeVar("Record", Check, Attestation, Preflight, Verification)
 
@@ -208,12 +211,13 @@ class Records:
 
     @repeatable
     def add_verification(self, verification: Verification) -> None:
-        """Store a verification; StoreError if another one of this id is already stored."""
+        """Store a verification, which a candidate may await; StoreError if another one of this id is already stored."""
         with self._database.alone(conflict=f"the verification {verification.id} is already stored") as connection:
             VERIFICATIONS.add(
                 connection, verification, model=verification.model,
                 recommendation=verification.recommendation, word=verification.verdict.decision.value,
             )  # fmt: skip
+            verified(connection, verification, By(who=account_name()), now=verification.created)
 
     @repeatable
     def verifications(

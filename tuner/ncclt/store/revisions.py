@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
 """Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
@@ -24,6 +24,11 @@ FIRST_WITH_ORIGINS = "0008"
 
 FIRST_WITH_KEYS = "0009"
 """The revision that added the keys of the service."""
+
+FIRST_WITH_STATES = "0010"
+"""The revision that added states, history and roll-outs; before it the newest of each fingerprint was served."""
+FIRST_WITH_JOBS = "0011"
+"""The revision that added workers and rules of tuning jobs."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -11,24 +11,30 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.life import By, RevisionState
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.study import Study, StudyState, Trial
+from ncclt.core.study import BegunFrom, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
-from ncclt.store import recommendations, studies, summaries, trials
+from ncclt.store import life, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
+from ncclt.store.job_workers import JobWorkers
 from ncclt.store.keys import Keys
 from ncclt.store.leases import Leases, close_claim
+from ncclt.store.lives import Lives
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
+from ncclt.store.overview import Overview
 from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
 from ncclt.store.records import Records, with_staleness
 from ncclt.store.shipped import CatalogueEntry, named_clusters, profiles_folder, shipped_workloads
-from ncclt.store.summaries import StudyPage
+from ncclt.store.summaries import StudyPage, row_counts
+from ncclt.store.trial_list import TrialLists
+from ncclt.user_dirs import account_name
 
 Answer = TypeVar("Answer")
 
@@ -38,7 +44,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store(Records, Leases, Keys):
+class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.
@@ -107,6 +113,12 @@ class Store(Records, Leases, Keys):
     def ping(self) -> None:
         """Query the database; StoreError if it cannot be reached."""
         migration(self._database)
+
+    @repeatable
+    def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
+        """Return how many rows there are, by what tells them apart; see `summaries.row_counts`."""
+        with self._database.reading() as connection:
+            return row_counts(connection)
 
     @repeatable
     def require_writable(self) -> None:
@@ -227,6 +239,22 @@ class Store(Records, Leases, Keys):
             )
 
     @repeatable
+    def studies_where(self, alike: Callable[[Study], bool], *, simulated: bool, most: int) -> tuple[Study, ...]:
+        """Return the newest studies of which `alike` is true, newest first; a thousand are looked at."""
+        with self._database.reading() as connection:
+            return studies.studies_where(connection, alike, simulated=simulated, most=most)
+
+    @repeatable
+    def keep_sources(self, study_id: str, begun_from: Sequence[BegunFrom], *, again: bool) -> Study:
+        """Store what a study began from, and return it; unless `again`, what is stored already stays.
+
+        Raises:
+            NotFoundError: there is no such study.
+        """
+        with self._database.alone() as connection:
+            return studies.keep_sources(connection, study_id, begun_from, again=again, now=self._clock())
+
+    @repeatable
     def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:
         """Store a trial with its measurements, all or nothing; when this returns, it survives kill -9.
 
@@ -281,10 +309,18 @@ class Store(Records, Leases, Keys):
     # --- recommendations ---
 
     @repeatable
-    def publish(self, recommendation: Recommendation) -> Recommendation:
+    def publish(
+        self, recommendation: Recommendation, *, by: By | None = None, unverified: bool = False
+    ) -> Recommendation:
         """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
-        It is read back in the way in which jobs will read it.
+        It becomes active, unless the rules of its cluster, a pin or `unverified` make it wait as a candidate. It is
+        read back in the way in which jobs will read it.
+
+        Args:
+            recommendation: what is published.
+            by: who publishes it, and why; None = this account.
+            unverified: jobs get it once `ncclt verify` has shown a gain of step time.
 
         Raises:
             StoreError: another one of this id is already published, or the file is damaged.
@@ -292,23 +328,35 @@ class Store(Records, Leases, Keys):
         conflict = f"the recommendation {recommendation.id} is already published"
         self._database.require_sound()
         with self._database.alone(conflict=conflict) as connection:
-            kept = recommendations.publish(connection, recommendation, now=self._clock())
-        if self.path is None:
-            served = self.newest(cluster=kept.cluster, model=kept.model)
-        else:
-            served = read_published(self._database.location, cluster=kept.cluster, model=kept.model)
-        newest = {(r.fingerprint, r.origin): dataclasses.replace(r, stale="") for r in served}
-        there = newest.get((kept.fingerprint, kept.origin))
-        if there is None or there.revision < kept.revision or (there.revision == kept.revision and there != kept):
+            kept = recommendations.find_equal(connection, recommendation)
+            if kept is None:
+                now = self._clock()
+                kept = recommendations.publish(connection, recommendation, now=now)
+                life.enter(connection, kept, by or By(who=account_name()), unverified=unverified, now=now)
+        if not self._comes_back(kept):
             raise StoreError(
                 f"the recommendation {kept.id} was stored in {self.shown} and does not come back as it was",
                 hint="the store is damaged; restore a backup or name another store with --storage",
             )
         return kept
 
+    def _comes_back(self, kept: Recommendation) -> bool:
+        """Return whether a revision is read as it was published: an active one by jobs, or a later one in its place."""
+        if self.status(kept.id).state not in (RevisionState.ACTIVE, RevisionState.STALE):
+            return dataclasses.replace(self.recommendation(kept.id), stale="") == kept
+        if self.path is None:
+            served = self.newest(cluster=kept.cluster, model=kept.model)
+        else:
+            served = read_published(self._database.location, cluster=kept.cluster, model=kept.model)
+        there = {(r.fingerprint, r.origin): r for r in served}.get((kept.fingerprint, kept.origin))
+        return there is not None and (there.id != kept.id or dataclasses.replace(there, stale="") == kept)
+
     @repeatable
     def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-        """Return the newest recommendation of each fingerprint and origin, newest first; for `select`.
+        """Return the active recommendation of each fingerprint and origin, newest first; for `select`.
+
+        Where none is active, the one that is being rolled out; what a job of a roll-out gets, `ncclt.deliver.variant`
+        decides.
 
         Args:
             cluster, model: names.

@@ -17,7 +17,7 @@ from ncclt.errors import UsageError
 from ncclt.store.recommendations import newest_of
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
-from ncclt.store.tables import trials
+from ncclt.store.tables import recommendations, records, rollouts, studies, trials
 
 MAX_LIMIT = 500
 """Largest page."""
@@ -65,7 +65,7 @@ def study_page(
     cluster: str | None,
     model: str | None,
 ) -> StudyPage:
-    """Return a page of studies, as `Store.studies`; their recommendations say whether they are stale."""
+    """Return a page of studies, as `Store.studies`."""
     if not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"the limit must be 1 to {MAX_LIMIT}, not {limit}")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
@@ -73,12 +73,28 @@ def study_page(
     before = None if cursor is None else int(cursor)
     rows = study_rows(connection, limit=limit + 1, before=before, cluster=cluster, model=model)
     shown = list(rows.items())[:limit]
-    ids = [study.id for _, study in shown]
+    items = summarised(connection, shipped, [study for _, study in shown])
+    return StudyPage(items=items, next_cursor=str(shown[-1][0]) if len(rows) > limit else None)
+
+
+def summarised(
+    connection: Connection, shipped: Mapping[str, Workload], found: Sequence[Study], *, proven_too: bool = True
+) -> tuple[StudySummary, ...]:
+    """Return some studies at a glance, in their order; their recommendations say whether they are stale.
+
+    Args:
+        connection: in a transaction.
+        shipped: the workloads that come with ncclt, by name.
+        found: the studies.
+        proven_too: also read the times of studies whose verdict has its own, which takes long with many trials.
+    """
+    ids = [study.id for study in found]
     counts = _counts(connection, ids)
-    scores = _median_scores(connection, ids)
     published = tuple(newest_of(connection, ids).values())
     recommended = {r.study: r for r in with_staleness(connection, published, shipped)}
-    items = tuple(
+    proven = {r.study for r in published if r.table.verdict.blocks and not proven_too}
+    scores = _median_scores(connection, [id for id in ids if id not in proven])
+    return tuple(
         StudySummary(
             study=study,
             trials=counts.get(study.id, 0),
@@ -86,9 +102,25 @@ def study_page(
             default_us=scores[study.id].get(DEFAULT.digest()),
             recommendation=recommended.get(study.id),
         )
-        for _, study in shown
+        for study in found
     )
-    return StudyPage(items=items, next_cursor=str(shown[-1][0]) if len(rows) > limit else None)
+
+
+def row_counts(connection: Connection) -> dict[str, dict[tuple[str, ...], int]]:
+    """Return the rows of studies and roll-outs by (cluster, state), trials by (outcome,), recommendations by (cluster,
+    origin) and records by (kind, result).
+    """
+    columns = {
+        "studies": (studies.c.cluster, studies.c.state),
+        "trials": (trials.c.outcome,),
+        "recommendations": (recommendations.c.cluster, recommendations.c.origin),
+        "records": (records.c.kind, records.c.word),
+        "rollouts": (rollouts.c.cluster, rollouts.c.state),
+    }
+    return {
+        name: {tuple(row[:-1]): row[-1] for row in connection.execute(select(*by, func.count()).group_by(*by))}
+        for name, by in columns.items()
+    }
 
 
 def _counts(connection: Connection, ids: Sequence[str]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -51,6 +52,7 @@ studies = Table(
     UniqueConstraint("id", name="uq_studies_id"),
     UniqueConstraint("name", name="uq_studies_name"),
     Index("ix_studies_cluster_model", "cluster", "model"),
+    Index("ix_studies_state", "state", "cluster", "model"),
 )
 
 trials = Table(
@@ -64,6 +66,7 @@ trials = Table(
     Column("score_us", Float),
     Column("started", String, nullable=False),
     Column("document", Text, nullable=False),
+    Index("ix_trials_score", "study", "phase", "setting", "score_us"),
 )
 
 # What only one worker may do: a trial, the end of a study. A row is deleted when that is done, or when its worker is
@@ -108,10 +111,14 @@ recommendations = Table(
     Column("created", String, nullable=False),
     Column("document", Text, nullable=False),
     Column("origin", String, nullable=False),
+    Column("state", String, nullable=False, server_default="active"),
+    Column("pinned", Boolean, nullable=False, server_default=false()),
+    Column("unverified", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("id", name="uq_recommendations_id"),
     UniqueConstraint("cluster", "model", "fingerprint", "revision", name="uq_recommendations_revision"),
     Index("ix_recommendations_study", "study"),
-    Index("ix_recommendations_newest", "cluster", "model", "fingerprint", "origin", "sequence"),
+    Index("ix_recommendations_newest", "cluster", "model", "fingerprint", "origin", "sequence", "state"),
+    Index("ix_recommendations_state", "cluster", "model", "state", "sequence"),
 )
 
 # When what jobs of a workload on a cluster are given last changed: services drop their answers by it. The numbers are
@@ -154,4 +161,75 @@ keys = Table(
     Column("document", Text, nullable=False),
     UniqueConstraint("id", name="uq_keys_id"),
     UniqueConstraint("digest", name="uq_keys_digest"),
+)
+
+# Who did what to revisions and rules, and why. Triggers refuse to change or delete a row.
+history = Table(
+    "history",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("cluster", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("who", String, nullable=False),
+    Column("why", String, nullable=False),
+    Column("created", String, nullable=False),
+    Index("ix_history_recommendation", "recommendation", "sequence"),
+    Index("ix_history_cluster", "cluster", "sequence"),
+)
+
+cluster_rules = Table(
+    "cluster_rules",
+    metadata,
+    Column("cluster", String, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("cluster", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("control", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("id", name="uq_rollouts_id"),
+    Index("ix_rollouts_state", "cluster", "model", "state"),
+    Index("ix_rollouts_recommendation", "recommendation"),
+)
+
+# Step times that jobs of roll-outs reported, one per job, in their order of arrival.
+job_times = Table(
+    "job_times",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("rollout", String, nullable=False),
+    Column("job", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("step_us", Float, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("created", String, nullable=False),
+    UniqueConstraint("rollout", "job", name="uq_job_times_job"),
+)
+# Workers that take tuning jobs of a cluster. A row is deleted when its worker has left, or was dead and its jobs were
+# given back.
+job_workers = Table(
+    "job_workers",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("cluster", String, nullable=False),
+    Column("renewed_s", Float, nullable=False),
+)
+
+# When a workload is tuned again by itself.
+job_rules = Table(
+    "job_rules",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("cluster", String, nullable=False),
+    Column("document", Text, nullable=False),
 )

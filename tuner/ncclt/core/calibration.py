@@ -1,0 +1,88 @@
+"""What was fitted to a cluster's own times: factors on the constants of the simulated hardware, and where they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ncclt.core.documents import Documented, Shape
+
+BEYOND = 2.0
+"""Sizes and nodes beyond this multiple of the fitted ones, or below its inverse, are extrapolated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant(Documented):
+    """One fitted constant.
+
+    Attributes:
+        name: of the constant, such as `base.ll` or `net_channel`.
+        factor: fitted value against the one that the simulated cluster has without calibration.
+        low, high: 95 % interval of the factor.
+    """
+
+    name: str
+    factor: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration(Documented):
+    """Fitted constants and what they were fitted to.
+
+    Attributes:
+        constants: those that the times determine; every other one keeps its usual value.
+        ll128: whether NCCL's own choice uses LL128 there; None = as its rule says.
+        channels: factor on the channels of NCCL's own choice.
+        tree_bytes: largest message for which NCCL's own choice may be a tree there; None = as its model says.
+        most_channels: most channels that a forced setting ran with there; 0 = as the graph of its links has.
+        probed: whether forced settings were among the times. Without them the times are calibrated, the ranking is not.
+        points: times that were fitted.
+        error: median relative error at the fitted points.
+        least_bytes, most_bytes: smallest and largest fitted message.
+        least_nodes, most_nodes: fewest and most nodes fitted.
+        sources: where the times come from.
+    """
+
+    SHAPE: ClassVar = Shape(omitted=("ll128", "channels", "tree_bytes", "most_channels"))
+
+    constants: tuple[Constant, ...]
+    ll128: bool | None = None
+    channels: float = 1.0
+    tree_bytes: int | None = None
+    most_channels: int = 0
+    probed: bool
+    points: int
+    error: float
+    least_bytes: int
+    most_bytes: int
+    least_nodes: int
+    most_nodes: int
+    sources: tuple[str, ...] = ()
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """Return name -> factor."""
+        return {one.name: one.factor for one in self.constants}
+
+    @property
+    def sentence(self) -> str:
+        """Say what was calibrated, as it is shown to people."""
+        what = (
+            "times and ranking calibrated"
+            if self.probed
+            else "times calibrated, ranking not: no forced setting was among the times"
+        )
+        return f"{what}; {self.points} times, median error {self.error:.1%}"
+
+    def beyond(self, size_bytes: int, nodes: int) -> str:
+        """Return what of a prediction is extrapolated, empty where nothing is."""
+        found = []
+        if not self.least_bytes / BEYOND <= size_bytes <= self.most_bytes * BEYOND:
+            found.append("size")
+        # Times within one node say nothing about the network, and the other way round.
+        other = (nodes == 1 < self.least_nodes) or (nodes > 1 == self.most_nodes)
+        if other or not self.least_nodes / BEYOND <= nodes <= self.most_nodes * BEYOND:
+            found.append("nodes")
+        return " and ".join(found)

@@ -1,0 +1,221 @@
+"""A tuning job: a study that a user or a rule requests, and a worker runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.documents import Documented, Shape
+from ncclt.core.effort import Effort
+from ncclt.core.workload import Workload
+from ncclt.errors import UsageError
+
+FIRST_PRIORITY, LAST_PRIORITY = 1, 9
+
+USUAL_PRIORITY = 5
+
+_USUAL = Effort()
+
+
+class JobState(StrEnum):
+    """Progress of a tuning job."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Return whether nothing more will happen to the job."""
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningJob(Documented):
+    """What is to be tuned, where, and what it may cost.
+
+    Attributes:
+        id: of the job.
+        cluster: name.
+        model: name of the workload.
+        nodes, gpus_per_node, nccl_version: of the training; None = the cluster's.
+        trials, seconds, gpu_hours, blocks, seed, prove_variables: as in `Effort`.
+        priority: 1 is taken first, 9 last.
+        study: name of its study; jobs that ask for the same share one, so a repeated job launches nothing.
+        created: ISO time.
+        by: the key or the rule that requested it; empty = no key.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    SHAPE: ClassVar = Shape(name="a tuning job", error=UsageError, schema=1)
+
+    id: str
+    cluster: str
+    model: str
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    nccl_version: str | None = None
+    trials: int = _USUAL.trials
+    seconds: float | None = None
+    gpu_hours: float | None = None
+    blocks: int = _USUAL.blocks
+    seed: int = 0
+    prove_variables: bool = False
+    priority: int = USUAL_PRIORITY
+    study: str = ""
+    created: str = ""
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        Effort(trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks)
+        if not FIRST_PRIORITY <= self.priority <= LAST_PRIORITY:
+            raise UsageError(
+                f"the priority must be {FIRST_PRIORITY} to {LAST_PRIORITY}, not {self.priority}",
+                hint=f"{FIRST_PRIORITY} is taken first",
+            )
+        for field in ("nodes", "gpus_per_node"):
+            if (count := getattr(self, field)) is not None and count < 1:
+                raise UsageError(f"{field} must be at least 1, not {count}")
+
+    def on(self, cluster: Cluster, workload: Workload, *, again: bool) -> TuningJob:
+        """Return the job with the name of its study.
+
+        Args:
+            cluster, workload: those that it names, as they are now: when they change, it is another study.
+            again: measure again although the same was tuned before.
+
+        Raises:
+            UsageError: the workload does not fit the shape.
+        """
+        sized = cluster.sized(nodes=self.nodes, gpus_per_node=self.gpus_per_node, nccl_version=self.nccl_version)
+        placed = workload.placed(nodes=sized.nodes, gpus_per_node=sized.gpus_per_node)
+        same = [sized.fingerprint().digest(), sized.driver, placed.digest(), self.seed, self.id if again else ""]
+        mark = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:8]
+        return replace(self, study=f"{self.model}-{self.cluster}-{sized.nodes}x{sized.gpus_per_node}-job-{mark}")
+
+    def same_as(self, other: TuningJob) -> bool:
+        """Return whether both ask for the same: id, time and who asked do not count."""
+        return replace(self, id=other.id, study=other.study, created=other.created, by=other.by) == other
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return it as arguments of `ncclt tune`."""
+        given: dict[str, Any] = {
+            "model": self.model, "cluster": self.cluster, "nodes": self.nodes, "gpus-per-node": self.gpus_per_node,
+            "nccl-version": self.nccl_version, "trials": self.trials, "time": self.seconds,
+            "gpu-hours": self.gpu_hours, "blocks": self.blocks, "seed": self.seed, "study": self.study,
+        }  # fmt: skip
+        words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        return (*words, "--prove-variables") if self.prove_variables else tuple(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(Documented):
+    """How a tuning job ended.
+
+    Attributes:
+        state: one of those of an end.
+        reason: why, in a sentence.
+        study: id of its study; empty = none was opened.
+        trials: of the study.
+        recommendation: id of what it published; empty = nothing.
+        decision: the verdict's word; empty without one.
+        simulated: whether trials were simulated; `recorded` names the recording that was replayed.
+    """
+
+    SHAPE: ClassVar = Shape(name="the result of a tuning job", schema=1)
+
+    state: JobState
+    reason: str = ""
+    study: str = ""
+    trials: int = 0
+    recommendation: str = ""
+    decision: str = ""
+    simulated: bool = False
+    recorded: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus(Documented):
+    """A tuning job and where it stands.
+
+    Attributes:
+        job: as it was asked for.
+        state: of the job.
+        cancelling: whether its end was asked for while it runs.
+        worker: that runs or ran it last.
+        started, ended: ISO times; empty = not yet.
+        taken_over: how often its worker died and another took it.
+        result: None before its end, and of a job that was cancelled in the queue.
+    """
+
+    job: TuningJob
+    state: JobState
+    cancelling: bool = False
+    worker: str = ""
+    started: str = ""
+    ended: str = ""
+    taken_over: int = 0
+    result: JobResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """The jobs of a cluster that have not ended, in one state.
+
+    Attributes:
+        cluster: its name.
+        state: `queued` or `running`.
+        jobs: how many.
+        oldest_s: Unix time at which the oldest of them was requested.
+    """
+
+    cluster: str
+    state: JobState
+    jobs: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRule(Documented):
+    """When a workload is tuned again by itself on a cluster.
+
+    Attributes:
+        id: of the rule.
+        job: what is requested then; its id, study and times do not count.
+        fingerprint_changed: when the cluster no longer has the fingerprint that the newest recommendation is for.
+        stale: when the newest recommendation is stale.
+        every_days: so often, counted from the newest recommendation; None = never.
+        created: ISO time.
+    """
+
+    SHAPE: ClassVar = Shape(name="a rule", error=UsageError, schema=1)
+
+    id: str
+    job: TuningJob
+    fingerprint_changed: bool = False
+    stale: bool = False
+    every_days: int | None = None
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.fingerprint_changed or self.stale or self.every_days):
+            raise UsageError("a rule needs a reason", hint="fingerprint_changed, stale, or every_days")
+        if self.every_days is not None and not 1 <= self.every_days <= 3650:
+            raise UsageError(f"every_days must be 1 to 3650, not {self.every_days}")
+
+    @property
+    def words(self) -> str:
+        """Return as text when it requests a job."""
+        said = {
+            "the fingerprint has changed": self.fingerprint_changed, "stale": self.stale,
+            f"every {self.every_days} days": self.every_days,
+        }  # fmt: skip
+        return ", ".join(word for word, meant in said.items() if meant)

@@ -1,0 +1,122 @@
+"""Which workers take tuning jobs, and the rules by which workloads are tuned again, as rows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+
+from sqlalchemy import delete, insert, select, update
+
+from ncclt.core.tuning_job import JobRule
+from ncclt.errors import NotFoundError
+from ncclt.store.database import Database
+from ncclt.store.documents import stored, to_text
+from ncclt.store.failures import repeatable
+from ncclt.store.leases import is_dead
+from ncclt.store.tables import job_rules, job_workers
+
+SETTLE_S = 5.0
+"""How long the jobs of a dead worker rest at least: its guardian ends what it had launched meanwhile."""
+
+
+class JobWorkers:
+    """The part of a store that keeps workers and rules of tuning jobs; see `Store`."""
+
+    _database: Database
+    is_patient: bool
+
+    @repeatable
+    def enter_worker(self, worker: str, *, cluster: str) -> None:
+        """Register a worker of a cluster; one that is registered stays so."""
+        with self._database.alone() as connection:
+            if connection.execute(select(job_workers.c.name).where(job_workers.c.name == worker)).first() is None:
+                connection.execute(insert(job_workers).values(name=worker, cluster=cluster, renewed_s=time.time()))
+
+    @repeatable
+    def renew_worker(self, worker: str) -> bool:
+        """Say that a worker lives; False = it was assumed dead, and its jobs are others' now."""
+        with self._database.alone() as connection:
+            mine = update(job_workers).where(job_workers.c.name == worker)
+            return bool(connection.execute(mine.values(renewed_s=time.time())).rowcount)
+
+    @repeatable
+    def leave_worker(self, worker: str) -> None:
+        """Forget a worker that has given its jobs back."""
+        with self._database.alone() as connection:
+            connection.execute(delete(job_workers).where(job_workers.c.name == worker))
+
+    @repeatable
+    def bury_workers(
+        self,
+        cluster: str,
+        *,
+        holders: Callable[[], Iterable[str]],
+        give_back: Callable[[str], None],
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """Give back the jobs of each worker of a cluster that is dead or not registered, and forget it.
+
+        No other process writes to the store meanwhile, so each worker is buried by one. If that one dies before it
+        has finished, the next one does it again, and finds what is still the dead worker's.
+
+        Args:
+            cluster: its name.
+            holders: returns the workers that hold jobs of the cluster. One of them may have been buried by mistake
+                and have taken a job before it noticed.
+            give_back: returns the jobs of a worker to the queue; may be called again for the same worker.
+            settle_s: without a renewal for less than this, a worker that has died is left alone.
+        """
+        with self._database.alone() as connection:
+            now_s = time.time()
+            rows = connection.execute(select(job_workers)).all()
+            dead = [
+                row.name
+                for row in rows
+                if row.cluster == cluster
+                and now_s - row.renewed_s >= settle_s
+                and is_dead(row.name, row.renewed_s, now_s)
+            ]
+            registered = {row.name for row in rows}
+            for name in (*dead, *(name for name in holders() if name not in registered)):
+                give_back(name)
+                connection.execute(delete(job_workers).where(job_workers.c.name == name))
+
+    @repeatable
+    def workers_of(self, cluster: str) -> tuple[str, ...]:
+        """Return the workers of a cluster that live, by name."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(job_workers).where(job_workers.c.cluster == cluster)).all()
+        return tuple(sorted(row.name for row in rows if not is_dead(row.name, row.renewed_s, time.time())))
+
+    @repeatable
+    def add_job_rule(self, rule: JobRule) -> None:
+        """Store a rule; one of its id is replaced."""
+        with self._database.alone() as connection:
+            connection.execute(delete(job_rules).where(job_rules.c.id == rule.id))
+            row = {"id": rule.id, "cluster": rule.job.cluster, "document": to_text(rule.to_document())}
+            connection.execute(insert(job_rules).values(**row))
+
+    @repeatable
+    def job_rules(self, *, cluster: str | None = None) -> tuple[JobRule, ...]:
+        """Return rules by id; of one cluster, or all."""
+        query = select(job_rules).order_by(job_rules.c.id)
+        if cluster is not None:
+            query = query.where(job_rules.c.cluster == cluster)
+        found = []
+        with self._database.reading() as connection:
+            for row in connection.execute(query):
+                with stored(f"the rule {row.id}"):
+                    found.append(JobRule.from_document(json.loads(row.document)))
+        return tuple(found)
+
+    @repeatable
+    def remove_job_rule(self, id: str) -> None:
+        """Remove a rule.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        with self._database.alone() as connection:
+            if not connection.execute(delete(job_rules).where(job_rules.c.id == id)).rowcount:
+                raise NotFoundError(f"there is no rule {id!r}", hint="`ncclt jobs rules` shows all")

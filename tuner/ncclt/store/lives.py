@@ -1,0 +1,252 @@
+"""The part of a store that changes and shows the lives of revisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sqlalchemy import insert, select
+
+from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionState, RevisionStatus
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.rollout import JobTime, RollOut, RollOutState
+from ncclt.core.workload import Workload
+from ncclt.errors import ConflictError, NotFoundError, UsageError
+from ncclt.store import life
+from ncclt.store.database import Database
+from ncclt.store.failures import repeatable
+from ncclt.store.recommendations import find_rolled_out, get_recommendation, read_recommendation
+from ncclt.store.records import with_staleness
+from ncclt.store.tables import history, job_times, recommendations, rollouts
+
+MOST_LISTED = 500
+"""Most rows of one answer."""
+
+
+class Lives:
+    """The part of a store that changes and shows the lives of revisions; see `Store`.
+
+    What changes one raises NotFoundError for an unknown id, and ConflictError where its state does not allow it: of two
+    that approve one candidate at once, the second one fails, with the name of the first.
+    """
+
+    _database: Database
+    _clock: Callable[[], str]
+    is_patient: bool
+
+    if TYPE_CHECKING:
+
+        @cached_property
+        def _shipped_workloads(self) -> dict[str, Workload]: ...
+
+    def approve(self, id: str, by: By, *, percent: int | None = None, loss_limit: float | None = None) -> str:
+        """Approve a candidate and give it to jobs; return the id of its roll-out, empty where all jobs get it.
+
+        Args:
+            id: of the candidate.
+            by: who approves, and why; where the cluster requires it, another person than the publisher.
+            percent: of the jobs that get it; None = as the rules of its cluster say.
+            loss_limit: loss of step time beyond which the roll-out ends, likewise.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        checked = ClusterRules(cluster="", percent=percent or 100, loss_limit=loss_limit or 0.0)
+        if percent is not None and percent != checked.percent:
+            raise UsageError(f"a roll-out is for 1 to 100 % of the jobs, not {percent}")
+        with self._database.alone() as connection:
+            return life.approve(connection, id, by, percent=percent, loss_limit=loss_limit, now=self._clock())
+
+    def activate(self, id: str, by: By) -> None:
+        """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
+        with self._database.alone() as connection:
+            life.activate(connection, id, by, now=self._clock())
+
+    def roll_back(self, id: str, by: By) -> None:
+        """Make an earlier revision active again."""
+        with self._database.alone() as connection:
+            found = with_staleness(connection, (get_recommendation(connection, id),), self._shipped_workloads)[0]
+            if found.stale:
+                raise ConflictError(
+                    f"the revision {id} is stale: {found.stale}",
+                    hint="`ncclt check` measures it again once that is repaired",
+                )
+            life.roll_back(connection, id, by, now=self._clock())
+
+    def pin(self, id: str, by: By) -> None:
+        """Give jobs this active or retired revision, whatever is published later."""
+        with self._database.alone() as connection:
+            life.pin(connection, id, by, now=self._clock())
+
+    def unpin(self, id: str, by: By) -> None:
+        """Let later revisions replace this one again."""
+        with self._database.alone() as connection:
+            life.unpin(connection, id, by, now=self._clock())
+
+    def retire(self, id: str, by: By) -> None:
+        """Give a revision to no job any more."""
+        with self._database.alone() as connection:
+            life.retire(connection, id, by, now=self._clock())
+
+    @repeatable
+    def rules(self, cluster: str) -> ClusterRules:
+        """Return what a cluster requires before all jobs get what was published."""
+        with self._database.reading() as connection:
+            return life.rules_of(connection, cluster) if life.has_states(connection) else ClusterRules(cluster=cluster)
+
+    def set_rules(self, rules: ClusterRules, by: By) -> None:
+        """Store what a cluster requires, for what is published from now on."""
+        with self._database.alone() as connection:
+            life.set_rules(connection, rules, by, now=self._clock())
+
+    @repeatable
+    def history(
+        self,
+        *,
+        cluster: str | None = None,
+        recommendation: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> tuple[LifeEvent, ...]:
+        """Return entries of the history, newest first; none in a store that was not migrated.
+
+        Args:
+            cluster: name; None = any.
+            recommendation: id of a revision; None = any.
+            before: only entries with a lower number; None = from the newest one.
+            limit: how many at most, up to `MOST_LISTED`.
+        """
+        query = select(history).order_by(history.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        if before is not None:
+            query = query.where(history.c.sequence < before)
+        for column, value in ((history.c.cluster, cluster), (history.c.recommendation, recommendation)):
+            if value is not None:
+                query = query.where(column == value)
+        with self._database.reading() as connection:
+            if not life.has_states(connection):
+                return ()
+            return tuple(life.read_event(row) for row in connection.execute(query))
+
+    @repeatable
+    def statuses(
+        self, *, cluster: str | None = None, model: str | None = None, id: str | None = None, limit: int = 100
+    ) -> tuple[RevisionStatus, ...]:
+        """Return revisions with their states, newest first.
+
+        Args:
+            cluster, model, id: names; None = any.
+            limit: how many at most, up to `MOST_LISTED`.
+
+        Raises:
+            ConflictError: the store was not migrated to keep states.
+        """
+        query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        for column, value in (
+            (recommendations.c.cluster, cluster), (recommendations.c.model, model), (recommendations.c.id, id),
+        ):  # fmt: skip
+            if value is not None:
+                query = query.where(column == value)
+        with self._database.reading() as connection:
+            if not life.has_states(connection):
+                raise ConflictError("this store keeps no states yet", hint="`ncclt store migrate` updates it")
+            rows = connection.execute(query).all()
+            found = tuple(read_recommendation(row.id, row.document) for row in rows)
+            fresh = with_staleness(connection, found, self._shipped_workloads)
+            states = [
+                RevisionState.STALE if one.stale and row.state == RevisionState.ACTIVE else RevisionState(row.state)
+                for row, one in zip(rows, fresh, strict=True)
+            ]
+            return tuple(
+                RevisionStatus(
+                    id=row.id, revision=row.revision, cluster=row.cluster, model=row.model,
+                    nodes=one.fingerprint.nodes, gpus_per_node=one.fingerprint.gpus_per_node,
+                    nccl_version=one.fingerprint.nccl_version, origin=row.origin,
+                    state=state,
+                    stale=one.stale, pinned=row.pinned, unverified=row.unverified,
+                    publisher=life.publisher_of(connection, row.id), created=row.created,
+                )
+                for row, one, state in zip(rows, fresh, states, strict=True)
+            )  # fmt: skip
+
+    def status(self, id: str) -> RevisionStatus:
+        """Return one revision with its state.
+
+        Raises:
+            NotFoundError: there is none of this id.
+            ConflictError: as for `statuses`.
+        """
+        found = self.statuses(id=id)
+        if not found:
+            raise NotFoundError(
+                f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
+            )
+        return found[0]
+
+    @repeatable
+    def served_rollouts(self, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
+        """Return the running roll-outs of a pair, each with the revision that is rolled out."""
+        with self._database.reading() as connection:
+            if not life.has_states(connection):
+                return ()
+            found = find_rolled_out(connection, cluster=cluster, model=model)
+            fresh = with_staleness(connection, tuple(one for _, one in found), self._shipped_workloads)
+            return tuple((rollout, one) for (rollout, _), one in zip(found, fresh, strict=True))
+
+    @repeatable
+    def rollout(self, id: str) -> RollOut:
+        """Return a roll-out.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        with self._database.reading() as connection:
+            return life.get_rollout(connection, id)
+
+    @repeatable
+    def rollouts(
+        self, *, cluster: str | None = None, recommendation: str | None = None, limit: int = 100
+    ) -> tuple[RollOut, ...]:
+        """Return roll-outs, newest first; `limit` at most, up to `MOST_LISTED`."""
+        query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        for column, value in ((rollouts.c.cluster, cluster), (rollouts.c.recommendation, recommendation)):
+            if value is not None:
+                query = query.where(column == value)
+        with self._database.reading() as connection:
+            if not life.has_states(connection):
+                return ()
+            return tuple(life.read_rollout(row.id, row.document) for row in connection.execute(query))
+
+    @repeatable
+    def add_job_time(self, time: JobTime) -> bool:
+        """Store the step time of a job; return whether it is its first, which alone counts."""
+        with self._database.alone() as connection:
+            life.get_rollout(connection, time.rollout)
+            of = (job_times.c.rollout == time.rollout, job_times.c.job == time.job)
+            if connection.execute(select(job_times.c.sequence).where(*of)).first() is not None:
+                return False
+            row = {name: getattr(time, name) for name in ("rollout", "job", "recommendation", "step_us", "steps")}
+            connection.execute(insert(job_times).values(**row, created=self._clock()))
+            return True
+
+    @repeatable
+    def job_times(self, rollout: str) -> tuple[JobTime, ...]:
+        """Return the step times of a roll-out's jobs, in their order of arrival."""
+        query = select(job_times).where(job_times.c.rollout == rollout).order_by(job_times.c.sequence)
+        with self._database.reading() as connection:
+            return tuple(
+                JobTime(
+                    rollout=row.rollout, job=row.job, recommendation=row.recommendation, step_us=row.step_us,
+                    steps=row.steps, created=row.created,
+                )
+                for row in connection.execute(query)
+            )  # fmt: skip
+
+    def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
+        """End a roll-out; return whether it was still running: of several that notice a loss at once, one ends it."""
+        with self._database.alone() as connection:
+            found = life.get_rollout(connection, id)
+            if found.state is not RollOutState.RUNNING:
+                return False
+            life.end(connection, found, state, reason, by, self._clock())
+            return True
