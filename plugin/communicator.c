@@ -92,36 +92,43 @@ static const char *prepare_report(struct ncclt_communicator *communicator) {
   return "";
 }
 
-static void say(nccl_logger log, const char *said, const char *therefore, const char *lacking) {
-  char line[1400];
-  snprintf(line, sizeof line, "TUNER/ncclt: %s%s%s", said, therefore, lacking);
+static void say(const struct ncclt_communicator *communicator, nccl_logger log, const char *said, const char *lacking) {
+  char line[2400], other[700] = "";
+  const struct ncclt_delegate *delegate = communicator->delegate;
+  const char *therefore = communicator->reason[0] && !delegate ? "; NCCL's own choice stays" : "";
+  if (delegate)
+    snprintf(other, sizeof other, "; %s to the tuner %s of %.300s (API v%d)",
+             communicator->reason[0] ? "every call goes" : "calls without a row go", delegate->name,
+             delegate->path ? delegate->path : "", delegate->api);
+  else if (communicator->delegate_reason[0])
+    snprintf(other, sizeof other, "; no other tuner is asked: %s", communicator->delegate_reason);
+  snprintf(line, sizeof line, "TUNER/ncclt: %s%s%s%s", said, therefore, other, lacking);
   log(NCCL_LOG_INFO, NCCL_LOG_INIT | NCCL_LOG_TUNING, __FILE__, __LINE__, "%s", line);
 }
 
-struct ncclt_communicator *ncclt_communicator_open(int api, uint64_t id, uint64_t ranks, uint64_t nodes,
-                                                   nccl_logger log) {
+struct ncclt_communicator *ncclt_communicator_open(const struct ncclt_opening *opening) {
   struct ncclt_communicator *communicator = calloc(1, sizeof *communicator);
   if (!communicator) return NULL;
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  communicator->api = api;
-  communicator->id = id;
-  communicator->ranks = ranks;
-  communicator->nodes = nodes;
+  communicator->api = opening->api;
+  communicator->id = opening->id;
+  communicator->ranks = opening->ranks;
+  communicator->nodes = opening->nodes;
   communicator->nccl_version = version_of_nccl();
   communicator->process = (long)getpid();
   communicator->started_ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
   char said[1024];
   load_policy(communicator, said, sizeof said);
   const char *lacking = prepare_report(communicator);
+  communicator->delegate = ncclt_delegate_open(opening, communicator->delegate_reason);
   enter();
   communicator->number = process.count++;
   communicator->next = process.open;
   if (process.open) process.open->previous = communicator;
   process.open = communicator;
   leave();
-  if (log)
-    say(log, said, communicator->reason[0] ? "; NCCL's own choice stays" : "", lacking);
+  if (opening->log) say(communicator, opening->log, said, lacking);
   return communicator;
 }
 
@@ -145,6 +152,7 @@ void ncclt_communicator_close(struct ncclt_communicator *communicator) {
   leave();
   /* A child that was forked with the communicator must not report its parent's calls again. */
   if (communicator->decisions && communicator->process == (long)getpid()) ncclt_report_write(communicator, 1);
+  ncclt_delegate_close(communicator->delegate);
   ncclt_table_free(&communicator->table);
   ncclt_shared_close(communicator->shared);
   free(communicator->decisions);

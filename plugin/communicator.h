@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "decisions.h"
+#include "delegate.h"
 #include "nccl_tuner_abi.h"
 #include "shared.h"
 #include "table.h"
@@ -22,14 +23,16 @@ struct ncclt_communicator {
   struct ncclt_table table;
   const struct ncclt_shared *shared; /* in place of the table, where a controller switches */
   _Atomic uint64_t checked;          /* generation of it that was found whole */
+  struct ncclt_delegate *delegate;   /* the tuner for what no row decides; NULL = NCCL itself */
+  char delegate_reason[NCCLT_DELEGATE_SAID_SIZE]; /* why there is none, where one was to be; else empty */
   struct ncclt_decisions *decisions; /* NULL where nobody asked for a report */
+  _Atomic uint64_t delegated;        /* counted calls that the other tuner answered */
   char *report_folder;
   struct ncclt_communicator *previous, *next; /* the open communicators of this process */
 };
 
 /* Never fails: what cannot be done leaves NCCL its own choice. NULL only without memory. */
-struct ncclt_communicator *ncclt_communicator_open(int api, uint64_t id, uint64_t ranks, uint64_t nodes,
-                                                   nccl_logger log);
+struct ncclt_communicator *ncclt_communicator_open(const struct ncclt_opening *opening);
 
 /* Write the report, if one is wanted, and free everything. NULL is allowed. */
 void ncclt_communicator_close(struct ncclt_communicator *communicator);

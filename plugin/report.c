@@ -39,6 +39,16 @@ static long launch_rank(void) {
   return -1;
 }
 
+static void put_delegate(FILE *file, const struct ncclt_communicator *communicator) {
+  const struct ncclt_delegate *delegate = communicator->delegate;
+  put_string(file, "delegate", delegate && delegate->path ? delegate->path : "");
+  put_string(file, "delegate_name", delegate ? delegate->name : "");
+  put_string(file, "delegate_not_in_use", communicator->delegate_reason);
+  fprintf(file, "\"delegate_api\":%d,\"delegated\":%" PRIu64 ",\"delegate_failures\":%" PRIu64 ",",
+          delegate ? delegate->api : 0, atomic_load_explicit(&communicator->delegated, memory_order_relaxed),
+          delegate ? atomic_load_explicit(&delegate->failures, memory_order_relaxed) : 0);
+}
+
 static void put_header(FILE *file, const struct ncclt_communicator *communicator, const char *host, int finished) {
   const struct ncclt_table *table = &communicator->table;
   char nccl[32];
@@ -59,6 +69,7 @@ static void put_header(FILE *file, const struct ncclt_communicator *communicator
   fprintf(file, "\"fnv1a\":\"%016" PRIx64 "\",\"rows\":%" PRIu32 ",\"rows_here\":%" PRIu32 ",", table->checksum, table->rows,
           table->rows_here);
   put_string(file, "not_in_use", communicator->reason);
+  put_delegate(file, communicator);
   if (communicator->shared)
     fprintf(file, "\"generation\":%" PRIu64 ",",
             atomic_load_explicit(&communicator->checked, memory_order_relaxed));

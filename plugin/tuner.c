@@ -10,6 +10,10 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
+/* Declared first: their inits write the member for chunks. */
+extern struct nccl_tuner_v6 ncclTunerPlugin_v6 EXPORTED;
+extern struct nccl_tuner_v7 ncclTunerPlugin_v7 EXPORTED;
+
 static const float CHEAPEST_US = 1e-6f;
 
 /* MAXCHANNELS before NCCL 2.25, which speaks API v4 at most. */
@@ -33,31 +37,40 @@ static void set_channels(const struct ncclt_communicator *communicator, struct n
   if (choice->channels && channels) *channels = choice->channels;
 }
 
-static int choose(void *context, int function, uint64_t bytes, int pipe_ops, float *costs, int algorithms,
-                  int protocols, int registered, int *channels) {
+/* Let the displaced tuner answer what no row decides. */
+static void delegate(struct ncclt_communicator *communicator, const struct ncclt_call *call) {
+  int answered = ncclt_delegate_ask(communicator->delegate, call);
+  if (answered && call->pipe_ops && communicator->decisions)
+    atomic_fetch_add_explicit(&communicator->delegated, 1, memory_order_relaxed);
+}
+
+static int choose(void *context, const struct ncclt_call *call) {
   struct ncclt_communicator *communicator = context;
   struct ncclt_choice choice = {0, 0, 0};
-  if (!communicator || function < 0 || function >= NCCL_FUNCTIONS) return NCCL_SUCCESS;
+  if (!communicator) return NCCL_SUCCESS;
   enum ncclt_outcome outcome = NCCLT_UNMATCHED;
-  if (ncclt_communicator_find(communicator, function, bytes, registered, &choice)) {
+  int known = call->function >= 0 && call->function < NCCL_FUNCTIONS;
+  if (known && ncclt_communicator_find(communicator, call->function, call->bytes, call->registered, &choice)) {
     outcome = NCCLT_UNAVAILABLE;
-    if (costs && choice.algorithm < algorithms && choice.protocol < protocols) {
-      float *cost = &costs[(long)choice.algorithm * protocols + choice.protocol];
+    if (call->costs && choice.algorithm < call->algorithms && choice.protocol < call->protocols) {
+      float *cost = &call->costs[(long)choice.algorithm * call->protocols + choice.protocol];
       if (*cost >= 0) {
         *cost = CHEAPEST_US;
-        set_channels(communicator, &choice, channels);
+        set_channels(communicator, &choice, call->channels);
         outcome = NCCLT_APPLIED;
       }
     }
   }
+  if (outcome != NCCLT_APPLIED && communicator->delegate) delegate(communicator, call);
   /* Without a pipelined operation it is an estimate: NCCL 2.32 makes up to two before it asks about a call, where it
    * weighs symmetric kernels against the others (seen on an H100). They are answered alike and not counted. */
-  if (pipe_ops) count(communicator, function, bytes, registered, outcome, choice);
+  if (known && call->pipe_ops)
+    count(communicator, call->function, call->bytes, call->registered, outcome, choice);
   return NCCL_SUCCESS;
 }
 
-static int init_v5(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log, int api) {
-  if (context) *context = ncclt_communicator_open(api, id, ranks, nodes, log);
+static int begin(void **context, const struct ncclt_opening *opening) {
+  if (context) *context = ncclt_communicator_open(opening);
   return NCCL_SUCCESS;
 }
 
@@ -68,45 +81,77 @@ static int close_communicator(void *context) {
 
 static int choose_v4(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
                      int protocols, int registered, int *channels) {
-  return choose(context, function, bytes, pipe_ops, (float *)costs, algorithms, protocols, registered, channels);
+  struct ncclt_call call = {function, bytes, pipe_ops, (float *)costs, algorithms, protocols, registered, channels};
+  return choose(context, &call);
 }
+
+static int chunk_size(void *context, int function, size_t bytes, int algorithm, int protocol, int channels,
+                      size_t *chunk_bytes) {
+  struct ncclt_communicator *communicator = context;
+  if (communicator && communicator->delegate)
+    ncclt_delegate_chunk(communicator->delegate, function, bytes, algorithm, protocol, channels, chunk_bytes);
+  return NCCL_SUCCESS;
+}
+
+typedef int chunk_size_function(void *, int, size_t, int, int, int, size_t *);
+
+/* NCCL rounds what comes from getChunkSize, so there is one only where the displaced tuner has one: NCCL's own chunks
+ * were measured, and a wrong one divides by zero in NCCL. It reads the member at every call. */
+static int begin_with_chunks(void **context, const struct ncclt_opening *opening, chunk_size_function **member) {
+  begin(context, opening);
+  const struct ncclt_communicator *communicator = context ? *context : NULL;
+  if (communicator && communicator->delegate && ncclt_delegate_has_chunks(communicator->delegate))
+    __atomic_store_n(member, chunk_size, __ATOMIC_RELAXED);
+  return NCCL_SUCCESS;
+}
+
+static int init_of_v7(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
+                      struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v7 *constants) {
+  struct ncclt_opening opening = {7, id, ranks, nodes, log, domain, constants};
+  return begin_with_chunks(context, &opening, &ncclTunerPlugin_v7.get_chunk_size);
+}
+
+struct nccl_tuner_v7 ncclTunerPlugin_v7 = {"ncclt", init_of_v7, choose_v4, close_communicator, NULL};
 
 static int init_of_v6(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
                       struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
-  (void)domain, (void)constants;
-  return init_v5(context, id, ranks, nodes, log, 6);
+  struct ncclt_opening opening = {6, id, ranks, nodes, log, domain, constants};
+  return begin_with_chunks(context, &opening, &ncclTunerPlugin_v6.get_chunk_size);
 }
 
-/* No getChunkSize: NCCL's own chunks were measured, and a wrong one divides by zero in NCCL. */
-EXPORTED const struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"ncclt", init_of_v6, choose_v4, close_communicator, NULL};
+struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"ncclt", init_of_v6, choose_v4, close_communicator, NULL};
 
 static int init_of_v5(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
                       struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
-  (void)domain, (void)constants;
-  return init_v5(context, id, ranks, nodes, log, 5);
+  struct ncclt_opening opening = {5, id, ranks, nodes, log, domain, constants};
+  return begin(context, &opening);
 }
 
 EXPORTED const struct nccl_tuner_v5 ncclTunerPlugin_v5 = {"ncclt", init_of_v5, choose_v4, close_communicator};
 
 static int init_of_v4(size_t ranks, size_t nodes, nccl_logger log, void **context) {
-  return init_v5(context, 0, ranks, nodes, log, 4);
+  struct ncclt_opening opening = {4, 0, ranks, nodes, log, NULL, NULL};
+  return begin(context, &opening);
 }
 
 EXPORTED const struct nccl_tuner_v4 ncclTunerPlugin_v4 = {"ncclt", init_of_v4, choose_v4, close_communicator};
 
 static int init_of_v3(size_t ranks, size_t nodes, nccl_logger log, void **context) {
-  return init_v5(context, 0, ranks, nodes, log, 3);
+  struct ncclt_opening opening = {3, 0, ranks, nodes, log, NULL, NULL};
+  return begin(context, &opening);
 }
 
 static int choose_v3(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms,
                      int protocols, int *channels) {
-  return choose(context, function, bytes, pipe_ops, (float *)costs, algorithms, protocols, 0, channels);
+  struct ncclt_call call = {function, bytes, pipe_ops, (float *)costs, algorithms, protocols, 0, channels};
+  return choose(context, &call);
 }
 
 EXPORTED const struct nccl_tuner_v3 ncclTunerPlugin_v3 = {"ncclt", init_of_v3, choose_v3, close_communicator};
 
 static int init_of_v2(size_t ranks, size_t nodes, nccl_logger log, void **context) {
-  return init_v5(context, 0, ranks, nodes, log, 2);
+  struct ncclt_opening opening = {2, 0, ranks, nodes, log, NULL, NULL};
+  return begin(context, &opening);
 }
 
 /* API v2 (NCCL 2.21) has no cost table, so it cannot tell what NCCL disabled: only what is implemented, supported here
@@ -129,9 +174,24 @@ static int is_safe_in_v2(const struct ncclt_communicator *communicator, int func
   }
 }
 
+static void delegate_v2(struct ncclt_communicator *communicator, const struct ncclt_call *call, int collnet, int nvls,
+                        int *algorithm, int *protocol) {
+  float costs[NCCL_ALGORITHMS * NCCL_PROTOCOLS];
+  struct ncclt_call offered = *call;
+  offered.costs = costs;
+  for (int one = 0; one < NCCL_ALGORITHMS; one++)
+    for (int other = 0; other < NCCL_PROTOCOLS; other++) {
+      struct ncclt_choice choice = {(uint8_t)one, (uint8_t)other, 0};
+      int safe = is_safe_in_v2(communicator, call->function, choice, collnet, nvls);
+      costs[one * NCCL_PROTOCOLS + other] = safe ? NCCLT_UNKNOWN_US : -1.0f;
+    }
+  int answered = ncclt_delegate_ask_v2(communicator->delegate, &offered, collnet, nvls, algorithm, protocol);
+  if (answered && communicator->decisions)
+    atomic_fetch_add_explicit(&communicator->delegated, 1, memory_order_relaxed);
+}
+
 static int choose_v2(void *context, int function, size_t bytes, int collnet, int nvls, int pipe_ops, int *algorithm,
                      int *protocol, int *channels) {
-  (void)pipe_ops;
   struct ncclt_communicator *communicator = context;
   struct ncclt_choice choice = {0, 0, 0};
   if (!communicator || function < 0 || function >= NCCL_FUNCTIONS) return NCCL_SUCCESS;
@@ -144,6 +204,10 @@ static int choose_v2(void *context, int function, size_t bytes, int collnet, int
       set_channels(communicator, &choice, channels);
       outcome = NCCLT_APPLIED;
     }
+  }
+  if (outcome != NCCLT_APPLIED && communicator->delegate && algorithm && protocol) {
+    struct ncclt_call call = {function, bytes, pipe_ops, NULL, NCCL_ALGORITHMS, NCCL_PROTOCOLS, 0, channels};
+    delegate_v2(communicator, &call, collnet, nvls, algorithm, protocol);
   }
   count(communicator, function, bytes, 0, outcome, choice);
   return NCCL_SUCCESS;

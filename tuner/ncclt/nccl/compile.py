@@ -123,6 +123,8 @@ def rule_label(rule: Rule) -> str:
         where += f" {format_bytes(rule.min_bytes)} to {end}"
     if rule.group_size:
         where += f" in groups of {rule.group_size}"
+    if rule.spans_nodes is not None:
+        where += " across nodes" if rule.spans_nodes else " inside a node"
     return f"{where}: {chosen}"
 
 

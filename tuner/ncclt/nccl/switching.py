@@ -7,7 +7,7 @@ the process, and NCCL_NO_CACHE), src/include/plugin/tuner (called at every call)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -15,7 +15,7 @@ from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE, COLLECTIVE_WORDS
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Rule
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import Setting
 from ncclt.errors import SettingError
 from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, variables_for_setting
@@ -133,6 +133,48 @@ def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Colle
         check_rule(rule, version)
     rest = Setting(channels=None if exact else setting.channels, parameters=setting.parameters)
     return Split(rules=rules, by_variables=rest)
+
+
+def force_setting(
+    setting: Setting,
+    *,
+    version: NcclVersion,
+    collectives: Iterable[Collective],
+    plugin: bool,
+    variables: Callable[[Setting], Mapping[str, str]],
+) -> Force:
+    """Return how a setting is forced.
+
+    Args:
+        setting, version, collectives, plugin: as for `split`.
+        variables: those that force what the table cannot; may raise SettingError.
+
+    Raises:
+        SettingError: it cannot be forced.
+    """
+    parts = split(setting, version=version, collectives=collectives, plugin=plugin)
+    return Force(rules=parts.rules, variables=tuple(sorted(variables(parts.by_variables).items())))
+
+
+def force_policy(policy: Policy, variables: Callable[[Setting], Mapping[str, str]]) -> Force:
+    """Return the rows of a policy, in the order in which they are delivered, and the variables beside them.
+
+    The first row that fits a call counts, so those of a group come before those of any.
+    """
+    rules = tuple(sorted(policy.rules, key=lambda rule: rule.precedence))
+    return Force(rules=rules, variables=tuple(sorted(variables(Setting(parameters=policy.parameters)).items())))
+
+
+def table_carries(policy: Policy, version: NcclVersion) -> bool:
+    """Return whether a table delivers every rule of a policy, so that one launch measures it as a whole."""
+    try:
+        for rule in policy.rules:
+            check_rule(rule, version)
+    except SettingError:
+        return False
+    named = all(rule.algorithm and rule.protocol for rule in policy.rules)
+    ll128 = any(rule.protocol is Protocol.LL128 for rule in policy.rules)
+    return named and version >= (LL128_BY_TABLE_SINCE if ll128 else TUNER_API_SINCE)
 
 
 def why_not_forced(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool) -> str:

@@ -82,7 +82,10 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
     part = replace(cluster, nodes=nodes, gpus_per_node=per_node)
     link = _link_gbps(cluster, per_node)
     channels, speed = _channels_and_speed(cluster, nodes, per_node, link)
-    tree_speed = min(2 * speed, max(speed, link / channels)) if nodes == 2 and per_node > 1 else speed
+    # Between two ends a tree has one edge where a ring has two: twice the bandwidth (logged on two GPUs over NVLink).
+    tree_speed = min(2 * speed, max(speed, link / channels)) if nodes == 2 else speed
+    if (nodes, per_node) == (1, 2) and cluster.link_class in ("nvswitch", "nvlink"):
+        tree_speed = 2 * speed
     # ncclTopoDupChannels: fast channels are split in two, on Hopper only if they are few or very fast.
     slow_hopper = cluster.compute_capability > 80 and speed < 50 and channels > 4
     if speed >= 25 and not slow_hopper:

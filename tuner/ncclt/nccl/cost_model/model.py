@@ -92,6 +92,8 @@ def nccl_choice(
     graph = graph_of(cluster, group_size, spans_nodes)
     best: tuple[float, Algorithm, Protocol] | None = None
     for candidate in available_algorithms(collective, graph.cluster):
+        if algorithm is None and candidate is Algorithm.TREE and size_bytes > _most_tree_bytes(cluster):
+            continue
         if algorithm is not None and candidate is not algorithm:
             continue
         for available in _protocols(collective, candidate, graph.cluster, protocol):
@@ -103,6 +105,12 @@ def nccl_choice(
     time_us, candidate, chosen = best
     channels, threads = _channels_and_threads(collective, candidate, chosen, size_bytes, graph, max_threads)
     return Choice(algorithm=candidate, protocol=chosen, channels=channels, threads=threads, time_us=time_us)
+
+
+def _most_tree_bytes(cluster: Cluster) -> float:
+    """Return the largest message for which a tree may be chosen: RCCL and tuner plugins leave it earlier than NCCL."""
+    limit = cluster.calibration.tree_bytes if cluster.calibration else None
+    return math.inf if limit is None else limit
 
 
 def channels_taken(
@@ -130,7 +138,13 @@ def _protocols(
     collective: Collective, algorithm: Algorithm, cluster: Cluster, forced: Protocol | None
 ) -> tuple[Protocol, ...]:
     if forced is None:
-        return available_protocols(collective, algorithm, cluster)
+        automatic = available_protocols(collective, algorithm, cluster)
+        ll128 = cluster.calibration.ll128 if cluster.calibration else None
+        if ll128 is None:
+            return automatic
+        # As measured there; whether LL128 may be forced is never decided by a fit (`ll128_is_automatic`).
+        legal = LEGAL[collective][algorithm]
+        return tuple(p for p in Protocol if (p in legal and ll128 if p is Protocol.LL128 else p in automatic))
     return (forced,) if forced in LEGAL[collective][algorithm] else ()
 
 
@@ -201,14 +215,15 @@ def _bus_gbps(collective: Collective, algorithm: Algorithm, protocol: Protocol, 
     if algorithm is Algorithm.TREE:
         bus = min(0.92 * count * graph.tree_gbps, count * tables.TREE_CHANNEL_GBPS[row][column])
         if protocol is Protocol.LL:
-            return min(bus / 3.8, ll_max)
-        if protocol is Protocol.LL128:
+            bus = min(bus / 3.8, ll_max)
+        elif protocol is Protocol.LL128:
             share = 7 / 9 if graph.nodes == 1 else 120 / 128
-            return min(bus * share, count * tables.TREE_LL128_CHANNEL_GBPS[row][column])
-        return bus
-    bus = count * graph.ring_gbps
+            bus = min(bus * share, count * tables.TREE_LL128_CHANNEL_GBPS[row][column])
+        # With one GPU per node the graph has the plain tree pattern.
+        return bus * 0.85 if graph.nodes > 1 and graph.per_node == 1 else bus
     if algorithm is Algorithm.PAT:
-        return 0.75 * bus
+        return 0.75 * count * graph.tree_gbps
+    bus = count * graph.ring_gbps
     if protocol is Protocol.LL:
         return min(ll_max, 0.5 * bus)
     if protocol is Protocol.LL128:
@@ -245,7 +260,7 @@ def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol
         return base + math.log2(nodes) * inter / 3.5 + 2.8 * graph.ranks
     if collective in (Collective.BROADCAST, Collective.REDUCE):
         # sameChannels is true on the regular machines described here; NCCL then adds only one hop.
-        return base + (inter if nodes > 1 else intra)
+        return base + (tables.NET_US[algorithm][p] if nodes > 1 else intra)
     crossings = 0 if nodes == 1 else (nodes - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
     overhead = graph.net_overhead_us * (3 if protocol is Protocol.SIMPLE else 1) if nodes > 1 else 0.0
     return base + (steps - crossings) * max(intra, overhead) + crossings * inter

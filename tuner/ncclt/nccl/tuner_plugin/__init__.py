@@ -19,6 +19,9 @@ LIBRARY_NAME = "libnccl-tuner-ncclt.so"
 LIBRARY_VARIABLE = "NCCLT_PLUGIN"
 """Names the shared object, before every other location."""
 
+DELEGATE_VARIABLE = "NCCLT_DELEGATE"
+"""Names the tuner plugin that answers where the table has no row; `none` = NCCL itself."""
+
 
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the compiled plugin, None where there is none.

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.errors import InputError, UsageError
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, PROTOCOLS, LoadedPlugin
 
 
@@ -95,6 +96,7 @@ def _ask(
         "NCCL_TUNER_CONFIG_FILE": None,
         "NCCLT_POLICY_SHM": None,
         "NCCLT_PLUGIN_REPORT": None,
+        DELEGATE_VARIABLE: "none",  # the table's choices alone
     }
     with plugin.communicator(api=api, ranks=ranks, nodes=nodes, environ=environ) as communicator:
         choices = []

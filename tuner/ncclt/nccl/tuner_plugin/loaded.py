@@ -22,7 +22,7 @@ ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_t
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's numbers are the positions (2.23 and later); the functions in our words and in those of tables."""
 
-API_VERSIONS = (2, 3, 4, 5, 6)
+API_VERSIONS = (2, 3, 4, 5, 6, 7)
 
 # A caller of a variadic function passes such arguments in the same registers on x86-64 and aarch64 Linux; the plugin
 # always gives "%s" and one finished sentence.
@@ -41,13 +41,13 @@ _CHOOSE = {
         c.c_int, c.c_void_p, c.c_int, c.c_size_t, c.c_int, _COSTS, c.c_int, c.c_int, c.c_int, c.POINTER(c.c_int)
     ),
 }
-_CHOOSE[5] = _CHOOSE[6] = _CHOOSE[4]
+_CHOOSE[5] = _CHOOSE[6] = _CHOOSE[7] = _CHOOSE[4]
 
 
 def layout(version: int) -> type[c.Structure]:
     """Return the struct `ncclTunerPlugin_vN`: name, init, choose, end, and since v6 get_chunk_size."""
     init = _INIT_OLD if version < 5 else _INIT_NEW
-    chunk = [("get_chunk_size", c.c_void_p)] if version == 6 else []
+    chunk = [("get_chunk_size", c.c_void_p)] if version >= 6 else []
     fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), ("end", _END), *chunk]
     return type(f"Tuner{version}", (c.Structure,), {"_fields_": fields})
 

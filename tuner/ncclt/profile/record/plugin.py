@@ -70,8 +70,8 @@ def plugin_variables(
     silenced = [name for name in POLICY_VARIABLES if environ.get(name)]
     variables |= dict.fromkeys(silenced, "")
     notes = [
-        "NCCL loads only one tuner: where a network plugin brings one (EFA) or there is a libnccl-tuner.so, it is not "
-        "in use while this command runs"
+        "NCCL loads only one tuner: where a network plugin brings one (EFA) or there is a libnccl-tuner.so, ncclt's "
+        "plugin asks it for every call"
     ]
     if silenced:
         notes.append(f"{', '.join(silenced)} is emptied: without NCCL_TUNER_PLUGIN your job does not use it")

@@ -1,0 +1,91 @@
+"""The text of a table that a tuner plugin reads, in the format of NVIDIA's example plugin (2.27.5 and later)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Rule
+
+HEADER_FORMAT = 1
+"""Version of the first line, which our plugin checks (plugin/table.c) and NVIDIA's takes for a comment."""
+
+COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
+"""NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
+
+NO_UPPER_END = 2**63 - 1
+"""End of an open range: the largest number that every reader takes, signed or not, 64 bits wide; the example plugin
+reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
+
+ANY = -1
+"""The plugin's wildcard; as a number of channels, "not chosen"."""
+
+LONGEST_ID = 64
+"""Characters of an id that the plugin keeps."""
+
+
+def table_text(
+    rows: Sequence[str], *, table_id: str, version: NcclVersion, nodes: int, ranks: int, comments: Iterable[str] = ()
+) -> str:
+    """Return a table with the first line by which the plugin knows it, and detects one that is cut off or edited.
+
+    Args:
+        rows: of `table_row`, in order: the first that fits a call counts. Lines among them that begin with `#` are
+            comments.
+        table_id: one word.
+        version: NCCL that it is for.
+        nodes, ranks: of the whole job.
+        comments: lines that begin with `#`.
+    """
+    counted = [row for row in rows if not row.startswith("#")]
+    header = (
+        f"# ncclt-table {HEADER_FORMAT} id={table_id[:LONGEST_ID]} nccl={version} nodes={nodes} ranks={ranks} "
+        f"rows={len(counted)} fnv1a={table_checksum(counted):016x}"
+    )
+    return "".join(f"{line}\n" for line in [header, *comments, *rows])
+
+
+def table_row(rule: Rule, *, nodes: int, ranks: int) -> str:
+    """Return one row of `COLUMNS`: a rule that names algorithm and protocol, for communicators of this shape.
+
+    Args:
+        rule: its group size is not looked at.
+        nodes, ranks: of the communicators; `ANY` = of any number.
+    """
+    fields = (
+        COLLECTIVE_WORDS[rule.collective],
+        rule.min_bytes,
+        NO_UPPER_END if rule.max_bytes is None else rule.max_bytes,
+        rule.algorithm,
+        rule.protocol,
+        ANY if rule.channels is None else rule.channels,
+        nodes,
+        ranks,
+    )
+    return ",".join(str(field) for field in fields)
+
+
+def communicator_shape(rule: Rule, *, nodes: int, ranks: int) -> tuple[int, int]:
+    """Return nodes and ranks of the communicators that a rule of a job is for; `ANY` = any number of nodes.
+
+    A group across nodes was measured on as many as it can span (`group_variables`, `plan_groups`): on fewer nodes it is
+    another group, whose times are not known.
+
+    Args:
+        rule: of any group is taken for the whole job.
+        nodes, ranks: of the job.
+    """
+    if rule.group_size in (0, ranks):
+        return nodes, ranks
+    if rule.spans_nodes is None:
+        return ANY, rule.group_size
+    return min(nodes, rule.group_size) if rule.spans_nodes else 1, rule.group_size
+
+
+def table_checksum(rows: Iterable[str]) -> int:
+    """Return FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923), over all rows, each with its line feed."""
+    value = 0xCBF29CE484222325
+    for byte in "".join(f"{row}\n" for row in rows).encode():
+        value = (value ^ byte) * 0x100000001B3 & (2**64 - 1)
+    return value
