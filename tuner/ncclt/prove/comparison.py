@@ -21,7 +21,7 @@ class Comparison:
     """
 
     blocks: Annotated[
-        int, Option("A B B A blocks at most, four launches each; it ends when decided, after 3 at least.")
+        int, Option("Blocks at most, of two pairs in random order each; it ends when decided, after 3 at least.")
     ] = 12
     steps: Annotated[int, Option("Training steps to measure in each launch.")] = 30
     warmup: Annotated[int, Option("Warm-up steps before them.")] = 10

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
+from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
@@ -32,6 +33,7 @@ def confirm(
     workload: Workload,
     trial_log: TrialLog,
     *,
+    parts: Sequence[Workload] = (),
     with_variables: bool = False,
     min_effect: float = 0.0,
     interrupted: Callable[[], str],
@@ -47,6 +49,7 @@ def confirm(
         runner: where trials run.
         workload: placed.
         trial_log: where trials are kept.
+        parts: the workloads that share these launches, each of which gets a policy; empty = `workload` alone.
         with_variables: what variables can say will be proven too; the settings that are best for everything, from which
             that is chosen, are confirmed beside those of the policy.
         min_effect: smallest gain that justifies a change, as a share. The times that are to be confirmed flatter a
@@ -60,16 +63,15 @@ def confirm(
         launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
         times = collect_times(informative)
         expected = believed(times, workload, runner.cluster)
-        table = assemble(expected, workload, version=version)
-        if predicted_gain(table, times, workload, version=version) < min_effect and not with_variables:
-            break
-        one_launch = version >= TUNER_API_SINCE and applies(runner, table)
-        singles = 2 if with_variables or not one_launch else 0
-        pending = [
-            setting
-            for setting in finalists(expected, workload, version=version, singles=singles)
-            for _ in range(CONFIRMED_LAUNCHES - launches[setting])
-        ]
+        wanted: dict[Setting, None] = {}
+        for part in parts or (workload,):
+            table = assemble(expected, part, version=version)
+            if predicted_gain(table, times, part, version=version) < min_effect and not with_variables:
+                continue
+            one_launch = version >= TUNER_API_SINCE and applies(runner, table)
+            singles = 2 if with_variables or not one_launch else 0
+            wanted |= dict.fromkeys(finalists(expected, part, version=version, singles=singles))
+        pending = [setting for setting in wanted for _ in range(CONFIRMED_LAUNCHES - launches[setting])]
         for number, setting in enumerate(pending, start=1):
             if interrupted():
                 break
@@ -121,7 +123,13 @@ class Candidates:
 
 
 def candidates(
-    times: Times, workload: Workload, runner: Runner, *, min_effect: float, with_variables: bool
+    times: Times,
+    workload: Workload,
+    runner: Runner,
+    *,
+    min_effect: float,
+    with_variables: bool,
+    among: Workload | None = None,
 ) -> Candidates:
     """Return the arms that are worth proving: the per-size policy, or the best that variables can say.
 
@@ -135,9 +143,10 @@ def candidates(
         runner: of the proof.
         min_effect: smallest gain that justifies a change, as a share.
         with_variables: prove what variables can say too.
+        among: the messages of all workloads that shared the launches, from which the model learns; None = `workload`.
     """
     version = runner.cluster.version
-    expected = believed(times, workload, runner.cluster)
+    expected = believed(times, among or workload, runner.cluster)
 
     def expressible(policy: Policy) -> bool:
         return compile_policy(policy, version=version, collectives=workload.collectives).complete

@@ -45,13 +45,20 @@ def applies(runner: Runner, policy: Policy) -> bool:
     return policy.is_default or (isinstance(runner, PolicyRunner) and runner.applies(policy))
 
 
+def is_forwards(pair: int, *, seed: str) -> bool:
+    """Return whether a pair begins with the default: a coin decides, but for the very first one.
+
+    Coins cannot fall into step with a disturbance, whatever its rhythm, and a drift helps either side as often.
+    """
+    return pair == 0 or random.Random(f"{seed}|{pair}").random() < 0.5
+
+
 def block_steps(
     policies: Mapping[Arm, Policy], workload: Workload, block: int, *, whole: bool, seed: str = ""
 ) -> tuple[Step, ...]:
-    """Return the launches of one block in order: two pairs, each forwards or backwards by a coin.
+    """Return the launches of one block in order: two pairs, each forwards or backwards (`is_forwards`).
 
-    Coins cannot fall into step with a disturbance, whatever its rhythm, and a drift helps either side as often. The
-    very first pair begins with the default, by which a new proof is recognised.
+    The very first pair begins with the default, by which a new proof is recognised.
 
     Args:
         policies: the arms; the first one is the default.
@@ -68,8 +75,7 @@ def block_steps(
         parts.setdefault(key, []).append(message)
     steps = []
     for pair in range(LAUNCHES_PER_BLOCK * block, LAUNCHES_PER_BLOCK * (block + 1)):
-        forwards = pair == 0 or random.Random(f"{seed}|{pair}").random() < 0.5
-        for arm in list(policies) if forwards else reversed(list(policies)):
+        for arm in list(policies) if is_forwards(pair, seed=seed) else reversed(list(policies)):
             policy = policies[arm]
             steps += [
                 Step(

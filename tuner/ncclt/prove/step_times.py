@@ -1,4 +1,4 @@
-"""The application service of `ncclt verify`: a real training launched in turn as two sides, A B B A."""
+"""The application service of `ncclt verify`: a real training launched as two sides, in pairs of random order."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
+from ncclt.prove.interleave import is_forwards
 from ncclt.prove.verdict import Pairs, decide, judge
 
-_BLOCK = (Side.BASE, Side.TUNED, Side.TUNED, Side.BASE)
-"""A drift that is linear in time over a block affects both sides equally (prove.verdict)."""
+_PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
+"""Launches of a block: two pairs."""
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
@@ -73,8 +75,14 @@ class VerifyRequest:
 
     @property
     def order(self) -> tuple[Side, ...]:
-        """Return the side of every launch, if nothing is decided earlier."""
-        return _BLOCK * self.how.blocks
+        """Return the side of every launch, if nothing is decided earlier; the same comparison has the same order.
+
+        Not the environments: a table that is delivered has another folder in each run.
+        """
+        seed = json.dumps([self.argv, self.base_argv, self.recommendation])
+        pairs = range(LAUNCHES_PER_BLOCK * self.how.blocks)
+        sides = [(Side.BASE, Side.TUNED) if is_forwards(p, seed=seed) else (Side.TUNED, Side.BASE) for p in pairs]
+        return tuple(side for pair in sides for side in pair)
 
     def side(self, side: Side) -> tuple[tuple[str, ...], Variables]:
         """Return the command line of a side, and what it sets."""
@@ -135,11 +143,11 @@ def verify(
             if launch.failure:
                 break
             seen = times
-            whole = len(launches) % len(_BLOCK) == 0
+            whole = len(launches) % _PER_BLOCK == 0
             if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
                 break
     except KeyboardInterrupt:
-        del launches[len(launches) // len(_BLOCK) * len(_BLOCK) :]
+        del launches[len(launches) // _PER_BLOCK * _PER_BLOCK :]
         done = _verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
         raise InterruptedComparisonError(done) from None
     return _verification(request, launches, seen, now())
@@ -160,7 +168,7 @@ class InterruptedComparisonError(KeyboardInterrupt):
 def resumable(found: Verification, how: Comparison) -> bool:
     """Return whether more launches may decide what a stored comparison left open."""
     open_yet = found.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in found.launches)
-    return open_yet and len(found.launches) < how.blocks * len(_BLOCK)
+    return open_yet and len(found.launches) < how.blocks * _PER_BLOCK
 
 
 def _verification(

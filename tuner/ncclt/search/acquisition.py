@@ -4,13 +4,14 @@ The policy takes for every message the best of the measured settings, and the de
 by `MIN_MESSAGE_GAIN`. A launch of a setting can bring something for many messages at once: by beating what is chosen,
 by making sure of what looks better, or by showing that what is chosen was luck. For each message that is an integral
 over one normal variable (the knowledge gradient with a threshold; Frazier, Powell, Dayanik: "The knowledge-gradient
-policy for correlated normal beliefs", INFORMS J. Computing 21, 2009, without the correlation between settings).
+policy for correlated normal beliefs", INFORMS J. Computing 21, 2009, without the correlation between settings), in the
+mean over the hyperparameters that are still likely: a model that is less sure of itself has most of the surprises.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ _ODD, _ODD_SIGMA = 0.02, 0.12
 """How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
 
 
+Mixture = tuple[tuple[float, Array, Array], ...]
+"""Posteriors under several hyperparameters: (weight, mean, variance), the weights add up to 1."""
+
 Noises = tuple[tuple[float, float], ...]
 """Possible variances of one launch: (probability, variance), the probabilities add up to 1."""
 
@@ -55,6 +59,7 @@ class Beliefs:
         noises: what it may be instead, while few repeats have shown it.
         default_launches: launches of the default.
         weights: share of each message in the default's time per step.
+        mixture: what mean and variance are of; empty = one normal distribution.
     """
 
     mean: Array
@@ -68,6 +73,7 @@ class Beliefs:
     noises: Noises
     default_launches: int
     weights: Array
+    mixture: Mixture = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +114,14 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     Returns:
         settings x messages, at least 0.
     """
+    if not beliefs.mixture:
+        return _launch_gains(beliefs, now)
+    gains = [w * _launch_gains(replace(beliefs, mean=m, variance=v), now) for w, m, v in beliefs.mixture]
+    expected: Array = np.sum(gains, axis=0)
+    return expected
+
+
+def _launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     variance = _evened(beliefs)
     moves = variance / np.sqrt(variance + beliefs.noise)
     bar = np.minimum(now.value, _BAR)

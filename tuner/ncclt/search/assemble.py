@@ -114,7 +114,7 @@ def assemble(
     if keep < 1:
         chosen = _fewest_rules(chosen, times, workload, version=version, min_launches=min_launches, keep=keep)
     applied = {m: s.applied_to(m.collective, version=version) for m, s in chosen.choices.items()}
-    return Policy(rules=_rules(applied), parameters=chosen.parameters)
+    return Policy(rules=rules_of(applied), parameters=chosen.parameters)
 
 
 def finalists(times: Times, workload: Workload, *, version: NcclVersion, singles: int = 2) -> tuple[Setting, ...]:
@@ -203,7 +203,7 @@ def _fewest_rules(
         for s in times.by_setting
         if s.parameters == best.parameters and (times.launches[s] >= min_launches or s.is_default)
     ]
-    families: dict[tuple[Collective, int], dict[int, dict[Setting, float]]] = {}
+    families: dict[_Family, dict[int, dict[Setting, float]]] = {}
     for calls in workload.messages:
         message, chosen = calls.message, best.choices[calls.message]
         if not message.collective.is_tunable:
@@ -215,7 +215,7 @@ def _fewest_rules(
             for s, time_us in usable.items()
             if s in (chosen, unforced) or (_reaches(s, unforced, message, version) and (own is None or time_us <= own))
         }
-        sizes = families.setdefault((message.collective, message.group_size), {})
+        sizes = families.setdefault((message.collective, message.group_size, message.spans_nodes), {})
         # Two dtypes of one size are one case for NCCL's tuner: what suits only one of them is out.
         before = sizes.get(message.size_bytes)
         both = allowed if before is None else {s: before[s] + us for s, us in allowed.items() if s in before}
@@ -233,20 +233,21 @@ def _fewest_rules(
     for time_us, settings in ways:
         if time_us <= enough_us * (1 + 1e-12):
             choices = {
-                m: settings.get((m.collective, m.group_size, m.size_bytes), setting)
+                m: settings.get((m.collective, m.group_size, m.spans_nodes, m.size_bytes), setting)
                 for m, setting in best.choices.items()
             }
             return _Candidate(parameters=best.parameters, choices=choices, time_us=time_us)
     return best
 
 
-_Way = tuple[float, dict[tuple[Collective, int, int], Setting]]
+_Family = tuple[Collective, int, bool]
+"""Messages that share rules: of one collective, group size and placement on the nodes."""
+
+_Way = tuple[float, dict[tuple[Collective, int, bool, int], Setting]]
 """Time per step and the settings by size: the best with a number of rules."""
 
 
-def _ways(
-    family: tuple[Collective, int], sizes: Mapping[int, Mapping[Setting, float]], unforced: Setting
-) -> list[_Way]:
+def _ways(family: _Family, sizes: Mapping[int, Mapping[Setting, float]], unforced: Setting) -> list[_Way]:
     """Return the least time with 0, 1, 2 ... rules for a family of messages."""
     ordered = sorted(sizes)
     reached: list[dict[Setting, tuple[float, tuple[Setting, ...]]]] = [{unforced: (0.0, ())}]
@@ -282,19 +283,27 @@ def _joined(ways: Sequence[_Way], more: Sequence[_Way]) -> list[_Way]:
     return found
 
 
-def _rules(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
-    families: dict[tuple[Collective, int], dict[int, Setting]] = {}
+def rules_of(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
+    """Return the rules that give each message its setting, as applied to its collective."""
+    families: dict[_Family, dict[int, Setting]] = {}
     for message, setting in sorted(choices.items()):
         if message.collective.is_tunable:
             # NCCL's tuner sees bytes only, so two dtypes of one size are one case: the first one decides.
-            families.setdefault((message.collective, message.group_size), {}).setdefault(message.size_bytes, setting)
+            family = message.collective, message.group_size, message.spans_nodes
+            families.setdefault(family, {}).setdefault(message.size_bytes, setting)
+    # The largest group is the whole job, which has one placement; a smaller one is tuned where it was measured.
+    largest = max((group_size for _, group_size, _ in families), default=0)
+    both = {(group_size, True) for _, group_size, spans in families if not spans} & {f[1:] for f in families}
     rules: list[Rule] = []
-    for (collective, group_size), sizes in families.items():
-        rules += _family_rules(collective, group_size, sizes)
+    for (collective, group_size, spans), sizes in families.items():
+        placed = group_size and (group_size < largest or (group_size, True) in both)
+        rules += _family_rules(collective, group_size, spans if placed else None, sizes)
     return tuple(rules)
 
 
-def _family_rules(collective: Collective, group_size: int, sizes: Mapping[int, Setting]) -> list[Rule]:
+def _family_rules(
+    collective: Collective, group_size: int, spans_nodes: bool | None, sizes: Mapping[int, Setting]
+) -> list[Rule]:
     ordered = sorted(sizes)
     rules: list[Rule] = []
     for position, size in enumerate(ordered):
@@ -315,6 +324,7 @@ def _family_rules(collective: Collective, group_size: int, sizes: Mapping[int, S
             min_bytes=min(low, size),
             max_bytes=max(high, size),
             group_size=group_size,
+            spans_nodes=spans_nodes,
             algorithm=setting.algorithm,
             protocol=setting.protocol,
             channels=setting.channels,

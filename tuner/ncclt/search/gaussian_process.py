@@ -13,7 +13,8 @@ settings, not over settings times messages (the trick of Rakitsch et al., "It is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,13 @@ class Kernels:
         smooth: Ks between all settings of interest.
         rough: Kr between them.
         sizes: S between messages.
-        prior: weight of the cost model in the mean, 0 = none.
+        prior: weight of each part of the cost model in the mean, 0 = none.
     """
 
     smooth: Array
     rough: Array
     sizes: Array
-    prior: float
+    prior: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Table:
         rows: positions of the measured settings among all settings of interest.
         values: y, measured settings x messages.
         noise: variance of each row's values.
-        expected: prior mean of y for all settings of interest x messages, at weight 1.
+        expected: parts of the prior mean of y for all settings of interest x messages, each at weight 1.
     """
 
     rows: NDArray[np.intp]
@@ -74,10 +75,20 @@ class Posterior:
         self._settings, self._turn = np.linalg.eigh((whitened + whitened.T) / 2)
         self._sizes, self._basis = np.linalg.eigh(kernels.sizes)
         self._spread = np.outer(np.maximum(self._settings, 0.0), np.maximum(self._sizes, 0.0)) + 1.0
-        self._residual = self._turn.T @ _solve(self._chol, self._centred()) @ self._basis
+        self._values = self._decorrelated(table.values)
+        self._expected = np.array([self._decorrelated(part[rows]) for part in table.expected])
+        self._residual = self._values - weighted(kernels.prior, self._expected)
 
-    def _centred(self) -> Array:
-        return self._table.values - self._kernels.prior * self._table.expected[self._table.rows]
+    def _decorrelated(self, values: Array) -> Array:
+        turned: Array = self._turn.T @ _solve(self._chol, values) @ self._basis
+        return turned
+
+    def reweighted(self, prior: tuple[float, ...]) -> Posterior:
+        """Return the same with other weights of the cost model, without another decomposition."""
+        other = copy(self)
+        other._kernels = replace(self._kernels, prior=prior)
+        other._residual = self._values - weighted(prior, self._expected)
+        return other
 
     def evidence(self) -> float:
         """Return the log marginal likelihood up to a constant."""
@@ -103,7 +114,7 @@ class Posterior:
             np.outer(np.diag(kernels.smooth)[settings], np.diag(kernels.sizes)) + np.diag(kernels.rough)[settings, None]
         )
         variance: Array = np.maximum(prior - explained @ (self._basis**2).T, 0.0)
-        return mean + kernels.prior * self._table.expected[settings], variance
+        return mean + weighted(kernels.prior, self._table.expected[:, settings]), variance
 
     def left_out(self) -> tuple[Array, Array]:
         """Return what every row's values would be taken for without that row, and the variance with the row's noise.
@@ -114,6 +125,12 @@ class Posterior:
         own = 1 / ((whole**2) @ (1 / self._spread))
         residual = (whole @ (self._residual / self._spread)) * own @ self._basis.T
         return self._table.values - residual, own @ (self._basis**2).T
+
+
+def weighted(prior: tuple[float, ...], expected: Array) -> Array:
+    """Return the prior mean: the weighted sum of its parts."""
+    mean: Array = np.tensordot(prior, expected, axes=1)
+    return mean
 
 
 def _solve(lower: NDArray[Any], right: NDArray[Any]) -> Array:

@@ -14,6 +14,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
+from ncclt.search.posterior import believed
 from ncclt.search.proposer import Proposer
 from ncclt.search.sampler import Proposal
 
@@ -291,18 +292,21 @@ def nothing_more(history: Sequence[float], *, anchors: int, patience: int) -> st
 
 
 class _BestPolicy:
-    """Expected time per step of the best policy after each launch, computed once per launch."""
+    """Expected time per step of the best policy after each launch, computed once per launch.
+
+    The policy is the one that would be confirmed: chosen by what the model believes, not by raw times.
+    """
 
     def __init__(self, runner: Runner, workload: Workload) -> None:
-        self._version = runner.cluster.version
+        self._cluster = runner.cluster
         self._workload = workload
         self._history: list[float] = []
 
     def history(self, trials: Sequence[Trial]) -> list[float]:
         for seen in range(len(self._history) + 1, len(trials) + 1):
-            times = collect_times(trials[:seen])
-            policy = assemble(times, self._workload, version=self._version)
-            self._history.append(expected_us(policy, times, self._workload, version=self._version))
+            times = believed(collect_times(trials[:seen]), self._workload, self._cluster)
+            policy = assemble(times, self._workload, version=self._cluster.version)
+            self._history.append(expected_us(policy, times, self._workload, version=self._cluster.version))
         return self._history
 
 

@@ -71,11 +71,12 @@ def observe(launches: Sequence[Launch]) -> Observations:
             failures[launch.setting] = failures.get(launch.setting, 0) + 1
         else:
             times.setdefault(launch.setting, []).append(launch.times_us)
-    repeated = [column for rows in times.values() if len(rows) > 1 for column in zip(*rows, strict=True)]
+    by_message = {setting: list(zip(*rows, strict=True)) for setting, rows in times.items()}
+    repeated = [column for setting, columns in by_message.items() if len(times[setting]) > 1 for column in columns]
     sigma = launch_sigma(repeated)
     typical = {
-        setting: np.array([math.log(typical_us(column, sigma)) for column in zip(*rows, strict=True)])
-        for setting, rows in times.items()
+        setting: np.array([math.log(typical_us(column, sigma)) for column in columns])
+        for setting, columns in by_message.items()
     }
     default = typical[DEFAULT]
     return Observations(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -13,22 +14,24 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
-from ncclt.search.acquisition import Beliefs, Noises
+from ncclt.search.acquisition import Beliefs, Mixture, Noises
 from ncclt.search.assemble import Times
-from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table
+from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table, weighted
 from ncclt.search.kernels import Choice, choices, implausibility, likeness
 from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import expected_log_ratios, expected_own
+from ncclt.search.surfaces import Surface, beginning
 
 _FITTED_ROWS = 48
 """Most settings on which the hyperparameters are weighed; of more, evenly spread ones are taken."""
 
-_CHOICES, _LEAST_WEIGHT = 3, 0.15
+_CHOICES, _LEAST_WEIGHT = 16, 0.02
 """Most choices of hyperparameters that are averaged, and the least weight of one relative to the best.
 A few launches do not show how good the cost model is; the best choice alone would be overconfident."""
 
-_AVERAGED_ROWS = 128
-"""With more settings measured the best choice is used alone: much is known by then, and each choice costs time."""
+_AVERAGED_ROWS, _FEW_CHOICES, _FEW_ROWS = 24, 3, 128
+"""With more settings measured a few choices are averaged, with still more the best one is used alone: much is known by
+then, and each choice costs time."""
 
 _EVIDENCE_DIGITS, _WEIGHT_DIGITS, _BELIEF_DIGITS = 6, 6, 8
 """Evidence, weights and beliefs are rounded to these before they are compared, so that every machine chooses alike."""
@@ -47,7 +50,7 @@ _STRANGE, _STRANGE_SIGMA = 0.1, 0.6
 _LEAST_SLOWDOWN, _LEAST_SIGMAS = 0.15, 2.0
 """Slower by this, and by as many standard deviations, than all other launches make it expected: then it is doubted."""
 
-_DOUBTING: Choice = (1.0, 0.15, 3.0, 0.5)
+_DOUBTING: Choice = (1.0, 0.15, 3.0, 0.5, 0.5)
 """Hyperparameters with which launches are doubted: rough, and half a belief in the cost model."""
 
 _SPOILT = 0.5
@@ -62,6 +65,7 @@ class Model:
         workload: placed.
         cluster: sized.
         printed_costs: NCCL's own tables, where a log held them.
+        surfaces: what was measured elsewhere, the nearest first.
     """
 
     def __init__(
@@ -70,13 +74,17 @@ class Model:
         workload: Workload,
         cluster: Cluster,
         printed_costs: PrintedCosts | None = None,
+        surfaces: Sequence[Surface] = (),
     ) -> None:
         self.settings = tuple(settings)
+        self._surfaces = tuple(surfaces)
         self._messages = [calls.message for calls in workload.messages]
         self._calls = np.array([calls.calls_per_step for calls in workload.messages])
         self._at = {setting: index for index, setting in enumerate(self.settings)}
         where = (self._messages, cluster, printed_costs)
-        self._expected = flattened(expected_log_ratios(self.settings, *where))
+        whole = flattened(expected_log_ratios(self.settings, *where))
+        of_pairs = flattened(expected_log_ratios([replace(s, channels=None) for s in self.settings], *where))
+        self._expected = np.array([of_pairs, whole - of_pairs])
         self._own = expected_own(self.settings, *where)
         self._alike = likeness(self.settings, self._messages, cluster)
         algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
@@ -87,6 +95,8 @@ class Model:
             for algo_proto in order
         ]
         self._reaches = np.array(reaches, dtype=np.bool_)[self._algo_proto]
+        self.source_weights: tuple[float, ...] = ()
+        """Of the surfaces, by the observations that were believed last."""
 
     def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
         """Return what is known about every setting of interest.
@@ -97,13 +107,15 @@ class Model:
             observations: so far.
             running: settings that are being launched.
         """
+        if self._surfaces:
+            return self._begun(observations).believe(observations, running)
         rows = np.array([self._at[s] for s in observations.ratios], dtype=np.intp)
         launches = np.zeros(len(self.settings))
         launches[rows] = [observations.launches[s] for s in observations.ratios]
         measured = launches > 0
         noise = observations.sigma**2
         noises: Noises = ((1.0, noise),)
-        disturbed = np.zeros_like(self._expected)
+        disturbed = np.zeros_like(self._expected[0])
         if len(rows):
             table = Table(
                 rows=rows,
@@ -117,22 +129,25 @@ class Model:
             noises, weighed = self._noises_and_choices(replace(table, noise=table.noise + spoilt), observations)
             noise = _typical(noises)
             table = replace(table, noise=noise / launches[rows] + spoilt)
-            mean, variance = self._averaged(table, weighed)
+            mixture = self._mixture(table, weighed)
             disturbed[rows] = likely
-            mean[rows] = np.where(likely > 0, expected, mean[rows])
-            variance[rows] = np.where(likely > 0, doubt, variance[rows])
+            for _, mean, variance in mixture:
+                mean[rows] = np.where(likely > 0, expected, mean[rows])
+                variance[rows] = np.where(likely > 0, doubt, variance[rows])
         else:
             table, weighed = None, [(1.0, choices()[0])]
-            mean, variance = _before_all(self._expected, self._alike.kernels(*choices()[0]))
+            mixture = ((1.0, *_before_all(self._expected, self._alike.kernels(*choices()[0]))),)
         pending = np.array(sorted(self._at[s] for s in running if s in self._at), dtype=np.intp)
         if len(pending):
-            table = _extended(table, pending, mean, noise, self._expected)
-            mean, variance = self._averaged(table, weighed)
+            table = _extended(table, pending, _averaged(mixture)[0], noise, self._expected)
+            mixture = self._mixture(table, weighed)
+        mixture = tuple((weight, *_rounded(mean, variance)) for weight, mean, variance in mixture)
+        mean, variance = _rounded(*_averaged(mixture))
         cost = self._calls * observations.default_us
         tried = np.isin(self._algo_proto, self._algo_proto[[*rows, *pending]]) if len(rows) or len(pending) else False
         return Beliefs(
-            mean=np.round(mean, _BELIEF_DIGITS),
-            variance=np.maximum(np.round(variance, 2 * _BELIEF_DIGITS), _LEAST_VARIANCE),
+            mean=mean,
+            variance=variance,
             measured=measured,
             reaches=self._reaches,
             untried=np.broadcast_to(~np.asarray(tried), launches.shape),
@@ -142,18 +157,28 @@ class Model:
             noises=noises,
             default_launches=observations.launches_of_default,
             weights=cost / cost.sum(),
+            mixture=mixture,
         )
 
-    def _averaged(self, table: Table, weighed: Sequence[tuple[float, Choice]]) -> tuple[Array, Array]:
-        """Return mean and variance of the mixture of the posteriors of some hyperparameters: settings x messages."""
+    def _begun(self, observations: Observations) -> Model:
+        """Return the model whose prior holds what was measured elsewhere, as far as the observations bear it out."""
+        rows = np.array([self._at[s] for s in observations.ratios], dtype=np.intp)
+        table = None
+        if len(rows):
+            launches = np.array([observations.launches[s] for s in observations.ratios])
+            values = np.array([flattened(y) for y in observations.ratios.values()])
+            table = Table(rows=rows, values=values, noise=observations.sigma**2 / launches, expected=self._expected)
+        found = beginning(self._expected, self._alike, self._surfaces, table)
+        self.source_weights = found.weights
+        begun = copy.copy(self)
+        begun._expected, begun._alike, begun._surfaces = found.expected, found.alike, ()
+        return begun
+
+    def _mixture(self, table: Table, weighed: Sequence[tuple[float, Choice]]) -> Mixture:
+        """Return the posteriors of some hyperparameters: settings x messages."""
         everything = np.arange(len(self.settings))
-        mean = np.zeros_like(self._expected)
-        square = np.zeros_like(self._expected)
-        for weight, choice in weighed:
-            mine, variance = Posterior(table, self._alike.kernels(*choice)).predict(everything)
-            mean += weight * mine
-            square += weight * (variance + mine**2)
-        return mean, np.maximum(square - mean**2, 0.0)
+        kernels = [(weight, self._alike.kernels(*choice)) for weight, choice in weighed]
+        return tuple((weight, *Posterior(table, mine).predict(everything)) for weight, mine in kernels)
 
     def _noises_and_choices(
         self, table: Table, observations: Observations
@@ -171,13 +196,20 @@ class Model:
             rows=np.arange(len(kept)),
             values=table.values[kept],
             noise=table.noise[kept],
-            expected=table.expected[table.rows[kept]],
+            expected=table.expected[:, table.rows[kept]],
         )
 
         def scores(among: Sequence[Choice], factor: float) -> Array:
             noisy = replace(part, noise=part.noise * factor)
-            found = (Posterior(noisy, alike.kernels(*choice)).evidence() - implausibility(choice) for choice in among)
-            return np.array([round(score, _EVIDENCE_DIGITS) for score in found])
+            decomposed: dict[tuple[float, ...], Posterior] = {}
+            found = []
+            for choice in among:
+                covariance, prior = choice[:3], choice[3:]
+                if covariance not in decomposed:
+                    decomposed[covariance] = Posterior(noisy, alike.kernels(*choice))
+                evidence = decomposed[covariance].reweighted(prior).evidence()
+                found.append(round(evidence - implausibility(choice), _EVIDENCE_DIGITS))
+            return np.array(found)
 
         # A stable order: ties go to the most plausible ones.
         order = [choices()[index] for index in np.argsort(-scores(choices(), 1.0), kind="stable")]
@@ -191,7 +223,9 @@ class Model:
         factor = round(_typical(noises) / observations.sigma**2, _WEIGHT_DIGITS)
         contenders = list(dict.fromkeys([*order[: 2 * _CHOICES], *rough]))
         final = scores(contenders, factor)
-        best = np.argsort(-final, kind="stable")[: _CHOICES if len(table.rows) <= _AVERAGED_ROWS else 1]
+        rows = len(table.rows)
+        most = _CHOICES if rows <= _AVERAGED_ROWS else _FEW_CHOICES if rows <= _FEW_ROWS else 1
+        best = np.argsort(-final, kind="stable")[:most]
         weights = np.round(np.exp(final[best] - final[best[0]]), _WEIGHT_DIGITS)
         best, weights = best[weights >= _LEAST_WEIGHT], weights[weights >= _LEAST_WEIGHT]
         shares = weights / weights.sum()
@@ -226,9 +260,20 @@ def _disturbances(table: Table, kernels: Kernels, launches: Array) -> tuple[Arra
     return likely, mean, np.maximum(variance - table.noise[:, None], _LEAST_VARIANCE)
 
 
+def _averaged(mixture: Mixture) -> tuple[Array, Array]:
+    """Return mean and variance of a mixture."""
+    mean: Array = np.sum([weight * mine for weight, mine, _ in mixture], axis=0)
+    square: Array = np.sum([weight * (variance + mine**2) for weight, mine, variance in mixture], axis=0)
+    return mean, np.maximum(square - mean**2, 0.0)
+
+
+def _rounded(mean: Array, variance: Array) -> tuple[Array, Array]:
+    return np.round(mean, _BELIEF_DIGITS), np.maximum(np.round(variance, 2 * _BELIEF_DIGITS), _LEAST_VARIANCE)
+
+
 def _before_all(expected: Array, kernels: Kernels) -> tuple[Array, Array]:
     variance = np.outer(np.diag(kernels.smooth), np.diag(kernels.sizes)) + np.diag(kernels.rough)[:, None]
-    return kernels.prior * expected, variance
+    return weighted(kernels.prior, expected), variance
 
 
 def _extended(table: Table | None, pending: np.ndarray, mean: Array, noise: float, expected: Array) -> Table:

@@ -26,10 +26,10 @@ from ncclt.core.study import Claim, Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
+from ncclt.search.earlier import EarlierStudy
 from ncclt.search.named_sampler import NamedSampler
 from ncclt.search.sampler import NUMBER, OUTCOME, SETTING, TIMES_US, PolicySampler, Proposal
 from ncclt.search.space import SearchSpace
-from ncclt.search.warm_start import WarmSetting
 
 FAILURE_PENALTY = math.log(2)
 """Value of a crash, a hang or wrong data: as if it took twice the default's time. From FAIL samplers learn nothing."""
@@ -75,8 +75,8 @@ class Proposer:
         seed: int,
         sampler: NamedSampler | None = None,
         storage_url: str | None = None,
-        prior_trials: Sequence[WarmSetting] = (),
         printed_costs: PrintedCosts | None = None,
+        sources: Sequence[EarlierStudy] = (),
         alone: Alone | None = None,
     ) -> None:
         """Open or create the Optuna study of this name.
@@ -89,8 +89,8 @@ class Proposer:
             seed: of the sampler.
             sampler: chooses instead of `PolicySampler`.
             storage_url: where Optuna keeps its tables; None = in memory.
-            prior_trials: what was good in other studies, to be tried early.
             printed_costs: NCCL's own tables, where a log held them; only `PolicySampler` has a use for them.
+            sources: launches from elsewhere to begin from, the nearest first; likewise.
             alone: keeps other workers of the study out; None = there are none.
 
         Raises:
@@ -100,12 +100,11 @@ class Proposer:
         self._space, self._workload, self._seed = space, workload, seed
         self._alone: Alone = alone or _unlocked
         self._named = sampler
-        self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
+        self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs, sources=sources)
         # Two Optunas that create their tables at once clash.
         self._storage, self._study = self._alone(lambda: _open_study(storage_url, name, self._policy))
         self._blas = ThreadpoolController()
         self._default: Trial | None = None
-        self._warm = [warm for warm in prior_trials if space.params(warm.setting) is not None]
         self._anchors = len(space.anchors())
         self._asked: optuna.trial.Trial | None = None
         self._launching: dict[int, optuna.trial.Trial] = {}
@@ -115,6 +114,11 @@ class Proposer:
     def anchor_count(self) -> int:
         """Return how many launches try every pair of algorithm and protocol once."""
         return self._anchors
+
+    @property
+    def source_weights(self) -> tuple[float, ...]:
+        """Return how much each source counted at the last proposal; empty before the first."""
+        return self._policy.source_weights
 
     def __enter__(self) -> Proposer:
         """Return itself."""
@@ -178,9 +182,6 @@ class Proposer:
             self._settle(trials, running)
             busy = {claim.setting for claim in running}
             launched = {trial.setting for trial in trials} | busy
-            if warm := next((w for w in self._warm if w.setting not in launched), None):
-                point, why = self._space.params(warm.setting), {_REASON: f"was good in study {warm.study}"}
-                _kept(lambda: self._study.enqueue_trial(point or {}, user_attrs=why))
             if self._named is None:
                 return _kept(lambda: self._ask(self._policy))
             useless = busy | launched - {trial.setting for trial in trials if trial.score_us is not None}
@@ -225,9 +226,8 @@ class Proposer:
         self._fail(self._asked)
         self._study.sampler = sampler
         self._asked = asked = self._study.ask()
-        reason = asked.user_attrs.get(_REASON)  # of a setting of another study
         chosen: dict[str, Any] | None = None
-        if reason is None and sampler is self._policy:
+        if sampler is self._policy:
             chosen, self._seen = asked.relative_params, self._policy.running
             if not chosen:  # nothing is to be launched, or the default of a recorded space, which has no point
                 return self._policy.proposal
@@ -236,7 +236,7 @@ class Proposer:
         point = self._suggested(asked)
         if point == chosen:
             return self._policy.proposal
-        why = reason or ("enqueued by a user" if chosen else f"asked for by {type(sampler).__name__}")
+        why = "enqueued by a user" if chosen else f"asked for by {type(sampler).__name__}"
         return Proposal(setting=self._space.setting(point), reason=why)
 
     def _ask_named(self, named: NamedSampler, what: str) -> Proposal:

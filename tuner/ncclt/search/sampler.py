@@ -21,6 +21,7 @@ from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
+from ncclt.search.earlier import EarlierStudy, surface
 from ncclt.search.gaussian_process import Array
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
@@ -50,7 +51,7 @@ _NOTHING = 1e-5
 _FAILURES_IN_A_ROW = 3
 """Failures after which a pair that has run before is tried."""
 
-_FAITH = 0.5
+_FAITH = 0.3
 """Successful launches that every pair is credited with."""
 
 
@@ -85,6 +86,7 @@ class PolicySampler(BaseSampler):
         cluster: sized.
         seed: breaks ties between settings of equal expected gain.
         printed_costs: NCCL's own tables, where a log held them.
+        sources: launches from elsewhere to begin from, the nearest first.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class PolicySampler(BaseSampler):
         *,
         seed: int = 0,
         printed_costs: PrintedCosts | None = None,
+        sources: Sequence[EarlierStudy] = (),
     ) -> None:
         self._space, self._workload, self._cluster, self._seed = space, workload, cluster, seed
+        self._sources = tuple(sources)
         self._printed_costs = printed_costs
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
@@ -105,6 +109,11 @@ class PolicySampler(BaseSampler):
         """What `sample_relative` chose last; None = there is nothing more to launch."""
         self.running: Sequence[FrozenTrial] = ()
         """What it took to be running."""
+
+    @property
+    def source_weights(self) -> tuple[float, ...]:
+        """Return how much each source counted in the last decision; empty before the first."""
+        return () if self._model is None else self._model.source_weights
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial  # noqa: ARG002
@@ -150,7 +159,9 @@ class PolicySampler(BaseSampler):
         if not settings:
             return None
         if self._model is None or self._model.settings != settings:
-            self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
+            messages = [calls.message for calls in self._workload.messages]
+            surfaces = [surface(source, settings, messages, self._cluster) for source in self._sources]
+            self._model = Model(settings, self._workload, self._cluster, self._printed_costs, surfaces)
         beliefs = self._model.believe(observations, running)
         seen = outlook(settings, beliefs)
         gains = np.round(seen.gains * _chance_to_run(settings, observations), _DIGITS)
