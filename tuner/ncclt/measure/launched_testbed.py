@@ -23,11 +23,13 @@ from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
 from ncclt.measure.benchmarks import benchmark_module
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.runner import RunnerParts, asking
+from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import TAKES_GRANTED, TORCH_ALONE, Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
 from ncclt.nccl.switching import why_not_forced
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
 """Name or address of this machine as the ranks reach it; empty = its own name."""
@@ -70,6 +72,7 @@ def launched_testbed(
         return dict(found.variables) if found.complete else None
 
     plugin = target.plugin(environ)
+    by_plugin = plugin is not None
     host_sets = _host_sets(cluster, target, environ)
     # Each launcher serves one runner; the first one also runs the programs that are asked.
     unused = {host_sets[0]: launcher_of(cluster, target, host_sets[0], environ=environ)}
@@ -82,7 +85,7 @@ def launched_testbed(
             launcher=unused.pop(hosts) if hosts in unused else launcher_of(cluster, target, hosts, environ=environ),
             variables=lambda setting: dict(compiled(setting).variables), policy_variables=delivered,
             timeouts=timeouts, sampling=sampling,
-            scratch=target.scratch, place=",".join(hosts),
+            scratch=target.scratch, place=",".join(hosts), delegate=environ.get(DELEGATE_VARIABLE, ""),
         )  # fmt: skip
 
     def persistent_runner(
@@ -91,10 +94,12 @@ def launched_testbed(
         host = environ.get(CONTROLLER_VARIABLE, "")
         return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts(hosts))
 
-    def relaunching(hosts: tuple[str, ...]) -> Runner:
-        # Settings that only the plugin can force need it in fresh ranks as well.
-        if plugin is not None:
-            return persistent_runner(hosts, persistent=False)
+    def relaunching(hosts: tuple[str, ...], plugin: Path | None = plugin) -> Runner:
+        if target.benchmark_name == "nccl_tests" and plugin is not None:
+            return TableRunner(plugin=plugin, **parts(hosts))
+        # Settings that only the plugin can force need it in fresh ranks as well, and variables the same ranks.
+        if target.benchmark_name == "torch_collectives" and by_plugin:
+            return persistent_runner(hosts, persistent=False, plugin=plugin)
         return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
 
     forced = partial(why_not_forced, version=cluster.version, collectives=collectives)
@@ -107,7 +112,7 @@ def launched_testbed(
     runners = [relaunching(hosts) for hosts in host_sets]
     return Testbed(
         runner=runners[0],
-        by_variables=persistent_runner(host_sets[0], persistent=False, plugin=None) if plugin is not None else None,
+        by_variables=relaunching(host_sets[0], None) if by_plugin else None,
         others=tuple(runners[1:]),
         persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),
         reason=target.reason,

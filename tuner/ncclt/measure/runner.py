@@ -5,6 +5,7 @@ The outcomes are tested with a stand-in for nccl-tests that fails in every way i
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,14 +22,18 @@ from ncclt.launch.launcher import Launcher, LaunchPlan
 from ncclt.launch.process.guard import results_folder
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
 from ncclt.measure.outcome import judge, require_place
+from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.sampling import SamplingLimit
 from ncclt.measure.timeouts import Timeouts
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
 """How long a program may take to say what it can do; a login node or a file system can be slow."""
 
 
-_SOME_FOLDER = Path("{results}")
+TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
+
+SOME_FOLDER = Path("{results}")
 """Stands in plans that are only shown for the folder that each trial makes for its results."""
 
 
@@ -44,6 +49,7 @@ class RunnerParts(TypedDict, total=False):
     sampling: SamplingLimit | None
     scratch: Path | None
     place: str
+    delegate: str
 
 
 class RealRunner(ABC):
@@ -60,6 +66,7 @@ class RealRunner(ABC):
         sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
         scratch: where folders for result files and secrets are made; None = the system's place for temporary files.
         place: the nodes that it uses, as shown to users; empty where the launcher chooses them.
+        delegate: the value of NCCLT_DELEGATE in trials through the tuner plugin, as in jobs; empty = not set.
     """
 
     simulated = False
@@ -69,6 +76,7 @@ class RealRunner(ABC):
         self._variables, self._policy_variables = parts["variables"], parts.get("policy_variables")
         self._timeouts, self._sampling = parts.get("timeouts") or Timeouts(), parts.get("sampling")
         self._scratch, self._place = parts.get("scratch"), parts.get("place", "")
+        self._delegate = parts.get("delegate", "")
         self._killed = False
 
     @property
@@ -107,6 +115,10 @@ class RealRunner(ABC):
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Measure all messages under a whole policy, as `PolicyRunner` says."""
 
+    def _loading(self, plugin: Path) -> dict[str, str]:
+        """Return the variables that make NCCL load the tuner plugin."""
+        return {TUNER_PLUGIN: str(plugin)} | ({DELEGATE_VARIABLE: self._delegate} if self._delegate else {})
+
     def _paced(self, messages: Sequence[Message]) -> Benchmark:
         """Return the benchmark with the times at which each message has been sampled enough, where it can use them."""
         if self._sampling is None or not isinstance(self._benchmark, Paced):
@@ -139,7 +151,10 @@ class LaunchedRunner(RealRunner):
         """
         variables = _safe_variables(setting, self._variables)
         benchmark = self._paced(messages)
-        commands = benchmark.commands(messages, folder=_SOME_FOLDER if self._scratch_is_shared else None)
+        commands = benchmark.commands(messages, folder=SOME_FOLDER if self._scratch_is_shared else None)
+        return self._plans(variables, commands)
+
+    def _plans(self, variables: Mapping[str, str], commands: Sequence[BenchmarkCommand]) -> tuple[LaunchPlan, ...]:
         return tuple(self._plan(command, variables, self._timeouts.limit_s(command.messages)) for command in commands)
 
     def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
@@ -180,9 +195,17 @@ class LaunchedRunner(RealRunner):
             return self._trial(forced, variables, messages, folder)
 
     def _trial(
-        self, forced: Setting | Policy, variables: Mapping[str, str], messages: Sequence[Message], folder: Path | None
+        self,
+        forced: Setting | Policy,
+        variables: Mapping[str, str],
+        messages: Sequence[Message],
+        folder: Path | None,
+        *,
+        attested: Callable[[BenchmarkCommand, TrialResult], TrialResult] = lambda _command, result: result,
     ) -> TrialResult:
+        """Launch the commands; `attested` judges what a command measured by what is known beside its output."""
         measured: dict[Message, Measurement] = {}
+        commands: list[str] = []
         wall_s = 0.0
         result = TrialResult(outcome=Outcome.OK)
         benchmark = self._paced(messages)
@@ -190,11 +213,13 @@ class LaunchedRunner(RealRunner):
             if self._killed:
                 raise KeyboardInterrupt
             limit_s = self._timeouts.limit_s(command.messages)
-            launch = self._launcher.run(self._plan(command, variables, limit_s))
+            plan = self._plan(command, variables, limit_s)
+            commands.append(command_line(plan))
+            launch = self._launcher.run(plan)
             if launch.killed:
                 raise KeyboardInterrupt
             wall_s += launch.wall_s
-            result = judge(benchmark, command, launch, limit_s=limit_s)
+            result = attested(command, judge(benchmark, command, launch, limit_s=limit_s))
             measured |= {m.message: m for m in result.measurements}
             if result.outcome is not Outcome.OK:
                 break
@@ -210,7 +235,15 @@ class LaunchedRunner(RealRunner):
             detail=result.detail,
             wall_s=wall_s,
             place=self._place,
+            commands=tuple(commands),
         )
+
+
+def command_line(plan: LaunchPlan) -> str:
+    """Return a launch as a line for a shell, without secrets: what it unsets and sets, then the program."""
+    unset = [word for name in plan.unset_env for word in ("-u", name)]
+    changed = [*unset, *(f"{name}={value}" for name, value in plan.set_env)]
+    return shlex.join(words_without_secrets(["env", *changed, *plan.argv] if changed else plan.argv))
 
 
 def _safe_variables(setting: Setting, variables: Callable[[Setting], Mapping[str, str]]) -> Mapping[str, str]:

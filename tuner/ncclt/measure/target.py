@@ -177,8 +177,9 @@ class Target:
     through: Annotated[
         str | None,
         Option(
-            "How settings are forced: plugin (torch_collectives; what is measured is then what a tuner table delivers, "
-            "LL128 included), or variables. Default: plugin where it can be used and `ncclt plugin path` finds it.",
+            "How settings are forced: plugin (what is measured is then what a tuner table delivers, LL128 included) or "
+            "variables. Default: plugin for torch_collectives where it can be used and `ncclt plugin path` finds it; "
+            "nccl_tests use it if told to, with a --scratch that all nodes share.",
             group=Group.LAUNCH,
         ),
     ] = None
@@ -304,14 +305,19 @@ class Target:
     @property
     def _may_use_plugin(self) -> bool:
         """Return whether the ranks can receive tables from here, and NCCL can load the plugin."""
-        return self.benchmark_name == "torch_collectives" and not self.is_gloo and self.launcher != "kubernetes"
+        receive = self.benchmark_name == "torch_collectives" or self._tests_may_use_plugin
+        return receive and not self.is_gloo and self.launcher != "kubernetes"
+
+    @property
+    def _tests_may_use_plugin(self) -> bool:
+        return self.benchmark_name == "nccl_tests" and self.scratch_is_shared and self.container is None
 
     @property
     def how_with_plugin(self) -> str:
         """Say what makes the tuner plugin force the settings, where variables do it."""
         if not self._may_use_plugin:
             return "the tuner plugin can: --benchmark torch_collectives, not on kubernetes"
-        if self.through == "variables" or self.container is not None:
+        if self.through == "variables" or self.container is not None or self.benchmark_name == "nccl_tests":
             return "--through plugin can"
         return "`ncclt plugin build` makes it possible"
 
@@ -324,7 +330,7 @@ class Target:
         Raises:
             UsageError: it is requested and cannot be found, or another plugin takes its place.
         """
-        unasked = self.through is None and self.container is not None
+        unasked = self.through is None and (self.container is not None or self.benchmark_name == "nccl_tests")
         if self.through == "variables" or unasked or not self._may_use_plugin:
             return None
         kept = environ.get("NCCL_TUNER_PLUGIN", "") if self.keep_env else ""
@@ -370,8 +376,9 @@ class Target:
             )
         if self.through == "plugin" and not self._may_use_plugin:
             raise UsageError(
-                "--through plugin needs PyTorch ranks that receive their table from here, and NCCL to load the plugin",
-                hint="use --benchmark torch_collectives --backend nccl with --launcher torchrun, mpirun, slurm or ssh",
+                "--through plugin needs ranks that receive their table from here, and NCCL to load the plugin",
+                hint="nccl_tests need --scratch with a folder that all nodes share, and no container; else use "
+                "--benchmark torch_collectives --backend nccl with --launcher torchrun, mpirun, slurm or ssh",
             )
         for option, given in (("--max-commands", self.max_commands), ("--nccl-tests", self.nccl_tests)):
             if given is not None and benchmark != "nccl_tests":

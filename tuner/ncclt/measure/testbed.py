@@ -254,6 +254,6 @@ def replayed_testbed(
 
 def require_tune_extra() -> None:
     """Refuse early, with the command to type, when the tuner's packages are not installed."""
-    for package in ("optuna", "numpy", "sqlalchemy"):
+    for package in ("optuna", "numpy", "scipy", "sqlalchemy", "threadpoolctl", "detect_secrets"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"tuning needs {package}", hint="pip install 'ncclt[tune]'")

@@ -66,6 +66,9 @@ class LeasesContract:
             for setting, worker in ((RING, ME), (TREE, OTHER), (NVLS, ME))
         ]
         assert [claim and claim.number for claim in given] == [1, 2, None]
+        shared.add_trial("abc123", replace(sample_trial(1), setting=RING), worker=ME)
+        ended = shared.claim("abc123", NVLS, phase=Phase.SEARCH, repeat=0, worker=ME, most=2)
+        assert ended is None, "one has ended, and one runs"
         other = shared.claim("abc123", NVLS, phase=Phase.CONFIRM, repeat=0, worker=ME, most=2)
         assert other is not None
         assert other.number == 3

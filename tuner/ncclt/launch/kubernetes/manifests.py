@@ -49,6 +49,7 @@ class Site:
             lock memory, which RDMA needs.
         service_account: of the pods; empty = the namespace's default.
         node_selector: (label, value) that nodes must have.
+        labels: (name, value) of further labels of the job, for example ("kueue.x-k8s.io/queue-name", "team").
         runtime: the (Cluster)TrainingRuntime of a TrainJob.
         ssh_port: of the image's sshd, for an MPIJob.
     """
@@ -59,6 +60,7 @@ class Site:
     resources: tuple[tuple[str, str], ...] = ()
     service_account: str = ""
     node_selector: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
     runtime: str = "torch-distributed"
     ssh_port: int = 22
 
@@ -190,7 +192,7 @@ def _config_map(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
 
 
 def _metadata(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
-    return {"name": job.name, "namespace": site.namespace, "labels": _labels(job)}
+    return {"name": job.name, "namespace": site.namespace, "labels": dict(site.labels) | _labels(job)}
 
 
 def _labels(job: LaunchedJob) -> dict[str, Node]:

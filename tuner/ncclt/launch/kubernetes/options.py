@@ -8,7 +8,15 @@ from typing import Any
 
 from ncclt.errors import UsageError
 
-WORDS = ("resource.NAME=AMOUNT", "node.LABEL=VALUE", "service-account=NAME", "runtime=NAME", "ssh-port=N", "pending=S")
+WORDS = (
+    "resource.NAME=AMOUNT",
+    "node.LABEL=VALUE",
+    "label.NAME=VALUE",
+    "service-account=NAME",
+    "runtime=NAME",
+    "ssh-port=N",
+    "pending=S",
+)
 """Every option, for help and errors."""
 
 # Qualified names and values of Kubernetes: an optional DNS prefix, then 63 characters at most.
@@ -17,7 +25,7 @@ _VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _AMOUNT = re.compile(r"\d{1,9}(?:\.\d{1,3})?(?:m|[kMGTPE]i?)?")
 _OBJECT = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
-_TABLES = {"resource": ("resources", _AMOUNT), "node": ("node_selector", _VALUE)}
+_TABLES = {"resource": ("resources", _AMOUNT), "node": ("node_selector", _VALUE), "label": ("labels", _VALUE)}
 _NAMES = {"service-account": "service_account", "runtime": "runtime"}
 _NUMBERS = {"ssh-port": ("ssh_port", 65535), "pending": ("pending_s", 86400)}
 

@@ -22,10 +22,9 @@ class OutputTail:
     def add(self, chunk: bytes) -> None:
         """Append a chunk and drop the oldest bytes beyond the limit."""
         self._kept += chunk
-        excess = len(self._kept) - self._keep_bytes
-        if excess > 0:
-            del self._kept[:excess]  # moves the beginning of a bytearray, not its content
-            self.dropped_bytes += excess
+        excess = max(0, len(self._kept) - self._keep_bytes)
+        del self._kept[:excess]  # moves the beginning of a bytearray, not its content
+        self.dropped_bytes += excess
 
     def text(self) -> str:
         """Decode what is kept; invalid bytes are replaced."""

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
-from ncclt.core.algorithms import Protocol
 from ncclt.core.message import Message
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError, UsageError
@@ -38,26 +37,25 @@ from ncclt.measure.persistent.commands import nccl_version, session_command
 from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
 from ncclt.measure.runner import RealRunner, RunnerParts
-from ncclt.nccl.compile import TUNER_API_SINCE, check_rule
 from ncclt.nccl.switching import (
-    LL128_BY_TABLE_SINCE,
     Force,
     Switch,
     SwitchCost,
-    split,
+    force_policy,
+    force_setting,
     start_variables,
     started,
     switch,
+    table_carries,
 )
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
+from ncclt.nccl.tuner_table import communicator_shape
 
 LONGEST_S = 7 * 24 * 3600.0
 """The timeout of a launch of persistent ranks."""
 
 RENEWED_S = LONGEST_S / 2
 """Ranks older than this are restarted before a trial, so that none runs into the timeout."""
-
-TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 
 
 class PersistentRunner(RealRunner):
@@ -147,14 +145,7 @@ class PersistentRunner(RealRunner):
         """Return whether the plugin's table, or without the plugin variables, apply the whole policy as delivered."""
         if self._plugin is None:
             return super().applies(policy)
-        try:
-            for rule in policy.rules:
-                check_rule(rule, self._version)
-        except SettingError:
-            return False
-        named = all(rule.algorithm and rule.protocol for rule in policy.rules)
-        ll128 = any(rule.protocol is Protocol.LL128 for rule in policy.rules)
-        return named and self._version >= (LL128_BY_TABLE_SINCE if ll128 else TUNER_API_SINCE)
+        return table_carries(policy, self._version)
 
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
         """Measure all messages under the rows and variables that deliver a policy; raises as `measure` does."""
@@ -162,10 +153,7 @@ class PersistentRunner(RealRunner):
         def force() -> Force:
             if self._plugin is None:
                 return Force(variables=tuple(sorted((self._delivering(policy) or {}).items())))
-            # The first row that fits a call counts, so those of a group come before those of any.
-            rules = tuple(sorted(policy.rules, key=lambda rule: (rule.collective, -rule.group_size, rule.min_bytes)))
-            variables = self._variables(Setting(parameters=policy.parameters))
-            return Force(rules=rules, variables=tuple(sorted(variables.items())))
+            return force_policy(policy, self._variables)
 
         return self._measure(policy, force, messages)
 
@@ -221,16 +209,16 @@ class PersistentRunner(RealRunner):
 
     def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
         """Return how the setting is forced; SettingError where it cannot be."""
-        parts = split(
+        return force_setting(
             setting,
             version=self._version,
             collectives=[m.collective for m in messages],
             plugin=self._plugin is not None,
+            variables=self._variables,
         )
-        return Force(rules=parts.rules, variables=tuple(sorted(self._variables(parts.by_variables).items())))
 
     def _plan(self, command: BenchmarkCommand, wanted: Force) -> LaunchPlan:
-        plugin = {TUNER_PLUGIN: str(self._plugin)} if self._plugin is not None else {}
+        plugin = self._loading(self._plugin) if self._plugin is not None else {}
         return self._launcher.plan(
             command.argv,
             variables={**dict(command.variables), **plugin, **start_variables(wanted, self._version)},
@@ -318,6 +306,7 @@ class PersistentRunner(RealRunner):
                     last_bytes=rule.max_bytes,
                     channels=rule.channels or 0,
                     ranks=rule.group_size,
+                    nodes=self._nodes_of(rule),
                 )
                 for rule in step.rules
                 if rule.algorithm and rule.protocol
@@ -332,6 +321,12 @@ class PersistentRunner(RealRunner):
             "attest": self._torch.backend == "nccl" and self._attested.lacks(wanted, command.messages),
             "arguments": command.argv[2:],  # without the interpreter and the file
         }
+
+    def _nodes_of(self, rule: Rule) -> int:
+        """Return how many nodes the communicators of a rule span; 0 = any number."""
+        if rule.spans_nodes is None:
+            return 0
+        return communicator_shape(rule, nodes=self.cluster.nodes, ranks=self.cluster.world_size)[0]
 
     def _finish(self, wanted: Force, command: BenchmarkCommand, limit_s: float, *, attest: bool) -> TrialResult:
         assert self._session is not None, "a trial that has begun has ranks"

@@ -35,6 +35,7 @@ def chunk_bytes(
     nodes: int,
     per_node: int,
     buffsize: int = BUFFER_BYTES[Protocol.SIMPLE],
+    by_depth: bool = False,
 ) -> float:
     """Return the data that one channel moves in one step, bytes.
 
@@ -43,6 +44,8 @@ def chunk_bytes(
         channels: channels that carry it.
         nodes, per_node: shape of the communicator; the chunk of an LL128 tree depends on it.
         buffsize: NCCL_BUFFSIZE, the buffer of Simple only.
+        by_depth: whether a tree with Simple takes smaller chunks for smaller messages, as old versions of NCCL do
+            (enqueue.cc, computeColl) and, by its times on MI355X, RCCL 2.28; NCCL 2.29 on L40S does not.
     """
     buffer = buffsize if protocol is Protocol.SIMPLE else BUFFER_BYTES[protocol]
     chunk = buffer / STEPS * _DATA_SHARE[protocol]
@@ -53,6 +56,11 @@ def chunk_bytes(
         steps = 1 + int(math.log2(nodes)) + 0.1 * per_node
         for factor, floor in ((64, 131072), (16, 32768)):
             while size_bytes / (channels * chunk) < steps * factor / per_node and chunk > floor:
+                chunk /= 2
+    if by_depth and algorithm is Algorithm.TREE and protocol is Protocol.SIMPLE:
+        depth = per_node - 1 + int(math.log2(nodes))
+        for factor, floor in ((8, 131072), (4, 65536), (1, 32768)):
+            while size_bytes / (channels * chunk) < depth * factor and chunk > floor:
                 chunk /= 2
     return chunk
 

@@ -95,6 +95,12 @@ def _gpu(system: str) -> tuple[str, int]:
     return system, 0
 
 
+def known_gpu(name: str) -> tuple[str, int, float] | None:
+    """Return (name, compute capability, 1e9 bytes/s over NVLink or xGMI, 0 = none) of a GPU; None = not known."""
+    found, capability = _gpu(name)
+    return (found, capability, _NVLINK_GBPS.get(capability, 0.0)) if capability else None
+
+
 def _version(text: str) -> str | None:
     found = re.search(r"(?<![\d.])(2\.\d+(?:\.\d+)?)", text)
     return found[1] if found else None

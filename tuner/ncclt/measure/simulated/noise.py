@@ -7,9 +7,11 @@ Magnitudes, as seen on real clusters: lognormal with sigma 0.5-3 % within a node
 from __future__ import annotations
 
 import hashlib
-import random
+import math
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
@@ -39,27 +41,35 @@ class Noise:
         launch = _launch(self.seed, setting_digest, repeat) * self.sigma / 2
         group = f"{message.group_size}/{message.spans_nodes}"
         what = f"{message.collective}/{message.dtype}/{message.size_bytes}/{group}"
-        draw = _random(self.seed, setting_digest, repeat, what)
-        samples = []
-        for index in range(count):
-            factor = draw.lognormvariate(launch, self.sigma) if self.sigma else 1.0
-            if draw.random() < self.outlier_rate:
-                factor *= draw.uniform(2.0, 10.0)
-            if repeat == 0 and index == 0:
-                factor *= 1 + draw.uniform(0.0, self.cold)
-            samples.append(expected_us * factor)
-        return tuple(samples)
+        samples: list[float] = []
+        while len(samples) < count:
+            # The bytes of one hash are the draws of a handful of samples: a generator of its own would cost more.
+            draws = _DRAWS.unpack(_hash(self.seed, setting_digest, repeat, what, len(samples), size=64))
+            normals, outliers, (size, cold) = draws[:_HANDFUL], draws[_HANDFUL:-2], draws[-2:]
+            for normal, outlier in zip(normals, outliers, strict=True):
+                factor = math.exp(launch + self.sigma * _NORMAL(((normal >> 12) + 0.5) / 2**52)) if self.sigma else 1.0
+                if outlier < self.outlier_rate * 2**16:
+                    factor *= 2.0 + 8.0 * ((size ^ normal) & 0xFFFF) / 2**16
+                if repeat == 0 and not samples:
+                    factor *= 1 + self.cold * cold / 2**32
+                samples.append(expected_us * factor)
+        return tuple(samples[:count])
 
 
-def _random(seed: int, setting_digest: str, repeat: int, what: str) -> random.Random:
-    key = f"{seed}|{setting_digest}|{repeat}|{what}".encode()
-    return random.Random(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big"))
+_HANDFUL = 5
+_DRAWS = struct.Struct(f"<{_HANDFUL}Q{_HANDFUL}HHI8x")
+_NORMAL = NormalDist().inv_cdf
+
+
+def _hash(*what: object, size: int) -> bytes:
+    return hashlib.blake2b("|".join(map(str, what)).encode(), digest_size=size).digest()
 
 
 @lru_cache(maxsize=256)
 def _launch(seed: int, setting_digest: str, repeat: int) -> float:
     """Return the deviation of a launch as a whole in standard deviations; the same for all its messages."""
-    return _random(seed, setting_digest, repeat, "launch").gauss(0.0, 1.0)
+    drawn = int.from_bytes(_hash(seed, setting_digest, repeat, "launch", size=6), "big")
+    return _NORMAL((drawn + 0.5) / 2**48)
 
 
 def noise_of(cluster: Cluster, *, seed: int, sigma: float | None) -> Noise:
@@ -80,5 +90,4 @@ def noise_of(cluster: Cluster, *, seed: int, sigma: float | None) -> Noise:
 
 def uniform(seed: int, setting: Setting, repeat: int, what: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments, for seeded faults."""
-    key = f"{seed}|{setting.digest()}|{repeat}|{what}".encode()
-    return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big") / 2**56
+    return int.from_bytes(_hash(seed, setting.digest(), repeat, what, size=7), "big") / 2**56

@@ -37,6 +37,14 @@ class Physics:
         net_share: bandwidth of a protocol against Simple, between nodes.
         proxy_us: what each further channel of a GPU adds to a hop between nodes (one progress thread serves all).
         crowding: share of bandwidth lost per channel above 8 where the host moves the data.
+        launch_us: each further thread block; small, so that needless channels cost something (estimate).
+        tree_channel: a tree channel against a ring channel within the node: NCCL's ceilings for A100 are 24 and 20 GB/s
+            (up and down run side by side).
+        net_tree_share: bandwidth of a tree against a ring, between nodes.
+        tree_hop_share: hop of a tree with Simple within the node against that of a ring, which synchronises each slice.
+        chain_share: share of the hops of a broadcast or reduce that calls in a row do not hide.
+        nvls_us: starting NVLS.
+        extra_us: what is timed beside the call, such as a computation.
     """
 
     graph: Graph
@@ -55,6 +63,13 @@ class Physics:
     net_share: dict[Protocol, float]
     proxy_us: float
     crowding: float
+    launch_us: float = 0.04
+    tree_channel: float = 1.2
+    net_tree_share: float = 1.0
+    tree_hop_share: float = 1.0
+    chain_share: float = 0.15
+    nvls_us: float = 25.0
+    extra_us: float = 0.0
 
 
 _BASE_US = {
@@ -116,6 +131,13 @@ _NVLS_SHARE = 0.64
 """NVLS on H100 reaches link * 0.64 * (1 - 0.56 / n): bus 207, 359 and 443 GB/s at 2, 4 and 6 GPUs."""
 
 
+_SYS_SHARE = 0.69
+"""Over both sockets against the bridges of one: two A100 over PCIe, 53.9 and 77.8 ms for 1 GiB (paths NODE and SYS)."""
+
+_BRIDGE_POWER = 1.7
+"""GPUs behind one host bridge share it: from 2 to 4 an all_reduce takes five times as long, three by the bytes."""
+
+
 @lru_cache(maxsize=1024)
 def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> Physics:
     """Return the physics of a communicator; arguments as in `nccl.cost_model.graph.graph_of`."""
@@ -153,6 +175,10 @@ def _link_gbps(cluster: Cluster, graph: Graph) -> float:
     """Return what one GPU sends to its peers with all channels busy."""
     share = _LINK_SHARE[cluster.link_class][graph.generation >= 2]
     gbps = cluster.link_gbps * share
+    if cluster.gpu_path == "SYS" and not graph.nvlink:
+        gbps *= _SYS_SHARE
+    if cluster.link_class == "pcie" and cluster.gpu_path in ("PHB", "NODE", "SYS") and graph.per_node > 2:
+        gbps *= (2 / graph.per_node) ** _BRIDGE_POWER
     if cluster.link_class == "nvlink" and cluster.gpus_per_node > 1:
         return max(gbps * (graph.per_node - 1) / (cluster.gpus_per_node - 1), gbps / cluster.gpus_per_node)
     if cluster.link_class == "shm":

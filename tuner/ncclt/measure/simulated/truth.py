@@ -16,9 +16,6 @@ from ncclt.measure.simulated.chunks import BUFFER_BYTES, chunk_bytes, loops
 from ncclt.measure.simulated.physics import Physics
 from ncclt.nccl.cost_model.model import ring_steps
 
-_CHANNEL_LAUNCH_US = 0.04
-"""Each further thread block; small, so that needless channels cost something (estimate)."""
-
 _CUT_THROUGH = {Protocol.LL: 0.6, Protocol.LL128: 0.2, Protocol.SIMPLE: 1.0}
 """Share of a chunk that a tree waits for before passing it on: Simple whole steps (L40S, tree of 2 ranks: one chunk
 per hop exactly), LL128 little (MI355X, one channel), LL in between (4-16 KiB on L40S and on two nodes of A100)."""
@@ -27,10 +24,6 @@ _OVERLAP = {Protocol.LL: 1.7, Protocol.LL128: 1.1, Protocol.SIMPLE: 1.0}
 """Exponent that combines latency and transfer of a step: 1 = sequential (Simple fences), more = overlapped. LL on L40S
 is between a sum and a maximum."""
 
-_TREE_CHANNEL = 1.2
-"""A tree channel against a ring channel: NCCL's ceilings for A100 are 24 and 20 GB/s (up and down run side by side)."""
-
-_NVLS_US = 25.0
 _NVLS_CHUNK_BYTES = 131072
 _NVLS_CHANNEL_GBPS = 34.0
 """One NVLS channel (algorithm bandwidth): 16 of them saturate an H100 node."""
@@ -56,12 +49,16 @@ class SimulatedKernel:
 
 def kernel_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return the time of one call, µs."""
+    return physics.extra_us + _call_us(kernel, physics)
+
+
+def _call_us(kernel: SimulatedKernel, physics: Physics) -> float:
     if physics.graph.ranks == 1:
         # A copy within one GPU, at an eighth of a microsecond per 200 KB (HBM at about 1.6e12 bytes/s).
         return physics.base_us[Protocol.LL] / 2 + kernel.size_bytes / 1.6e6
     if not kernel.collective.is_tunable:
         return _peer_to_peer_us(kernel, physics)
-    launch = (kernel.channels - 1) * _CHANNEL_LAUNCH_US
+    launch = (kernel.channels - 1) * physics.launch_us
     match kernel.algorithm:
         case Algorithm.NVLS | Algorithm.NVLS_TREE:
             return launch + _nvls_us(kernel, physics)
@@ -80,6 +77,11 @@ def _saturating(one: float, all_of_them: float, channels: int, *, sharpness: int
     return float(((one * channels) ** -sharpness + all_of_them**-sharpness) ** (-1 / sharpness))
 
 
+def _longer(first: float, second: float) -> float:
+    """Return a smooth maximum of two times that overlap."""
+    return float((first**4 + second**4) ** (1 / 4))
+
+
 def _slower(first: float, second: float) -> float:
     """Return a smooth minimum of two rates that limit the same stream."""
     return float((first**-6 + second**-6) ** (-1 / 6))
@@ -90,7 +92,7 @@ def _intra_gbps(kernel: SimulatedKernel, physics: Physics) -> float:
     # Fewer threads keep fewer loads in flight; above 512 nothing is gained.
     threads = min(1.0, kernel.threads / 512) ** 0.6
     tree = kernel.algorithm is Algorithm.TREE
-    one = physics.channel_gbps[kernel.protocol] * threads * (_TREE_CHANNEL if tree else 1.0)
+    one = physics.channel_gbps[kernel.protocol] * threads * (physics.tree_channel if tree else 1.0)
     link = physics.link_gbps * physics.link_share[kernel.protocol] * (physics.tree_share if tree else 1.0)
     crowd = 1 + physics.crowding * max(0, kernel.channels - 8)
     return _saturating(one, link, kernel.channels) / kernel.channels / crowd
@@ -102,13 +104,18 @@ def _net_gbps(kernel: SimulatedKernel, physics: Physics) -> float:
     crowd = 1 + physics.crowding * max(0, kernel.channels - 8)
     one, ports = physics.net_channel_gbps[kernel.protocol], physics.net_gbps * share
     total = _saturating(one, ports, kernel.channels, sharpness=5)
-    return total / kernel.channels / crowd
+    tree = physics.net_tree_share if kernel.algorithm is Algorithm.TREE else 1.0
+    return total * tree / kernel.channels / crowd
 
 
 def _hop_us(kernel: SimulatedKernel, physics: Physics) -> float:
     """Return one hop between nodes: the progress thread of a GPU serves its channels one after the other."""
-    per_gpu = kernel.channels / physics.graph.per_node
-    return physics.inter_us[kernel.protocol] + physics.proxy_us * max(0.0, per_gpu - 1)
+    return physics.inter_us[kernel.protocol] + _proxy_us(kernel, physics)
+
+
+def _proxy_us(kernel: SimulatedKernel, physics: Physics) -> float:
+    """Return how long the progress thread of a GPU is busy with the messages of its other channels in one step."""
+    return physics.proxy_us * max(0.0, kernel.channels / physics.graph.per_node - 1)
 
 
 def _chunk(kernel: SimulatedKernel, physics: Physics) -> float:
@@ -121,38 +128,50 @@ def _chunk(kernel: SimulatedKernel, physics: Physics) -> float:
         nodes=physics.graph.nodes,
         per_node=physics.graph.per_node,
         buffsize=kernel.buffsize,
+        by_depth=physics.graph.cluster.gpu.startswith("MI"),
     )
 
 
 def _ring_us(kernel: SimulatedKernel, physics: Physics) -> float:
-    """Return the time of a ring: all ranks take their steps together, each as long as the slowest hop.
+    """Return the time of a ring: what a rank passes on crosses every link of the ring in turn.
+
+    Of as many hops as the ring has steps, nodes / ranks are between nodes. There a progress thread sends a message per
+    channel and step, however small: with more channels it, and not the port, limits the steps (2 x 8 MI355X at 4 MiB:
+    109 µs with 16 channels, 233 with 48).
 
     The first loop has latency and transfer of every step; in later loops the second half of a chunk hides the latency
     of the first, and only the synchronisation remains.
     """
     graph, protocol, channels = physics.graph, kernel.protocol, kernel.channels
     steps = ring_steps(kernel.collective, graph.ranks)
-    crossings = steps * (graph.nodes - 1) / max(1, graph.ranks - 1)
+    crossings = steps * graph.nodes / graph.ranks
     rate = _intra_gbps(kernel, physics) if graph.per_node > 1 else math.inf
-    hop, sync = physics.intra_us[protocol], physics.sync_us
+    hop, sync, busy_us = physics.intra_us[protocol], physics.sync_us, 0.0
     if graph.nodes > 1:
         net = _net_gbps(kernel, physics)
         rate = _slower(rate, net) if graph.per_node > 1 else net
-        hop += (_hop_us(kernel, physics) - hop) * crossings / steps
+        hop += (physics.inter_us[protocol] - hop) * crossings / steps
+        busy_us = _proxy_us(kernel, physics)
         sync += (physics.net_sync_us - sync) * crossings / steps
     chunk = _chunk(kernel, physics)
     count = loops(Algorithm.RING, kernel.size_bytes, chunk, channels=channels, ranks=graph.ranks)
     per_rank = kernel.size_bytes / (graph.ranks * channels)
     first_us = min(chunk, per_rank) / rate / 1e3
     power = _OVERLAP[protocol]
-    first_step = float((first_us**power + hop**power) ** (1 / power))
+    sent_us = _longer(first_us, busy_us) if busy_us else first_us
+    first_step = float((sent_us**power + hop**power) ** (1 / power))
     rest = per_rank / rate / 1e3 - first_us
     exposed = max(0.0, hop - first_us / 2) + sync
     return physics.base_us[protocol] + steps * (first_step + rest + (count - 1) * exposed)
 
 
 def _chain_us(kernel: SimulatedKernel, physics: Physics) -> float:
-    """Return the time of broadcast or reduce: chunks follow each other along the ring, from or to the root."""
+    """Return the time of broadcast or reduce: chunks follow each other along the ring, from or to the root.
+
+    Calls in a row, as benchmarks and trainings make them, follow each other as well: the root is through long before
+    the last rank is, so that most of the chain is hidden (2 x 8 MI355X: 19 µs at 4 KiB with LL, where an all_gather
+    of as many hops takes 50).
+    """
     graph = physics.graph
     hops = graph.ranks - 1
     crossings = graph.nodes - 1
@@ -168,7 +187,7 @@ def _chain_us(kernel: SimulatedKernel, physics: Physics) -> float:
     fill = (hops - 1) * chunk * _CUT_THROUGH[kernel.protocol] / rate / 1e3
     sync = physics.net_sync_us if crossings else physics.sync_us
     stream = kernel.size_bytes / kernel.channels / rate / 1e3 + (count - 1) * sync
-    return physics.base_us[kernel.protocol] + latency + fill + stream
+    return physics.base_us[kernel.protocol] + physics.chain_share * (latency + fill) + stream
 
 
 def _tree_us(kernel: SimulatedKernel, physics: Physics) -> float:
@@ -184,7 +203,8 @@ def _tree_us(kernel: SimulatedKernel, physics: Physics) -> float:
     if graph.per_node > 1:
         intra = _intra_gbps(kernel, physics)
         sends = 2.0 if graph.nodes > 1 else 2 * (graph.ranks - 1) / graph.ranks
-        latency += steep * physics.intra_us[kernel.protocol]
+        simple = kernel.protocol is Protocol.SIMPLE
+        latency += steep * physics.intra_us[kernel.protocol] * (physics.tree_hop_share if simple else 1.0)
         fill_us_per_byte += steep / intra / 1e3
         slowest = intra / sends
     if graph.nodes > 1:
@@ -208,12 +228,13 @@ def _nvls_us(kernel: SimulatedKernel, physics: Physics) -> float:
     graph = physics.graph
     rate = _saturating(_NVLS_CHANNEL_GBPS, physics.nvls_gbps, kernel.channels)
     if graph.nodes == 1:
-        return _NVLS_US + kernel.size_bytes / rate / 1e3
+        return physics.nvls_us + kernel.size_bytes / rate / 1e3
     levels = 2 * math.ceil(math.log2(graph.nodes))
     net = _net_gbps(kernel, physics) * kernel.channels
     chunk = min(_NVLS_CHUNK_BYTES * kernel.channels, kernel.size_bytes)
-    rate = _slower(rate, net * graph.nodes / (2 * (graph.nodes - 1)))
-    latency = _NVLS_US + levels * _hop_us(kernel, physics)
+    # Not more than a ring gets out of the ports, on two nodes either: 2 x 8 H100 over 1,600 Gb/s reach 179 GB/s.
+    rate = _slower(rate, net * graph.ranks / (2 * (graph.ranks - 1)))
+    latency = physics.nvls_us + levels * _hop_us(kernel, physics)
     return latency + (kernel.size_bytes / rate + levels * chunk * 0.2 / net) / 1e3
 
 

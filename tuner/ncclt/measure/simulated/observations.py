@@ -1,0 +1,204 @@
+"""Times to calibrate a simulated cluster with: from outputs of nccl-tests, tables, trials of studies, and probes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ncclt.core.algorithms import choices
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message, parse_dtype
+from ncclt.core.setting import DEFAULT, Setting, max_channels
+from ncclt.core.study import Trial
+from ncclt.core.trial import Outcome, Runner
+from ncclt.errors import BenchmarkError, InputError, UsageError, reason
+from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
+from ncclt.measure.simulated.calibrate import ObservedPoint, choose_probes
+from ncclt.measure.simulated.landscape_rows import read_rows
+from ncclt.nccl.nccl_tests.json import parse_json
+from ncclt.nccl.nccl_tests.text import parse_text
+
+PROBES = 12
+"""Forced launches that calibrate the ranking."""
+
+_PROBE_CHANNELS = (1, 8, 48)
+_PROBE_SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTimes:
+    """Times, where they come from, and what had to be assumed or left out."""
+
+    seen: tuple[ObservedPoint, ...]
+    sources: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTimes:
+    """Read the times of a file: an output of nccl-tests, text or JSON, or a table of measurements.
+
+    Args:
+        path: the file.
+        cluster: whose times they are.
+        where: rows of a table to keep, column -> value or pattern.
+
+    Raises:
+        InputError: it cannot be read, or none of its times can be those of the cluster.
+        UsageError: a table holds several systems.
+    """
+    if path.suffix.lower() == ".csv":
+        return _table(path, cluster, where)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give an output of nccl-tests") from error
+    try:
+        tests = (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
+    except BenchmarkError as error:
+        raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
+    seen: list[ObservedPoint] = []
+    for test in tests:
+        nodes = _nodes(test.ranks, cluster, path)
+        collective = _collective(test.program or test.command, path)
+        for row in test.rows:
+            timing = row.out_of_place or row.in_place
+            if timing is None or not timing.time_us > 0 or row.size_bytes < 1 or timing.wrong:
+                continue
+            message = Message(collective=collective, dtype=parse_dtype(row.dtype), size_bytes=row.size_bytes)
+            seen.append(ObservedPoint(nodes=nodes, setting=DEFAULT, message=message, time_us=timing.time_us))
+    return ObservedTimes(
+        seen=_medians(seen),
+        sources=(f"{path.name}: {len(seen)} times",),
+        notes=(f"{path.name} is taken as NCCL's own choice: an output of nccl-tests does not say what was forced",),
+    )
+
+
+def _collective(program: str | None, path: Path) -> Collective:
+    """Return what a program measures; where the output does not name it, the file may."""
+    words = path.stem.lower().replace("_", "").replace("-", "")
+    named = [c for c in PROGRAMS if c.value.replace("_", "") in words]
+    found = next((c for c, name in PROGRAMS.items() if name == program), None)
+    if found is None and named and program is None:
+        # The longest: all_reduce and reduce_scatter contain reduce.
+        found = max(named, key=lambda collective: len(collective.value))
+    if found is None:
+        raise InputError(
+            f"{path} does not say which collective it is of",
+            hint="keep the command line in the output, or name the file after it: all_reduce.log",
+        )
+    return found
+
+
+def _nodes(ranks: int, cluster: Cluster, path: Path) -> int:
+    nodes, rest = divmod(ranks, cluster.gpus_per_node)
+    if rest or not nodes:
+        raise InputError(
+            f"{path.name} has {ranks} ranks, and {cluster.name} {cluster.gpus_per_node} GPUs per node",
+            hint="give --gpus-per-node, or times of whole nodes",
+        )
+    return nodes
+
+
+def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTimes:
+    reading = read_rows(path, where)
+    shaped = [row for row in reading.rows if row.gpus_per_node == cluster.gpus_per_node]
+    if not shaped:
+        have = ", ".join(sorted({str(row.gpus_per_node) for row in reading.rows}))
+        raise InputError(
+            f"{path.name} has no times of nodes with {cluster.gpus_per_node} GPUs", hint=f"it has nodes with {have}"
+        )
+    kinds = {(row.system, row.interconnect, row.nccl_version, row.condition, row.in_place) for row in shaped}
+    if len(kinds) > 1:
+        # Out of place, and without a condition, is what nccl-tests shows first.
+        kinds = {kind for kind in kinds if not kind[3]} or kinds
+        kinds = {kind for kind in kinds if kind[4] != "1"} or kinds
+    if len(kinds) > 1:
+        some = "; ".join(sorted(" | ".join(filter(None, kind)) for kind in kinds)[:4])
+        raise UsageError(
+            f"{path.name} holds {len(kinds)} systems, versions or conditions: {some}",
+            hint="choose one with --where COLUMN=VALUE",
+        )
+    seen = [
+        ObservedPoint(
+            nodes=row.nodes,
+            setting=row.setting,
+            message=Message(collective=row.collective, dtype="float32", size_bytes=row.size_bytes),
+            time_us=row.time_us,
+        )
+        for row in shaped
+        if (row.system, row.interconnect, row.nccl_version, row.condition, row.in_place) in kinds
+    ]
+    left = len(reading.rows) - len(seen)
+    notes = (*reading.notes, *((f"{left} rows of {path.name} are of other shapes or conditions",) if left else ()))
+    return ObservedTimes(seen=_medians(seen), sources=(f"{path.name}: {len(seen)} times",), notes=notes)
+
+
+def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> ObservedTimes:
+    """Return the times of a study's good launches of single settings."""
+    seen = [
+        ObservedPoint(nodes=nodes, setting=trial.setting, message=one.message, time_us=one.time_us)
+        for trial in trials
+        if trial.policy is None and trial.result.outcome is Outcome.OK
+        for one in trial.result.measurements
+        if not one.interpolated
+    ]
+    return ObservedTimes(seen=_medians(seen), sources=(f"{source}: {len(seen)} times",))
+
+
+def _medians(seen: Sequence[ObservedPoint]) -> tuple[ObservedPoint, ...]:
+    """Return one observation of each setting, message and number of nodes."""
+    times: dict[ObservedPoint, list[float]] = {}
+    for one in seen:
+        times.setdefault(replace(one, time_us=0.0), []).append(one.time_us)
+    return tuple(replace(one, time_us=statistics.median(found)) for one, found in times.items())
+
+
+def probe_messages(cluster: Cluster) -> tuple[Message, ...]:
+    """Return what each probe measures: all_reduce over the whole job, 4 KiB to 256 MiB."""
+    return tuple(
+        Message(
+            collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size,
+            group_size=cluster.world_size, spans_nodes=cluster.nodes > 1,
+        )
+        for size in _PROBE_SIZES
+    )  # fmt: skip
+
+
+def probes(cluster: Cluster, seen: Sequence[ObservedPoint], allowed: Sequence[Setting]) -> tuple[Setting, ...]:
+    """Return about a dozen settings to launch: those that tell most about all the others."""
+    messages = probe_messages(cluster)
+    launches = [
+        [ObservedPoint(nodes=cluster.nodes, setting=setting, message=m, time_us=1.0) for m in messages]
+        for setting in allowed
+    ]
+    return tuple(allowed[position] for position in choose_probes(cluster, seen, launches, PROBES))
+
+
+def probe_candidates(cluster: Cluster) -> tuple[Setting, ...]:
+    """Return every algorithm and protocol that may be chosen there, with few, some and many channels."""
+    most = max_channels(cluster.version)
+    counts = sorted({min(count, most) for count in _PROBE_CHANNELS})
+    return tuple(
+        Setting(algorithm=algorithm, protocol=protocol, channels=count)
+        for algorithm, protocol in choices((Collective.ALL_REDUCE,), cluster)
+        for count in counts
+    )
+
+
+def observe(runner: Runner, settings: Sequence[Setting]) -> ObservedTimes:
+    """Launch settings and return their times; a launch that fails is a note."""
+    cluster, seen, notes = runner.cluster, list[ObservedPoint](), list[str]()
+    for setting in settings:
+        result = runner.measure(setting, probe_messages(cluster), repeat=0)
+        if result.outcome is not Outcome.OK:
+            notes.append(f"{setting.label}: {result.outcome}: {result.detail.splitlines()[0] if result.detail else ''}")
+            continue
+        seen += [
+            ObservedPoint(nodes=cluster.nodes, setting=setting, message=m.message, time_us=m.time_us)
+            for m in result.measurements
+        ]
+    label = " (SIMULATED)" if runner.simulated else ""
+    source = f"{len(settings) - len(notes)} launches by {runner.name}{label}: {len(seen)} times"
+    return ObservedTimes(seen=tuple(seen), sources=(source,), notes=tuple(notes))
