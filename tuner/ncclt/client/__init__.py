@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-__all__ = ("ClientError", "fetch_env", "fetch_recommendation", "post_attestation")
+__all__ = ("ClientError", "fetch_env", "fetch_recommendation", "post_attestation", "post_step_time")
 
 
 def __getattr__(name: str) -> object:
     """Load the networking on first use: rendering an answer needs none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import fetch
+    from . import fetch, report
 
-    return getattr(fetch, name)
+    return getattr(report if name.startswith("post_") else fetch, name)

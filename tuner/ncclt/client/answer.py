@@ -91,6 +91,9 @@ TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
 FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
 
+ORIGINS = {"recorded": "recorded", "simulated": "SIMULATED"}
+"""Where times come from that were not measured in place -> how remarks of such a result begin."""
+
 _LONGEST = 1023
 """Characters of a value that NCCL reads from nccl.conf (src/misc/param.cc:27-56, 2.30.7)."""
 
@@ -101,9 +104,11 @@ _DOCUMENT = {
     "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"', "decision": '"(?:tuned|keep-default|undecided)"',
     "speedup": _NUMBER, "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
 }  # fmt: skip
+_GIVEN = {"variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"'}
 _RULE = {
     "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",
     "algorithm": f'null|"(?:{_ALGORITHM})"', "protocol": f'null|"(?:{_PROTOCOL})"', "channels": f"null|{_CHANNELS}",
+    "spans_nodes": "null|true|false",
 }  # fmt: skip
 _ROW = re.compile(
     rf"(?:{'|'.join(_LISTS['NCCL_ALGO'])}),(?:{_SIZE},{_SIZE}|\[{_SIZE},(?:{_SIZE})?[)\]]),(?:{_ALGORITHM}),"
@@ -184,7 +189,11 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         AnswerError: a field holds what ncclt never writes.
         LookupError, TypeError, AttributeError: it has another shape.
     """
-    for fields, patterns in [(document, _DOCUMENT), *((rule, _RULE) for rule in document["table"])]:
+    # Written only for groups that are placed on the nodes in a certain way.
+    document = {**document, "table": [{"spans_nodes": None} | rule for rule in document["table"]]}
+    # Servers of older versions know no roll-outs.
+    said = {name: pattern for name, pattern in _GIVEN.items() if name in document}
+    for fields, patterns in [(document, {**_DOCUMENT, **said}), *((rule, _RULE) for rule in document["table"])]:
         for name, pattern in patterns.items():
             if not re.fullmatch(pattern, json.dumps(fields[name])):
                 raise AnswerError(f"{name} is {one_line(fields[name])[:60]}, which ncclt never writes")
@@ -193,13 +202,16 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         raise AnswerError("a parameter of the table is not a number")
     checked({f"NCCL_{name}": str(value) for name, value in parameters.items()}, nccl_version)
     return {
-        **{name: document[name] for name in _DOCUMENT},
+        **{name: document[name] for name in (*_DOCUMENT, *said)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
         "lost": [one_line(sentence) for sentence in document["lost"]],
         # Servers of older versions send only what is lost.
         "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
         "variables": checked(document["variables"], nccl_version),
-        "table": [{name: rule[name] for name in _RULE} for rule in document["table"]],
+        "table": [
+            {name: rule[name] for name in _RULE if name != "spans_nodes" or rule[name] is not None}
+            for rule in document["table"]
+        ],
         "table_parameters": parameters,
         "table_verdict": document.get("table_verdict"),
     }
@@ -211,19 +223,24 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     Args:
         text: of a table if `form` is one of `TABLES`, else `json`.
         form: one of `FORMS`.
-        asked: cluster, model, nodes, gpus_per_node and nccl_version of the request; None is not compared.
+        asked: cluster, model, nodes, gpus_per_node and nccl_version of the request; None is not compared. allow: which
+            of `ORIGINS` the job may be given besides measured results.
 
     Raises:
-        AnswerError: it is for another job, contains what no job may get, or nothing proven.
+        AnswerError: it is for another job, of an origin that is not allowed, contains what no job may get, or nothing
+            proven.
         LookupError, TypeError, AttributeError, ValueError, RecursionError: it has another shape.
     """
     if form in TABLES:
-        return _table(text, asked.get("nccl_version"))
+        table = _table(text, asked.get("nccl_version"))
+        _require_allowed({origin for origin, mark in ORIGINS.items() if f"\n# {mark}" in f"\n{table}"}, asked)
+        return table
     answer = json.loads(text)
     document = checked_document(answer, asked.get("nccl_version"))
     for name in ("cluster", "model", "nodes", "gpus_per_node"):
         if asked.get(name) not in (None, answer[name]):
             raise AnswerError(f"it is for {name} {one_line(answer[name])[:60]}, asked for {asked[name]}")
+    _require_allowed(origin_of(document), asked)
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
@@ -231,6 +248,18 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
         error.undecided = True
         raise error
     return write(document, form, asked.get("nccl_version"))
+
+
+def origin_of(document: Mapping[str, Any]) -> set[str]:
+    """Return which of `ORIGINS` a result is of; nothing if it was measured."""
+    if document["simulated"]:
+        return {"simulated"}
+    return {"recorded"} if document["launcher"] == "replay" else set()
+
+
+def _require_allowed(origins: set[str], asked: Mapping[str, Any]) -> None:
+    for origin in origins - set(asked.get("allow") or ()):
+        raise AnswerError(f"it is {ORIGINS[origin]}, which this job does not allow")
 
 
 def form_of(format: str, shell: str, unset: bool) -> str:
@@ -254,10 +283,7 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
     label = token(document["recommendation"])
     if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
         pairs["NCCLT_RECOMMENDATION"] = label
-        if document["simulated"]:
-            pairs["NCCLT_SIMULATED"] = "1"
-        elif document["launcher"] == "replay":
-            pairs["NCCLT_RECORDED"] = "1"
+        pairs.update((f"NCCLT_{origin.upper()}", "1") for origin in origin_of(document))
     remarks = comment_lines(document["remarks"])
     if form == "slurm-taskprolog":
         return task_prolog(document, pairs, remarks, uid=uid)

@@ -4,7 +4,7 @@ Only the standard library, in the syntax of Python 3.8: this folder can be copie
 promises hold whatever a server, a proxy or a cache sends:
 
 - A job gets checked values in a text that answer.py wrote, never the server's own text.
-- Only ClientError is raised: `_client_errors_only`.
+- Only ClientError is raised: `client_errors_only`.
 - Nothing takes longer than `timeout_s`: `_get` asks in a second thread and stops waiting for it.
 """
 
@@ -27,12 +27,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from .answer import FORMS, TABLES, AnswerError, form_of, one_line, written  # relative: the folder is also copied alone
+# Relative, as the folder is also copied alone.
+from .answer import FORMS, ORIGINS, TABLES, AnswerError, form_of, one_line, written
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
@@ -42,7 +43,7 @@ MAX_AGE_S = 30 * 86400.0
 
 _CACHE_SCHEMA = 2
 _CLOCKS_DIFFER_S = 300.0
-_WRONG_SERVER = "is this the address of an ncclt server?"
+WRONG_SERVER = "is this the address of an ncclt server?"
 
 
 class ClientError(Exception):
@@ -73,12 +74,13 @@ class _Kept(NamedTuple):
     text: str
     etag: str
     saved: float
+    is_for_one: bool = False
 
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
-def _client_errors_only(function: _Function) -> _Function:
+def client_errors_only(function: _Function) -> _Function:
     """Turn every other exception of a function into a ClientError.
 
     What the libraries raise depends on what a server sends (UnicodeError for a host, AttributeError for a scheme), so
@@ -93,12 +95,12 @@ def _client_errors_only(function: _Function) -> _Function:
             raise
         except Exception as error:
             said = f"no usable answer: {type(error).__name__}: {one_line(error)[:200]}"
-            raise ClientError(said, hint=_WRONG_SERVER) from error
+            raise ClientError(said, hint=WRONG_SERVER) from error
 
     return cast("_Function", guarded)
 
 
-@_client_errors_only
+@client_errors_only
 def fetch_env(
     server: str,
     *,
@@ -107,6 +109,8 @@ def fetch_env(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     nccl_version: str | None = None,
+    driver: str | None = None,
+    topology: str | None = None,
     format: str = "export",
     timeout_s: float = 5.0,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -116,6 +120,9 @@ def fetch_env(
     unset: bool = False,
     channels: int | None = None,
     max_age_s: float = MAX_AGE_S,
+    allow: Collection[str] = (),
+    wait_s: int = 0,
+    job: str = "",
 ) -> Fetched:
     """Return the environment that a server recommends for a job.
 
@@ -124,6 +131,7 @@ def fetch_env(
         cluster, model: names as in `ncclt tune`.
         nodes, gpus_per_node, nccl_version: the job; None is not checked by the server. One list for all collectives,
             as NCCL before 2.24 reads it, passes only with its `nccl_version`.
+        driver, topology: NVIDIA's driver and the topology hash of the job's machines, which the server then compares.
         format, shell, unset, channels: as for `ncclt env`.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
@@ -131,6 +139,11 @@ def fetch_env(
             server's "nothing fits" is final. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
         max_age_s: an older answer from the cache is not used.
+        wait_s: let the server hold the request for up to so many seconds, at most 60, until its answer is another than
+            the one in `cache_dir`; in addition to `timeout_s`.
+        allow: `recorded` or `simulated`: accept a result that was not measured there.
+        job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
+            empty = it does not. Such an answer is for this job alone and never kept.
 
     Raises:
         ClientError: no usable answer, with the server's own message if it sent one.
@@ -140,16 +153,26 @@ def fetch_env(
     form = form_of(format, shell, unset)
     if form not in FORMS:
         raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
-    asked = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node, "nccl_version": nccl_version}
-    query = {**asked, "format": format if format in TABLES else "json", "channels": channels}
+    if unknown := set(allow) - set(ORIGINS):
+        raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(ORIGINS)}")
+    asked: dict[str, Any] = {
+        "model": model,
+        "nodes": nodes,
+        "gpus_per_node": gpus_per_node,
+        "nccl_version": nccl_version,
+    }
+    query = {**asked, "driver": driver, "topology": topology, **{name: "allow" for name in ORIGINS if name in allow}}
+    query |= {"format": format if format in TABLES else "json", "channels": channels}
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
-    url = f"{_base(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
+    url = f"{base_of(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
+    of_job = f"{url}&{urllib.parse.urlencode({'job': job})}" if job else url
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     kept = _read_cache(path, url)
-    asked["cluster"] = cluster
+    asked.update(cluster=cluster, allow=allow)
     try:
-        answer = _get(url, kept, api_key=api_key, timeout_s=timeout_s)
-        text = _for_job(answer.text, form, asked, _host(url))
+        held = f"{of_job}&wait={wait_s:d}" if wait_s else of_job
+        answer = get(held, kept, api_key=api_key, timeout_s=timeout_s + wait_s)
+        text = _for_job(answer.text, form, asked, host_of(url))
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:
             raise
@@ -162,35 +185,18 @@ def fetch_env(
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
         said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
         return Fetched(_for_job(kept.text, form, asked, "the cache"), "cache", said)
-    return Fetched(text, "server", _write_cache(path, url, answer))
+    return Fetched(text, "server", "" if answer.is_for_one else _write_cache(path, url, answer))
 
 
-@_client_errors_only
+@client_errors_only
 def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_key: str | None = None) -> dict[str, Any]:
     """Return a published revision as the server's JSON object: to compare a job with, never to set.
 
     Raises:
         ClientError: as for `fetch_env`.
     """
-    url = f"{_base(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
-    return {**json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s).text)}
-
-
-@_client_errors_only
-def post_attestation(
-    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
-) -> None:
-    """Report to a server whether its recommendation took effect in a job; idempotent.
-
-    Raises:
-        ClientError: the server did not keep it, with its own message if it sent one.
-    """
-    url = f"{_base(server)}/v1/attestations"
-    sent = json.dumps(dict(document)).encode()
-    answer = json.loads(_get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text)
-    # A redirect turns a POST into a GET, whose answer is another object.
-    if answer.get("id") != document["id"]:
-        raise ClientError(f"{_host(url)} did not keep the attestation", hint=_WRONG_SERVER)
+    url = f"{base_of(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
+    return {**json.loads(get(url, None, api_key=api_key, timeout_s=timeout_s).text)}
 
 
 def _for_job(text: str, form: str, asked: Mapping[str, Any], source: str) -> str:
@@ -199,13 +205,14 @@ def _for_job(text: str, form: str, asked: Mapping[str, Any], source: str) -> str
     except AnswerError as error:
         if error.undecided:
             raise ClientError(str(error), status=404) from error
-        raise ClientError(f"{source} gave a bad answer: {error}", hint=_WRONG_SERVER) from error
+        raise ClientError(f"{source} gave a bad answer: {error}", hint=WRONG_SERVER) from error
     except Exception as error:  # whatever JSON may hold
         said = f"{source} answered, but not with an environment of format {form}"
-        raise ClientError(said, hint=_WRONG_SERVER) from error
+        raise ClientError(said, hint=WRONG_SERVER) from error
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
+    """Return host and port of an address, for messages."""
     return urllib.parse.urlsplit(url).netloc
 
 
@@ -217,7 +224,8 @@ def _age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} seconds"
 
 
-def _base(server: str) -> str:
+def base_of(server: str) -> str:
+    """Return the address of a server without a slash at its end; ClientError if it is not valid."""
     try:
         parts = urllib.parse.urlsplit(server)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -228,8 +236,8 @@ def _base(server: str) -> str:
     return server.rstrip("/")
 
 
-@_client_errors_only
-def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
+@client_errors_only
+def get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
     """Return the answer, or `kept` as saved now if the server says that it is unchanged. With a body, POST it."""
     if not 0 < timeout_s < threading.TIMEOUT_MAX:
         raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
@@ -255,13 +263,13 @@ def _get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
     outcome = came[0] if came else TimeoutError()
     if isinstance(outcome, _Kept):
         return outcome
-    raise outcome if isinstance(outcome, ClientError) else _outage(outcome, _host(url), timeout_s) from outcome
+    raise outcome if isinstance(outcome, ClientError) else _outage(outcome, host_of(url), timeout_s) from outcome
 
 
 def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None) -> _Kept:
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
-    where = _host(url)
+    where = host_of(url)
     headers = {"Accept": "*/*", **({} if body is None else {"Content-Type": "application/json"})}
     request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base lets http and https pass
     if kept and kept.etag:
@@ -270,15 +278,16 @@ def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float,
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
         with _opener().open(request, timeout=timeout_s) as response:
-            answer = _read(response, where)
-            return _Kept(text=answer.decode("utf-8"), etag=_etag(response.headers.get("ETag")), saved=time.time())
+            answer, head = _read(response, where), response.headers
+            alone = "no-store" in str(head.get("Cache-Control"))
+            return _Kept(answer.decode("utf-8"), _etag(head.get("ETag")), time.time(), is_for_one=alone)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 304 and kept:
                 return kept._replace(saved=time.time())
             raise _refusal(error, where) from error
     except UnicodeDecodeError as error:
-        raise ClientError(f"{where} answered with something that is not text", hint=_WRONG_SERVER) from error
+        raise ClientError(f"{where} answered with something that is not text", hint=WRONG_SERVER) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -313,7 +322,7 @@ def _read(response: http.client.HTTPResponse, where: str) -> bytes:
     """Return the body if it is complete and not too long."""
     body = response.read(MAX_ANSWER_BYTES + 1)
     if len(body) > MAX_ANSWER_BYTES:
-        raise ClientError(f"{where} answered with more than {MAX_ANSWER_BYTES} bytes", hint=_WRONG_SERVER)
+        raise ClientError(f"{where} answered with more than {MAX_ANSWER_BYTES} bytes", hint=WRONG_SERVER)
     if response.length:  # reading ends quietly where the connection broke
         raise ClientError(f"the answer of {where} broke off", hint="try again")
     return body
@@ -328,7 +337,7 @@ def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
         except Exception:  # noqa: BLE001 -- cut off or not JSON: reported below by its status
             problem = None
     if not isinstance(problem, dict):
-        return ClientError(f"{said}, and not as ncclt does", hint=_WRONG_SERVER, status=error.code)
+        return ClientError(f"{said}, and not as ncclt does", hint=WRONG_SERVER, status=error.code)
     message = problem.get("detail") or problem.get("title") or said
     # The hint lists what exists for other jobs, one per line.
     hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:24])
@@ -344,7 +353,7 @@ def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
         return ClientError(f"nothing listens at {where}", hint="is `ncclt serve` running there?")
     if isinstance(reason, ssl.SSLError):
         return ClientError(f"no trusted connection to {where}: {reason}", hint="check the certificate or use http://")
-    return ClientError(f"{where} cannot be reached: {one_line(reason) or type(error).__name__}", hint=_WRONG_SERVER)
+    return ClientError(f"{where} cannot be reached: {one_line(reason) or type(error).__name__}", hint=WRONG_SERVER)
 
 
 def _is_ours(found: os.stat_result) -> bool:

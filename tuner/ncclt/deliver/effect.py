@@ -136,7 +136,9 @@ def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
         if rule.collective is use.collective and fits and (use.group_size == 0 or group in (0, use.group_size)):
             found.append(rule)
     if use.group_size and use.size_bytes and found:
-        return [max(found, key=lambda rule: rule.group_size)]
+        # Not every source says how groups of one size are placed.
+        exact = max(rule.group_size for rule in found)
+        return [rule for rule in found if rule.group_size == exact]
     return found
 
 

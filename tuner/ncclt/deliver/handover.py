@@ -19,9 +19,12 @@ from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES
 from ncclt.deliver.job import RANK_VARIABLES, is_node_launcher, starts_others
 from ncclt.deliver.offer import Offer
-from ncclt.nccl.tuner_plugin import LIBRARY_NAME
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME
 
 _READABLE = 0o644
+
+_NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
+"""Last parts of NCCL_TUNER_PLUGIN that name no other tuner than ours."""
 
 _ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
 """As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
@@ -99,6 +102,9 @@ def plan_handover(
             "all (--override replaces yours)"
         )
         return Handover(notes=tuple(notes))
+    if "NCCL_TUNER_PLUGIN" in own and PurePath(theirs := environ["NCCL_TUNER_PLUGIN"]).name not in _NO_OTHER_TUNER:
+        # It still answers what the table does not decide.
+        delivered[DELEGATE_VARIABLE] = environ.get(DELEGATE_VARIABLE, theirs)
     if own:
         notes.append(f"--override replaces your {', '.join(f'{name}={environ[name]}' for name in own)}")
     if offer.simulated:
@@ -162,8 +168,8 @@ def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
     after = {name: value for name, value in environ.items() if name not in handover.unset_env} | dict(handover.set_env)
     # The user's own tuner plugin decides too, and so does its table.
     tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
-    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", *tuner, *(name for name, _ in handover.set_env)}
-    by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
+    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", DELEGATE_VARIABLE, *tuner, *(name for name, _ in handover.set_env)}
+    by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
     return {
         name: PurePath(after[name]).name if name in by_name else after[name] for name in sorted(names) if name in after
     }

@@ -75,8 +75,7 @@ def job_of(
         covers_nodes = nodes_of(argv, environ, nodes) <= _whole(environ.get("SLURM_STEP_NUM_NODES", ""))
         covers_ranks = _meets_others(argv) or _world(environ) <= _whole(environ.get("SLURM_STEP_NUM_TASKS", ""))
         if number and step and covers_nodes and covers_ranks:
-            # Clusters that share a file system each number their jobs from 1.
-            where = f" of {environ['SLURM_CLUSTER_NAME']}" if environ.get("SLURM_CLUSTER_NAME") else ""
+            where = _slurm_cluster(environ)
             return Job(name=f"Slurm step {number}.{step}{where} start {environ.get('SLURM_RESTART_COUNT') or 0}")
     if _meets_others(argv):
         rendezvous = _option(argv, _RENDEZVOUS) or environ.get("PET_RDZV_ID", "")
@@ -84,6 +83,28 @@ def job_of(
         if rendezvous and rendezvous != "none" and not set(rendezvous) & {"$", "`"}:
             return Job(name=f"rendezvous {rendezvous}")
     return None
+
+
+def name_for_roll_out(
+    environ: Mapping[str, str], argv: Sequence[str] = (), *, named: str | None = None, nodes: int | None = None
+) -> str:
+    """Return the name of this process's job if all of its processes agree on it; empty = not known.
+
+    A process that is alone decides for all others, so there the number of its Slurm job is enough.
+
+    Args:
+        environ, argv, named, nodes: as for `job_of`.
+    """
+    try:
+        job = job_of(environ, argv, named=environ.get("NCCLT_JOB") if named is None else named, nodes=nodes)
+    except UsageError:  # such a name says nothing about the job; where it must, `job_of` itself is asked
+        return ""
+    if job is not None:
+        return job.name
+    number = environ.get("SLURM_JOB_ID", "")
+    if not number or not is_alone(environ, argv, nodes=nodes):
+        return ""
+    return f"Slurm job {number}{_slurm_cluster(environ)} start {environ.get('SLURM_RESTART_COUNT') or 0}"
 
 
 def is_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
@@ -155,6 +176,11 @@ def _meets_others(argv: Sequence[str]) -> bool:
 def _words(argv: Sequence[str]) -> list[str]:
     """Return the words of a command, including those of a script for `sh -c`."""
     return [word for argument in argv for word in argument.split()]
+
+
+def _slurm_cluster(environ: Mapping[str, str]) -> str:
+    """Return ` of NAME`: clusters that share a file system, or a store, each number their jobs from 1."""
+    return f" of {environ['SLURM_CLUSTER_NAME']}" if environ.get("SLURM_CLUSTER_NAME") else ""
 
 
 def _slurm_step(environ: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from ncclt.errors import (
 from ncclt.user_dirs import user_folder
 
 if TYPE_CHECKING:
-    from ncclt.client.fetch import ClientError
+    from ncclt.client.fetch import ClientError, Fetched
 
 _MOST_KEY_BYTES = 1000
 
@@ -58,6 +58,8 @@ class Offer:
         rules: of the table.
         table_variables: (name, value) that the table needs.
         document: the whole answer of a server or store, to be passed on; empty for a table from a file.
+        rollout: id of the roll-out that the job is part of; empty = none.
+        variant: what it is given in it.
     """
 
     recommendation: str
@@ -73,6 +75,8 @@ class Offer:
     rules: Policy = field(default_factory=Policy)
     table_variables: tuple[tuple[str, str], ...] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
+    rollout: str = ""
+    variant: str = ""
 
 
 def offer_from_json(text: str) -> Offer:
@@ -112,6 +116,8 @@ def offer_from_document(document: Any) -> Offer:
         rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
         table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
         document=document,
+        rollout=known.get("rollout", ""),
+        variant=known.get("variant", ""),
     )
 
 
@@ -207,20 +213,26 @@ def ask_for_offer(
 
 
 def _stored(request: Request, storage: str | None, *, with_table: bool) -> Offer:
-    from ncclt.store import chosen
+    from ncclt.deliver.variant import given_from_store
 
-    return offer_of(chosen(storage, request), with_table=with_table)
+    found = given_from_store(storage, request)
+    return offer_of(found.recommendation, with_table=with_table, said=found.to_document())
 
 
-def offer_of(recommendation: Recommendation, *, with_table: bool) -> Offer:
+def offer_of(recommendation: Recommendation, *, with_table: bool, said: Mapping[str, str] | None = None) -> Offer:
     """Return what a recommendation offers.
+
+    Args:
+        recommendation: what is given.
+        with_table: its table too.
+        said: variant, reason and roll-out, where they are known.
 
     Raises:
         NoRecommendationError: the proof ended undecided.
     """
     from ncclt.deliver.render.formats import env_document, render
 
-    offer = offer_from_document(env_document(recommendation))
+    offer = offer_from_document(env_document(recommendation) | dict(said or {}))
     if not (with_table and offer.rules.rules):
         return offer
     return with_table_text(offer, render(recommendation, format="tuner-csv"))
@@ -229,33 +241,46 @@ def offer_of(recommendation: Recommendation, *, with_table: bool) -> Offer:
 def _fetching(
     request: Request, server: str, *, timeout_s: float, from_cache: bool, warn: Callable[[str], None]
 ) -> Callable[[str], str]:
-    from ncclt.client.fetch import ClientError, fetch_env
-
     deadline_s = time.monotonic() + timeout_s
 
     def fetch(format: str) -> str:
-        try:
-            fetched = fetch_env(
-                server,
-                cluster=request.cluster,
-                model=request.model,
-                nodes=request.nodes,
-                gpus_per_node=request.gpus_per_node,
-                nccl_version=request.nccl_version,
-                format=format,
-                # Without time left this is an outage like any other, and the cache may have an answer.
-                timeout_s=max(deadline_s - time.monotonic(), _LEAST_S),
-                **kept_answers(),
-                fallback="cached" if from_cache else "none",
-                api_key=api_key(os.environ),
-            )
-        except ClientError as error:
-            raise error_of(error) from error
+        # Without time left this is an outage like any other, and the cache may have an answer.
+        left_s = max(deadline_s - time.monotonic(), _LEAST_S)
+        fallback = "cached" if from_cache else "none"
+        fetched = fetched_for(request, server, format=format, timeout_s=left_s, fallback=fallback, **kept_answers())
         if fetched.warning:
             warn(f"ncclt: {fetched.warning}")
         return fetched.text
 
     return fetch
+
+
+def fetched_for(request: Request, server: str, **options: Any) -> Fetched:
+    """Return what a server answers for a job; `options` as of `fetch_env`.
+
+    Raises:
+        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as `error_of` tells them apart.
+    """
+    from ncclt.client.fetch import ClientError, fetch_env
+
+    try:
+        return fetch_env(
+            server,
+            cluster=request.cluster,
+            model=request.model,
+            nodes=request.nodes,
+            gpus_per_node=request.gpus_per_node,
+            nccl_version=request.nccl_version,
+            driver=request.driver,
+            topology=request.topology_hash,
+            job=request.job,
+            allow=request.allowed,
+            # A key on the command line would show in the process list.
+            api_key=api_key(os.environ),
+            **options,
+        )
+    except ClientError as error:
+        raise error_of(error) from error
 
 
 def error_of(failure: ClientError) -> NccltError:

@@ -60,14 +60,25 @@ def _used(found: Recommendation, use: Usage, source: str, *, build: bool) -> Usa
     """Return a use with its command; nothing uses a stale recommendation."""
     if found.stale:
         return Usage(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
-    place = found.fingerprint
-    job = (
-        f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
-        f"--gpus-per-node {place.gpus_per_node} --nccl-version {place.nccl_version}{source}"
-    )
+    place, job = found.fingerprint, job_options(found, source=source)
     if use.form is Form.VARIABLES:
         command = f'eval "$(ncclt env {job})"'
     else:
         start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
         command = f"{'ncclt plugin build && ' if build else ''}ncclt run {job} -- {start}"
     return Usage(form=use.form, proven=use.proven, command=command)
+
+
+def job_options(found: Recommendation, *, source: str = "") -> str:
+    """Return the options of `ncclt env` and `ncclt run` that name the job which a recommendation is for.
+
+    Args:
+        found: what was published.
+        source: options that name its store or server, with a space before each.
+    """
+    place = found.fingerprint
+    return (
+        f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
+        f"--gpus-per-node {place.gpus_per_node} --nccl-version {place.nccl_version}{source}"
+        f"{f' --allow {found.origin}' if found.label else ''}"
+    )

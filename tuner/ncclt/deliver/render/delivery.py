@@ -83,7 +83,7 @@ def by_table(recommendation: Recommendation) -> Delivery:
     rules, lost = [], []
     if policy.rules and version < TUNER_API_SINCE:
         lost.append(f"all of it: NCCL {version} has no tuner API that a plugin of today speaks ({TUNER_API_SINCE})")
-    for rule in sorted(policy.rules, key=lambda r: (r.collective, -r.group_size, r.min_bytes)):
+    for rule in sorted(policy.rules, key=lambda rule: rule.precedence):
         check_rule(rule, version)
         if rule.algorithm is None or rule.protocol is None:
             lost.append(f"{rule_label(rule)}: a row must name algorithm and protocol")

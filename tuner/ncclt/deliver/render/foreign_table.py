@@ -17,9 +17,10 @@ from ncclt.core.message import format_bytes
 from ncclt.core.policy import Rule
 from ncclt.core.setting import max_channels
 from ncclt.deliver.render.delivery import TABLE_FORMAT, Delivery
-from ncclt.deliver.render.table import ANY, COLUMNS, needs, table_row
+from ncclt.deliver.render.table import delivered_row, needs
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 from ncclt.nccl.compile import rule_label
+from ncclt.nccl.tuner_table import ANY, COLUMNS
 
 FOREIGN_TABLE_FORMATS = ("nvidia-csv", "rccl-csv", "ncclx")
 
@@ -59,16 +60,21 @@ def render_foreign_table(delivery: Delivery, *, format: str, channels: int | Non
     match format:
         case "nvidia-csv":
             rules, lost = _for_nvidia(delivery, channels)
-            rows = [table_row(rule, valid) for rule in rules]
+            rows = [delivered_row(rule, valid) for rule in rules]
             beside = [_ONE_CHANNEL, ",".join(COLUMNS)]
         case "rccl-csv":
-            rows = [f"{table_row(rule, valid)},{ANY},{ANY}" for rule in delivery.rules]
+            rows = [f"{delivered_row(rule, valid)},{ANY},{ANY}" for rule in delivery.rules]
             beside = [_LEAVES_CHANNELS, ",".join((*COLUMNS, "numPipeOps", "regBuff"))]
         case _:
             rows, lost = _ncclx_rows(delivery.rules, valid)
             beside = [_NCCLX, ",".join(_NCCLX_COLUMNS)]
     comments = comment_lines([*delivery.remarks(*lost), *needs(delivery), *beside])
     return "".join(f"{line}\n" for line in [*comments, *rows])
+
+
+def _family(rule: Rule) -> tuple[int, int, str]:
+    """Return what rules have in common that share the sizes of one kind of communicator."""
+    return rule.precedence[:3]
 
 
 def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], list[str]]:
@@ -100,10 +106,10 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
     counted = [replace(rule, channels=channels) if rule.channels is None else rule for rule in rules]
     covering: list[Rule] = []
     for_any_group = {rule.collective for rule in rules if rule.group_size == 0}
-    for (collective, group_size), found in itertools.groupby(counted, key=lambda r: (r.collective, r.group_size)):
+    for (before, _, collective), found in itertools.groupby(counted, key=_family):
         family = list(found)
         # Sizes that the rules for the whole job leave open may be covered by the rules for any group after them.
-        goes_on = group_size == recommendation.fingerprint.world_size and collective in for_any_group
+        goes_on = -before == recommendation.fingerprint.world_size and collective in for_any_group
         covering += family if goes_on else _without_gaps(family, lost)
     without = sorted(c for c in recommendation.collectives if c.is_tunable and all(r.collective != c for r in rules))
     lost += [f"{collective}: it has no row, so this plugin runs it on ONE channel" for collective in without]
@@ -132,11 +138,13 @@ def _ncclx_rows(rules: Sequence[Rule], valid: Fingerprint) -> tuple[list[str], l
     way to place it on the nodes, as there is no column for the number of ranks.
     """
     rows, lost = [], []
-    for _, family in itertools.groupby(rules, key=lambda rule: (rule.collective, rule.group_size)):
+    for _, family in itertools.groupby(rules, key=_family):
         taken = -1
         for rule in family:
             ranks = rule.group_size or valid.world_size
             places = [(valid.nodes, valid.gpus_per_node)] if ranks == valid.world_size else _places(ranks, valid)
+            if rule.spans_nodes is not None:
+                places = [place for place in places if (place[0] > 1) == rule.spans_nodes]
             first = max(rule.min_bytes // ranks, taken + 1)
             last = None if rule.max_bytes is None else rule.max_bytes // ranks
             if not places:

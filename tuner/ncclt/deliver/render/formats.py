@@ -37,6 +37,7 @@ def render(
     unset: bool = False,
     channels: int | None = None,
     warn: Callable[[str], None] | None = None,
+    said: Mapping[str, str] | None = None,
 ) -> str:
     """Return the recommendation as text of one format; it never delivers more than its verdict proves.
 
@@ -48,6 +49,7 @@ def render(
         channels: `nvidia-csv` only: for rules that leave the number of channels to NCCL.
         warn: receives each remark where the text cannot hold comments: words for a command line, and csh, which allows
             them in scripts only, not in `eval`.
+        said: `json` only: more of what the answer says, as variant and reason.
 
     Raises:
         NoRecommendationError: the proof ended undecided, or `nvidia-csv` without a row.
@@ -62,7 +64,7 @@ def render(
         return render_foreign_table(by_table(recommendation), format=format, channels=channels)
     document = _document(recommendation)
     if format == "json":
-        return json.dumps(document, indent=2) + "\n"
+        return json.dumps(document | dict(said or {}), indent=2) + "\n"
     text = render_variables(document, form=form_of(format, shell, unset))
     if warn and (format in ("mpirun-x", "docker-env") or shell == "csh"):
         for line in comment_lines(document["remarks"]):

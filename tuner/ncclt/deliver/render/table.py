@@ -1,30 +1,15 @@
-"""The tuner table: rows that a tuner plugin reads, in the format of NVIDIA's example plugin (2.27.5 and later)."""
+"""The tuner table of a recommendation: rows that a tuner plugin reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Sequence
 
 from ncclt.client.answer import comment_lines, token
-from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.policy import Rule
 from ncclt.deliver.render.delivery import Delivery
-
-HEADER_FORMAT = 1
-"""Version of the first line, which our plugin checks (plugin/table.c) and NVIDIA's takes for a comment."""
-
-COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
-"""NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
-
-NO_UPPER_END = 2**63 - 1
-"""End of an open range: the largest number that every reader takes, signed or not, 64 bits wide; the example plugin
-reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
-
-ANY = -1
-"""The plugin's wildcard; as a number of channels, "not chosen"."""
-
-_LONGEST_ID = 64
-"""Characters of an id that the plugin keeps."""
+from ncclt.nccl.tuner_table import ANY, COLUMNS, communicator_shape, table_row, table_text
 
 _WARNING = (
     "WARNING: made for the tuner plugin of ncclt. The example plugin of NVIDIA runs every call that matches no row, "
@@ -39,13 +24,14 @@ def render_table(delivery: Delivery) -> str:
     table cannot carry parameters: they are named in a comment and must be in the job's environment as well.
     """
     recommendation, valid = delivery.recommendation, delivery.recommendation.fingerprint
-    rows = [table_row(rule, valid) for rule in delivery.rules]
-    header = (
-        f"# ncclt-table {HEADER_FORMAT} id={token(recommendation.id)[:_LONGEST_ID]} nccl={delivery.version} "
-        f"nodes={valid.nodes} ranks={valid.world_size} rows={len(rows)} fnv1a={table_checksum(rows):016x}"
+    return table_text(
+        _sections(delivery.rules, valid),
+        table_id=token(recommendation.id),
+        version=delivery.version,
+        nodes=valid.nodes,
+        ranks=valid.world_size,
+        comments=comment_lines([*delivery.remarks(), *needs(delivery), _WARNING, ",".join(COLUMNS)]),
     )
-    comments = comment_lines([*delivery.remarks(), *needs(delivery), _WARNING, ",".join(COLUMNS)])
-    return "".join(f"{line}\n" for line in [header, *comments, *rows])
 
 
 def needs(delivery: Delivery) -> list[str]:
@@ -53,26 +39,19 @@ def needs(delivery: Delivery) -> list[str]:
     return [f"needs {name}={value} in the environment" for name, value in delivery.variables]
 
 
-def table_checksum(rows: Iterable[str]) -> int:
-    """Return FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923), over all rows, each with its line feed."""
-    value = 0xCBF29CE484222325
-    for byte in "".join(f"{row}\n" for row in rows).encode():
-        value = (value ^ byte) * 0x100000001B3 & (2**64 - 1)
-    return value
+def delivered_row(rule: Rule, valid: Fingerprint) -> str:
+    """Return the row of a rule: for the communicators of the whole job, or for those of its group."""
+    nodes, ranks = communicator_shape(rule, nodes=valid.nodes, ranks=valid.world_size)
+    return table_row(rule, nodes=nodes, ranks=ranks)
 
 
-def table_row(rule: Rule, valid: Fingerprint) -> str:
-    """Return one row of `COLUMNS`."""
-    whole_job = rule.group_size in (0, valid.world_size)
-    fields = (
-        COLLECTIVE_WORDS[rule.collective],
-        rule.min_bytes,
-        NO_UPPER_END if rule.max_bytes is None else rule.max_bytes,
-        rule.algorithm,
-        rule.protocol,
-        ANY if rule.channels is None else rule.channels,
-        # A rule does not say how a smaller group is placed on the nodes.
-        valid.nodes if whole_job else ANY,
-        valid.world_size if whole_job else rule.group_size,
-    )
-    return ",".join(str(field) for field in fields)
+def _sections(rules: Sequence[Rule], valid: Fingerprint) -> list[str]:
+    """Return the rows; where there are several kinds of communicators, those of each under a comment of their own."""
+    shapes = [communicator_shape(rule, nodes=valid.nodes, ranks=valid.world_size) for rule in rules]
+    lines: list[str] = []
+    for (nodes, ranks), section in itertools.groupby(zip(shapes, rules, strict=True), key=lambda pair: pair[0]):
+        if len(set(shapes)) > 1:
+            where = "any nodes" if nodes == ANY else f"{nodes} node{'s' if nodes > 1 else ''}"
+            lines.append(f"# communicators of {ranks} ranks on {where}")
+        lines += [delivered_row(rule, valid) for _, rule in section]
+    return lines

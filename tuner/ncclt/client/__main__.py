@@ -1,0 +1,41 @@
+"""The client as a program: `python client.py --server URL --cluster NAME --model NAME`, for images without ncclt."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .answer import FORMS, ORIGINS
+from .fetch import ClientError, fetch_env
+
+
+def main() -> int:
+    """Print the environment and return the exit code: those of `ncclt env`."""
+    parser = argparse.ArgumentParser(prog="client.py", description="Print what an ncclt server recommends for a job.")
+    parser.add_argument("--server", default=os.environ.get("NCCLT_SERVER"), help="its address [NCCLT_SERVER]")
+    parser.add_argument("--cluster", default=os.environ.get("NCCLT_CLUSTER"), help="its name [NCCLT_CLUSTER]")
+    parser.add_argument("--model", required=True, help="name of the workload")
+    for name, kind in (("--nodes", int), ("--gpus-per-node", int), ("--nccl-version", str)):
+        parser.add_argument(name, type=kind, required=True, help="of the job")
+    parser.add_argument("--format", default="export", help="as of `ncclt env` (default export)")
+    parser.add_argument("--allow", action="append", choices=list(ORIGINS), default=[], help="also such a result")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default 5)")
+    given = parser.parse_args()
+    if not given.server or not given.cluster or given.format not in FORMS:
+        parser.error("--server and --cluster are needed, and --format must be one of ncclt env")
+    try:
+        fetched = fetch_env(
+            given.server, cluster=given.cluster, model=given.model, nodes=given.nodes,
+            gpus_per_node=given.gpus_per_node, nccl_version=given.nccl_version, format=given.format,
+            timeout_s=given.timeout, allow=given.allow, api_key=os.environ.get("NCCLT_API_KEY") or None,
+        )  # fmt: skip
+    except ClientError as error:
+        sys.stderr.write(f"ncclt: {error.message}\n" + (f"  hint: {error.hint}\n" if error.hint else ""))
+        return 69 if error.is_outage else 2 if error.status == 422 else 3
+    sys.stdout.write(fetched.text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

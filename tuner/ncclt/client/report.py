@@ -1,0 +1,47 @@
+"""Report to an ncclt server what a job found: whether its recommendation took effect, and its step time.
+
+Only the standard library, in the syntax of Python 3.8, as all of this folder; and only ClientError is raised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .answer import one_line  # relative: the folder is also copied alone
+from .fetch import WRONG_SERVER, ClientError, base_of, client_errors_only, get, host_of
+
+
+@client_errors_only
+def post_attestation(
+    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
+) -> None:
+    """Report to a server whether its recommendation took effect in a job; idempotent.
+
+    Raises:
+        ClientError: the server did not keep it, with its own message if it sent one.
+    """
+    url = f"{base_of(server)}/v1/attestations"
+    sent = json.dumps(dict(document)).encode()
+    answer = json.loads(get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text)
+    # A redirect turns a POST into a GET, whose answer is another object.
+    if answer.get("id") != document["id"]:
+        raise ClientError(f"{host_of(url)} did not keep the attestation", hint=WRONG_SERVER)
+
+
+@client_errors_only
+def post_step_time(
+    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
+) -> dict[str, Any]:
+    """Report the step time of a job of a roll-out, and return what all of them show so far; idempotent.
+
+    Raises:
+        ClientError: the server did not keep it, with its own message if it sent one.
+    """
+    sent = json.dumps(dict(document)).encode()
+    answer = get(f"{base_of(server)}/v1/step-times", None, api_key=api_key, timeout_s=timeout_s, body=sent)
+    found = json.loads(answer.text)
+    if found.get("rollout") != document["rollout"]:
+        raise ClientError(f"{host_of(server)} did not keep the step time", hint=WRONG_SERVER)
+    return {name: one_line(found[name]) for name in ("rollout", "state", "reason")}

@@ -1,0 +1,86 @@
+"""What one job is given while a revision is rolled out: a function of the roll-out and the job's name alone.
+
+No rank, time or counter has a part in it, so all ranks of a job get the same, whichever replica of a service they ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request
+from ncclt.core.rollout import Reason, RollOut, Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a job is given.
+
+    Attributes:
+        recommendation: to be rendered.
+        variant: which one it is.
+        reason: why.
+        rollout: id of the roll-out that the job is part of, also as one that keeps what it had; empty = none.
+    """
+
+    recommendation: Recommendation
+    variant: Variant = Variant.ACTIVE
+    reason: Reason = Reason.TARGETING_MATCH
+    rollout: str = ""
+
+    def to_document(self) -> dict[str, str]:
+        """Return what an answer says about it."""
+        return {"variant": self.variant.value, "reason": self.reason.value, "rollout": self.rollout}
+
+
+def given(
+    chosen: Recommendation, rolled_out: Iterable[tuple[RollOut, Recommendation]], job: str, *, delivery: bool = True
+) -> Given:
+    """Return what a job is given.
+
+    Args:
+        chosen: the recommendation that fits it; where none is active, the one that is rolled out.
+        rolled_out: the running roll-outs of its pair, each with its revision.
+        job: name of the job, equal in all of its processes; empty = not known: it has no part in a roll-out.
+        delivery: as the rules of its cluster say.
+    """
+    if not delivery:
+        why = f"delivery on {chosen.cluster} is switched off; this job keeps the choice of NCCL itself"
+        return Given(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
+    for rollout, candidate in rolled_out:
+        if chosen.id != (rollout.control or rollout.recommendation):
+            continue
+        if candidate.stale and rollout.control:
+            return Given(recommendation=chosen, reason=Reason.STALE)
+        variant, part = rollout.variant(job), rollout.id if job else ""
+        if variant is Variant.CANDIDATE:
+            return Given(recommendation=candidate, variant=variant, rollout=part)
+        if variant is Variant.DEFAULT:
+            why = "this job keeps the choice of NCCL itself, with which a roll-out is compared"
+            held_back = _held_back(candidate, why)
+            return Given(recommendation=held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
+        return Given(recommendation=chosen, rollout=part)
+    return Given(recommendation=chosen)
+
+
+def given_from_store(url: str | None, request: Request) -> Given:
+    """Return what a job is given from a store.
+
+    Raises:
+        NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
+        NotFoundError: nothing was ever published for the two names, and one of them is unknown.
+        UsageError, StoreError: as for `ncclt.store.published`.
+    """
+    from ncclt.store import chosen, rolled_out, rules_of
+
+    found = chosen(url, request)
+    delivery = rules_of(url, cluster=request.cluster).delivery
+    return given(found, rolled_out(url, cluster=request.cluster, model=request.model), request.job, delivery=delivery)
+
+
+def _held_back(recommendation: Recommendation, why: str) -> Recommendation:
+    """Return a recommendation that delivers nothing: the job keeps NCCL's own choice."""
+    verdict = replace(recommendation.table.verdict, decision=Decision.KEEP_DEFAULT, reason=why)
+    nothing = PolicyVerdict(policy=Policy(), verdict=verdict)
+    return replace(recommendation, table=nothing, variables=recommendation.variables and nothing)
