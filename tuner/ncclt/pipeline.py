@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
@@ -16,7 +16,7 @@ from ncclt.core.study import Arm, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
-from ncclt.measure.trial import measure_default, searched, stored_default
+from ncclt.measure.trial import TrialLog, measure_default, searched, stored_default
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
 from ncclt.prove.evidence import last_verification
 from ncclt.prove.interleave import prove
@@ -24,16 +24,13 @@ from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.proof import verdict_of
 from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
+from ncclt.search.earlier import EarlierStudy, begin, weighed
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, left_out, search_words, space_of
-from ncclt.search.warm_start import WarmSetting, warm_start
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
-
-_WARM_STUDIES = 50
-"""How many of the newest studies are looked at for a warm start."""
 
 _BY_SUMS = "no launch could apply the whole table here: its proof sums launches, one per setting, and so many defaults"
 
@@ -117,16 +114,17 @@ class Watcher(Port):
         """Called after each launch of the proof, with the whole blocks before it and their pairs, None at first."""
 
 
-def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Study:
+def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, among: str = "") -> Study:
     """Return the study that a request means; the same request means the same study.
 
     Args:
         request: what to tune.
         testbed: where.
         workload: the request's workload, placed and cut to what the testbed can measure.
+        among: digest of the workloads that it shares its launches with; empty = none.
     """
     cluster = testbed.runner.cluster
-    name = request.effort.study or _default_name(request, testbed, workload)
+    name = request.effort.study or _default_name(request, testbed, workload, among)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -142,11 +140,11 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
     )
 
 
-def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) -> str:
+def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, among: str) -> str:
     cluster, effort = testbed.runner.cluster, request.effort
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}"
+    what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}{among}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{effort.seed}" if effort.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
@@ -160,6 +158,7 @@ class TuneContext:
     Attributes:
         request, testbed, store, watcher, interrupted, clock, now: as `tune` takes them.
         study: as it is stored.
+        sources: launches from elsewhere that the search begins from.
         workload: placed on the cluster, and cut to what can be measured there.
         space: of the search.
         trial_log: of the study.
@@ -171,6 +170,7 @@ class TuneContext:
     testbed: Testbed
     store: Store
     study: Study
+    sources: tuple[EarlierStudy, ...]
     workload: Workload
     space: SearchSpace
     trial_log: StudyTrialLog
@@ -224,16 +224,19 @@ def tune(
     study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
-    if not request.effort.more and (published := _published(request, store, study)) is not None:
-        return _finished(store, study, published, notes)
+    if not request.effort.more and (published := published_of(request, store, study)) is not None:
+        return finished(store, study, published, notes)
+    sources: tuple[EarlierStudy, ...] = ()
+    if request.effort.warm and not request.effort.sampler:  # another sampler has no use for them
+        study, sources = begin(store, study, launched=testbed.is_launched)
     with StudyTrialLog(store, study, now) as trial_log:
         context = TuneContext(
-            request=request, testbed=testbed, store=store, study=study, workload=workload, space=space,
+            request=request, testbed=testbed, store=store, study=study, sources=sources, workload=workload, space=space,
             trial_log=trial_log, resumed=len(trial_log.trials()), notes=notes,
             watcher=watcher, interrupted=interrupted, clock=clock, now=now,
         )  # fmt: skip
         try:
-            end = _search(context)
+            end = run_search(context, trial_log, [study], alone=trial_log.is_alone)
             if not end.interrupted and not _may_end(trial_log):
                 return context.result(stop=end.reason, left=True)
             proof = _confirm_and_prove(context)
@@ -242,7 +245,7 @@ def tune(
                 stop = why or end.reason
                 store.set_state(study.id, StudyState.INTERRUPTED, stop)
                 return context.result(stop=stop)
-            return _publish(context, *proof, end.reason)
+            return publish(context, *proof, end.reason)
         except StudyStoppedError as error:
             # Without this the study would be shown as running; with other workers it still is.
             if trial_log.is_alone():
@@ -250,31 +253,38 @@ def tune(
             raise
 
 
-def _search(context: TuneContext) -> SearchEnd:
-    """Open the run and search until the budget ends or nothing more is to be gained."""
-    effort, testbed, trial_log = context.request.effort, context.testbed, context.trial_log
+def run_search(
+    context: TuneContext, trial_log: TrialLog, studies: Sequence[Study], *, alone: Callable[[], bool]
+) -> SearchEnd:
+    """Open the run and search until the budget ends or nothing more is to be gained, for the studies that share it."""
+    effort, testbed = context.request.effort, context.testbed
     if effort.more:  # an explicit request: only time and cost end it earlier
         effort = replace(effort, trials=len(searched(trial_log)) + effort.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     context.watcher.opened(context.study, context.resumed)
-    context.store.set_state(context.study.id, StudyState.RUNNING, "")
+    for study in studies:
+        context.store.set_state(study.id, StudyState.RUNNING, "")
     with _proposer(context) as proposer, testbed.awake():
-        return search(
+        end = search(
             testbed.searching, context.workload, trial_log, proposer, effort,
             clock=context.clock, interrupted=context.interrupted, watch=context.watcher.searched, kill=testbed.kill,
-            only_worker=trial_log.is_alone(),
+            only_worker=alone(),
         )  # fmt: skip
+        if context.sources:
+            begun_from = weighed(context.study, context.sources, proposer.source_weights)
+            for study in studies:
+                context.store.keep_sources(study.id, begun_from, again=True)
+        return end
 
 
 def _proposer(context: TuneContext) -> Proposer:
     """Return what proposes the settings of the search."""
     effort, store, study = context.request.effort, context.store, context.study
-    warm = _warm_settings(store, study) if effort.warm else ()
     return Proposer(
         context.space, context.workload, study.cluster,
-        name=study.name, seed=effort.seed, prior_trials=warm, alone=store.alone,
+        name=study.name, seed=effort.seed, sources=context.sources, alone=store.alone,
         sampler=named_sampler(effort.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
     )  # fmt: skip
 
@@ -302,7 +312,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     return (times, found) if complete else None
 
 
-def _publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
+def publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
     testbed, store, workload, study = context.testbed, context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
@@ -351,7 +361,7 @@ def _recommendation(
     )  # fmt: skip
 
 
-def _published(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
+def published_of(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
     """Return the newest recommendation of a finished study if it answers exactly this request.
 
     What else could differ makes another study, or is refused when the study is opened: workload as it is measured,
@@ -368,7 +378,7 @@ def _published(request: TuneRequest, store: Store, study: Study) -> Recommendati
     return newest if as_asked and not (more_blocks or unproven) else None
 
 
-def _finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
+def finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
     """Return the result of a finished study from what is stored."""
     trials = store.trials(study.id)
     if published.stale:
@@ -377,16 +387,6 @@ def _finished(store: Store, study: Study, published: Recommendation, notes: tupl
         study=study, trials=trials, resumed=len(trials), stop=study.reason, recommendation=published, finished=True,
         messages=message_rows(published, trials, study.workload, confirmed_times(trials)), notes=notes,
     )  # fmt: skip
-
-
-def _warm_settings(store: Store, study: Study) -> tuple[WarmSetting, ...]:
-    """Return what the nearest stored studies found best; simulated and measured times do not mix."""
-    others = [
-        summary.study
-        for summary in store.studies(limit=_WARM_STUDIES).items
-        if summary.study.id != study.id and summary.study.simulated == study.simulated
-    ]
-    return warm_start([(other, store.trials(other.id)) for other in others], study.cluster, study.workload)
 
 
 def _may_end(trial_log: StudyTrialLog) -> bool:

@@ -116,7 +116,8 @@ def keep(attestation: Attestation, *, server: str | None, storage: str | None, t
         ServerError, StoreError: it cannot be reached.
     """
     if server:
-        from ncclt.client.fetch import ClientError, post_attestation
+        from ncclt.client.fetch import ClientError
+        from ncclt.client.report import post_attestation
         from ncclt.deliver.offer import api_key, error_of
 
         try:

@@ -109,7 +109,8 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
         nccl_version=str(NcclVersion.parse(nccl_version)) if nccl_version else None,
     )
     # A stale one may be checked too: that is how it comes to be served again.
-    published = [replace(r, stale="") for r in store.recommendations(cluster=cluster.name, model=model)]
+    served = store.newest(cluster=cluster.name, model=model)
+    published = [replace(r, stale="") for r in served or store.recommendations(cluster=cluster.name, model=model)]
     # The installed NCCL comes first; a recommendation measured with another version is then found stale.
     here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
     fitting = [r for r in published if not here.refusal(r.fingerprint)]

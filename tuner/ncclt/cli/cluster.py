@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.cli.calibrate import calibrate, print_calibration
 from ncclt.cli.cluster_detect import detect
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
@@ -17,12 +18,12 @@ from ncclt.errors import InputError, UsageError, reason
 _WIDE = 120
 """Columns of a terminal that has room for descriptions."""
 
-app = typer.Typer(help="List, show, add and detect clusters.", no_args_is_help=True)
+app = typer.Typer(help="List, show, add, detect and calibrate clusters.", no_args_is_help=True)
 
 
 @app.callback()
 def cluster() -> None:
-    """List, show, add and detect clusters."""
+    """List, show, add, detect and calibrate clusters."""
 
 
 @app.command("list")
@@ -79,8 +80,11 @@ def show(
         return
     document = found.to_document()
     sources = document.pop("sources")
+    document.pop("calibration", None)
     rows = [(key, shown_gbps(value) if key in BANDWIDTHS else str(value)) for key, value in document.items()]
     print_table(("field", "value"), rows + [("source", text) for text in sources])
+    if found.calibration:
+        print_calibration(found.calibration)
 
 
 @app.command("add")
@@ -113,4 +117,5 @@ def add(
         say(f"ncclt: added {added.name} to {store.shown}")
 
 
+app.command("calibrate")(calibrate)
 app.command("detect")(detect)

@@ -155,7 +155,22 @@ def default_map() -> dict[str, Any]:
     if not values:
         return {}
     store = {"storage": values["storage"]} if "storage" in values else {}
-    plain = dict.fromkeys(("autotune", "tune", "check", "verify", "preflight", "estimate", "advise", "serve"), values)
+    plain = dict.fromkeys(
+        (
+            "autotune",
+            "tune",
+            "check",
+            "verify",
+            "preflight",
+            "estimate",
+            "simulate",
+            "advise",
+            "serve",
+            "upgrade",
+            "worker",
+        ),
+        values,
+    )
     # `doctor` launches nothing unless --launcher is given.
     plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
     return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
@@ -170,7 +185,20 @@ _GROUPS = {
     "cluster": ("list", "show", "add", "detect"),
     "studies": ("list", "show"),
     "landscape": ("export",),
-    "store": ("migrate",),
+    "store": ("migrate", "export", "import", "backup"),
     "keys": ("create", "list", "revoke"),
+    "recommendations": (
+        "list",
+        "show",
+        "history",
+        "approve",
+        "activate",
+        "rollback",
+        "pin",
+        "unpin",
+        "retire",
+        "rules",
+    ),
+    "jobs": ("submit", "list", "show", "cancel", "retry", "logs", "rule", "rules", "unrule"),
 }
 """Commands of two words that take --storage."""

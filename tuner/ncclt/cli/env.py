@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.job_request import job_request, request_of
+from ncclt.cli.job_request import add_limits, job_request, request_of
 from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, UsageError
 
@@ -19,7 +19,8 @@ Print the environment that was proven for a workload on a cluster, and nothing e
 
   eval "$(ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3)"
 
-Only what was measured for the job's nodes, GPUs per node and NCCL version is printed. What its options leave out is
+Only what was measured for the job's nodes, GPUs per node and NCCL version is printed; a result that was recorded
+elsewhere or simulated takes --allow. What its options leave out is
 taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL version from the nvidia-nccl-cu12 or
 -cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
 lists what was published. See docs/run.md.
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--nodes", type=int, help="nodes of the job; default: from its launcher")
     made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
     made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
+    add_limits(made)
     made.add_argument("--format", default="export", help="how to write it, see above (default export)")
     made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
     made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
@@ -93,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         text = _text(arguments)
         if arguments.output:
-            _write(arguments.output, text)
+            write_whole(arguments.output, text, option="--output")
         else:
             sys.stdout.write(text)
     except NccltError as error:
@@ -115,6 +117,8 @@ def _text(arguments: argparse.Namespace) -> str:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
     with job_request(arguments) as asked:
+        if arguments.output is not None or arguments.format == "slurm-taskprolog":
+            asked.job_name = ""  # a file is for later jobs too, and a roll-out decides for each of them
         return _answer(asked, cluster, server, storage)
 
 
@@ -155,42 +159,39 @@ def source(
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
     from ncclt.deliver.render.formats import check_form, render
-    from ncclt.store import chosen
+    from ncclt.deliver.variant import given_from_store
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
-    found = chosen(storage, request_of(arguments, cluster))
+    answer = given_from_store(storage, request_of(arguments, cluster))
+    found = answer.recommendation
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
     elif found.label:
         say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
-    return render(found, format=arguments.format, **form, warn=lambda remark: say(f"ncclt: {remark}"))
+    return render(
+        found,
+        format=arguments.format,
+        **form,
+        warn=lambda remark: say(f"ncclt: {remark}"),
+        said=answer.to_document(),
+    )
 
 
 def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
-    from ncclt.client.fetch import ClientError, fetch_env
-    from ncclt.deliver.offer import api_key, error_of, kept_answers
+    from ncclt.deliver.offer import fetched_for, kept_answers
 
-    try:
-        fetched = fetch_env(
-            server,
-            cluster=cluster,
-            model=arguments.model,
-            nodes=arguments.nodes,
-            gpus_per_node=arguments.gpus_per_node,
-            nccl_version=arguments.nccl_version,
-            format=arguments.format,
-            shell=arguments.shell,
-            unset=arguments.unset,
-            channels=arguments.channels,
-            timeout_s=arguments.timeout,
-            fallback=arguments.fallback,
-            **(kept_answers() if arguments.fallback == "cached" else {}),
-            # A key on the command line would show in the process list.
-            api_key=api_key(os.environ),
-        )
-    except ClientError as error:
-        raise error_of(error) from error
+    fetched = fetched_for(
+        request_of(arguments, cluster),
+        server,
+        format=arguments.format,
+        shell=arguments.shell,
+        unset=arguments.unset,
+        channels=arguments.channels,
+        timeout_s=arguments.timeout,
+        fallback=arguments.fallback,
+        **(kept_answers() if arguments.fallback == "cached" else {}),
+    )
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
     for line in fetched.text.splitlines():  # `eval` hides comments
@@ -199,7 +200,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
     return fetched.text
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, *, option: str) -> None:
     """Write the text atomically, readable by all; a script is made executable.
 
     Raises:
@@ -218,4 +219,4 @@ def _write(path: Path, text: str) -> None:
             Path(name).unlink()
             raise
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="give another --output") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=f"give another {option}") from error

@@ -11,10 +11,20 @@ from ncclt.core.option import Group
 VERBS: dict[str, tuple[str, ...]] = {
     "Profile: what a job sends": ("profile", "estimate", "advise"),
     "Search: the best settings": ("tune", "autotune"),
-    "Measure: the cluster": ("cluster", "landscape", "doctor", "preflight"),
+    "Measure: the cluster": ("cluster", "landscape", "simulate", "doctor", "preflight", "upgrade"),
     "Prove: whether it helps": ("verify", "check"),
-    "Deliver: to jobs": ("env", "run", "attest", "plugin"),
-    "Store and service": ("studies", "store", "serve", "keys", "config"),
+    "Deliver: to jobs": ("env", "run", "attest", "agent", "plugin"),
+    "Store and service": (
+        "studies",
+        "report",
+        "recommendations",
+        "store",
+        "serve",
+        "jobs",
+        "worker",
+        "keys",
+        "config",
+    ),
 }
 """Heading -> commands, in the order of the help."""
 

@@ -8,14 +8,40 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.recommendation import SHAPE_PARTS, Request
+from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request, TimesOrigin
+from ncclt.deliver.job import name_for_roll_out
 from ncclt.deliver.job_shape import ShapePart, shape_of
-from ncclt.errors import NoRecommendationError
+from ncclt.errors import NoRecommendationError, UsageError
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options that narrow or widen what a job may be given."""
+    parser.add_argument("--driver", metavar="VERSION", help="only what was measured with this NVIDIA driver")
+    parser.add_argument("--topology", metavar="HASH", help="only what was measured on this topology")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        choices=[str(origin) for origin in ORIGIN_WORDS],
+        help="also accept a result that was recorded elsewhere or simulated; may be repeated [NCCLT_ALLOW]",
+    )
+
+
+def allowed_origins(given: Sequence[str] | None) -> frozenset[TimesOrigin]:
+    """Return the origins of --allow, else of NCCLT_ALLOW.
+
+    Raises:
+        UsageError: another origin is named.
+    """
+    words = given or os.environ.get("NCCLT_ALLOW", "").replace(",", " ").split()
+    if unknown := set(words) - set(ORIGIN_WORDS):
+        name = "--allow" if given else "NCCLT_ALLOW"
+        raise UsageError(f"{name} is {unknown.pop()!r}", hint=f"it is {' or '.join(ORIGIN_WORDS)}, or both")
+    return frozenset(map(TimesOrigin, words))
 
 
 @contextmanager
 def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> Iterator[argparse.Namespace]:
-    """Yield the arguments with the job's shape completed as far as it is known.
+    """Yield the arguments with the job's shape and name completed as far as they are known.
 
     Args:
         arguments: with nodes, gpus_per_node and nccl_version, each None if its option was not given.
@@ -37,6 +63,8 @@ def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> I
             )
     taken = {part: said[part] for part, value in asked.items() if value is None and part in said}
     completed = {**asked, **{part: one.value for part, one in taken.items()}}
+    named = getattr(arguments, "job", None)
+    completed["job_name"] = name_for_roll_out(os.environ, command, named=named, nodes=arguments.nodes)
     try:
         yield argparse.Namespace(**{**vars(arguments), **completed})
     except NoRecommendationError as error:
@@ -58,4 +86,8 @@ def request_of(arguments: argparse.Namespace, cluster: str) -> Request:
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
         nccl_version=arguments.nccl_version,
+        driver=arguments.driver,
+        topology_hash=arguments.topology,
+        allowed=allowed_origins(arguments.allow),
+        job=arguments.job_name,
     )

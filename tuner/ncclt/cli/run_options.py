@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.cli.env import Options
+from ncclt.cli.job_request import add_limits
 from ncclt.cli.output import report
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--nodes", type=int, help="nodes of the job; default: from its command or launcher")
     made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
     made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
+    add_limits(made)
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
     made.add_argument(
@@ -85,6 +87,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
     made.add_argument(
         "--report", type=Path, metavar="FOLDER", help="keep reports there and say afterwards whether it took effect"
+    )
+    made.add_argument(
+        "--step-times",
+        action="store_true",
+        help="with --report: where a revision is being rolled out, time some optimizer steps and report them",
     )
     made.add_argument("--dry-run", action="store_true", help="show on stderr what would be set; start nothing")
     made.add_argument("--debug", action="store_true", help="show the traceback of what failed")
@@ -125,5 +132,7 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
         raise UsageError("--server and --storage cannot be combined", hint="give one of them")
     if arguments.policy is not None and arguments.shared is not None:
         raise UsageError("--policy is a decision already: --shared has nothing to decide", hint="leave one of them out")
+    if arguments.step_times and arguments.report is None:
+        raise UsageError("--step-times needs --report", hint="name a folder that all nodes share")
     if arguments.policy is not None and arguments.no_plugin:
         raise UsageError("--policy is a table for the plugin", hint="leave --no-plugin out")

@@ -22,7 +22,7 @@ from ncclt.deliver.handover import (
     table_path,
     write_table,
 )
-from ncclt.deliver.job import Job, nodes_of, starts_others
+from ncclt.deliver.job import Job, name_for_roll_out, nodes_of, starts_others
 from ncclt.deliver.offer import Offer, ask_for_offer, cache_folder, offer_from_table
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.nccl.tuner_plugin import find
@@ -232,17 +232,22 @@ def _start(
     environ = {name: value for name, value in os.environ.items() if name not in handover.unset_env}
     added = dict(handover.set_env)
     folder = None
-    if arguments.report is not None and handover.form is not None and not arguments.dry_run:
+    timed = arguments.step_times and offer is not None and _is_part(offer, handover)
+    if arguments.report is not None and (handover.form is not None or timed) and not arguments.dry_run:
         folder = _report_folder(arguments)
-    if folder is not None:
+    if folder is not None and handover.form is not None:
         added |= _sources(folder, handover, environ)
+    if folder is not None and timed:
+        from ncclt.cli.run_times import timed_variables
+
+        added |= timed_variables(folder, command, environ)
     if arguments.dry_run:
         for name, value in sorted(added.items()):
             say(f"{name}={value}")
     words, more = _forwarded(command, tuple(sorted(added)), environ)
     environ |= added | more
     beside = None
-    if folder is not None and offer is not None and handover.form is not None:
+    if folder is not None and offer is not None:
         from ncclt.cli.run_report import run_and_attest
 
         beside = partial(
@@ -254,8 +259,14 @@ def _start(
             folder=folder,
             where=where,
             timeout_s=arguments.timeout,
+            job=name_for_roll_out(os.environ, command, named=arguments.job, nodes=arguments.nodes) if timed else "",
         )
     return Start(argv=words, environ=environ, is_common=is_common, beside=beside)
+
+
+def _is_part(offer: Offer, handover: Handover) -> bool:
+    """Return whether the job counts in a roll-out: it has what it was offered, which may be NCCL's own choice."""
+    return bool(offer.rollout) and (handover.form is not None or not (offer.variables or offer.rules.rules))
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:

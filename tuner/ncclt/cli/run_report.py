@@ -24,35 +24,50 @@ def run_and_attest(
     command: Sequence[str],
     environ: Mapping[str, str],
     offer: Offer,
-    form: Form,
+    form: Form | None,
     *,
     folder: Path,
     where: Callable[[], tuple[str | None, str | None]],
     timeout_s: float,
+    job: str = "",
 ) -> int:
     """Run the command and return its exit code, whether or not the attestation succeeds.
 
     Args:
         command, environ: what to run.
-        offer, form: what it was given.
+        offer, form: what it was given; without a form nothing is attested.
         folder: where it reports.
         where: returns server and store.
         timeout_s: for each request to the server afterwards.
+        job: its name in a roll-out, for which its step times are reported; empty = they are not.
 
     Raises:
         UsageError: the command cannot be started.
     """
     with _ending_with_us(environ) as marked:
         code = run_foreground(command, environ=marked)
+    if job:
+        with _kept_quiet(f"no step time was reported; what the ranks recorded stays in {folder}"):
+            from ncclt.cli.run_times import report_times
+
+            report_times(offer, job, folder=folder, where=where, timeout_s=timeout_s)
+    if form is not None:
+        with _kept_quiet(f"no attestation was made; what the job left stays in {folder}: ncclt attest reads it"):
+            _attest(offer, form, folder=folder, where=where, timeout_s=timeout_s)
+    return code
+
+
+@contextmanager
+def _kept_quiet(lacking: str) -> Iterator[None]:
+    """Turn every failure inside into lines on stderr: the training's exit code must be kept."""
     try:
-        _attest(offer, form, folder=folder, where=where, timeout_s=timeout_s)
+        yield
     except NccltError as error:
         report(error)
-        say(f"ncclt: no attestation was made; what the job left stays in {folder}: ncclt attest reads it")
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001 -- the training's exit code must be kept
+        say(f"ncclt: {lacking}")
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 -- see above
         traceback.print_exc()
-        say(f"ncclt: no attestation was made, see above; what the job left stays in {folder}")
-    return code
+        say(f"ncclt: {lacking}")
 
 
 @contextmanager

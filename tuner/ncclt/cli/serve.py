@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -27,14 +29,21 @@ def serve(
         list[str] | None,
         typer.Option(help="Answer to this name too while the store has no keys, beside localhost; repeatable."),
     ] = None,
+    public_url: Annotated[
+        str,
+        typer.Option(envvar="NCCLT_PUBLIC_URL", help="Address that pages name in commands, for example https://tuner."),
+    ] = "",
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 
     Once `ncclt keys create` has made a key, every request needs one. Until then only loopback is listened on.
+    Browsers sign in with a key.
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
-    for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy"):
+    if public_url and not (urlsplit(public_url).scheme in ("http", "https") and urlsplit(public_url).netloc):
+        raise UsageError(f"--public-url must be an http or https address, not {public_url!r}")
+    for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy", "itsdangerous", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
     from ncclt.store import default_url
@@ -44,6 +53,7 @@ def serve(
     run(
         storage or default_url(), host=host, port=port, dashboard=dashboard,
         insecure=insecure_no_auth, allow_hosts=allow_host or (),
+        public_url=public_url.rstrip("/"), session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
     )  # fmt: skip
 
 

@@ -55,6 +55,9 @@ def verify(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
     profile: Annotated[str | None, typer.Option(hidden=True, help="Earlier name of --model.")] = None,
+    recommendation: Annotated[
+        str | None, typer.Option(help="Id of the revision that is verified, also of a candidate.")
+    ] = None,
     *,
     target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base keep_env", _OF_THE_JOB)],
     env: Annotated[
@@ -82,7 +85,7 @@ def verify(
 
     No line of the training changes. It gets what `ncclt run` would give it: the table per message size where that is
     proven and the tuner plugin is here, else variables. --env and --base compare two environments instead, --against
-    two commands. The order A B B A ... cancels drifts; it ends when the verdict is certain.
+    two commands. The launches come in pairs, each in random order; it ends when the verdict is certain.
     """
     from ncclt.launch.local import LocalLauncher
     from ncclt.launch.process.session import KEEP_BYTES as WHOLE
@@ -96,7 +99,9 @@ def verify(
     launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=WHOLE if verbose else KEEP_BYTES)
     workload, argv = model or profile or "", tuple(command or ())
     own = bool(env or base or against is not None)
-    published = None if own else _recommendation(workload, target, storage)
+    if recommendation and own:
+        raise UsageError("--recommendation cannot be combined with --env, --base or --against", hint="give one of them")
+    published = None if own else _recommendation(workload, target, storage, id=recommendation)
     if published is not None:
         require_measurable(published, argv, gpus_visible=gpus_visible())
     if not argv:
@@ -190,11 +195,14 @@ def _words_of(command: str | None) -> tuple[str, ...]:
     return words
 
 
-def _recommendation(model: str, target: Target, storage: str | None) -> Recommendation:
+def _recommendation(model: str, target: Target, storage: str | None, *, id: str | None) -> Recommendation:
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request
-    from ncclt.store import chosen
+    from ncclt.store import chosen, open_to_read
 
+    if id:
+        with open_to_read(storage) as store:
+            return store.recommendation(id)
     if not model or not target.cluster:
         raise UsageError(
             "give --model NAME and --cluster NAME, whose recommendation is verified",

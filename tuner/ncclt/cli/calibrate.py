@@ -1,0 +1,180 @@
+"""`ncclt cluster calibrate`: fit the simulated cluster to times of the real one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
+from ncclt.cli.output import print_json, print_table, say
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.calibration import Calibration
+    from ncclt.core.cluster import Cluster
+    from ncclt.measure.simulated.observations import ObservedTimes
+    from ncclt.store import Store
+
+STUDIES = "studies"
+"""Value of --from: the measured studies of the cluster in the store."""
+
+
+def calibrate(
+    name: Annotated[str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.")],
+    sources: Annotated[
+        list[str],
+        typer.Option(
+            "--from",
+            metavar="FILE|studies",
+            help="Output of nccl-tests, table in CSV, or `studies`: those of this cluster in the store. Repeatable.",
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    where: Annotated[
+        list[str], typer.Option(help="Take only rows of tables with COLUMN=VALUE (patterns with * allowed).")
+    ] = [],  # noqa: B006
+    named: Annotated[str, typer.Option("--as", help="Name of the calibrated cluster. Default: NAME-calibrated.")] = "",
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the job that probes.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of all the times. Default: all.")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Launch about a dozen forced settings, chosen by what they tell.")
+    ] = False,
+    launcher: Annotated[str, typer.Option(help="With --probe: where trials run, as for `ncclt tune`.")] = "",
+    hosts: Annotated[str, typer.Option(help="With --probe: hosts, comma-separated.")] = "",
+    nccl_tests: Annotated[Path | None, typer.Option(help="With --probe: folder of all_reduce_perf.")] = None,
+    replace_added: ReplaceCluster = False,
+    dry_run: DryRun = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the constants of the simulated cluster to times of the real one, and add the calibrated cluster.
+
+    Times of NCCL's own choice alone calibrate times, not the ranking of settings; --probe, or studies and tables with
+    forced settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is
+    simulated beyond twice the fitted sizes and nodes is marked as extrapolated.
+    """
+    from ncclt.measure.simulated.calibrate import calibrate as fit
+    from ncclt.measure.testbed import require_tune_extra
+    from ncclt.store import open_store, open_to_read
+
+    require_tune_extra()
+    if not sources and not probe:
+        raise UsageError("there are no times to calibrate with", hint="give --from FILE, --from studies, or --probe")
+    if not probe and (launcher or hosts or nccl_tests):
+        raise UsageError(
+            "--launcher, --hosts and --nccl-tests belong to --probe", hint="add --probe, or leave them out"
+        )
+    with open_to_read(storage) as store:
+        described = replace(store.cluster(name), calibration=None)
+        cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
+        found = [part for source in sources for part in _observed(source, where, cluster, store)]
+        if probe:
+            found.append(_probed(cluster, found, launcher, hosts, nccl_tests, store))
+    for note in (note for part in found for note in part.notes):
+        say(f"ncclt: {note}")
+    seen = [one for part in found for one in part.seen]
+    calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
+    whole = described.sized(gpus_per_node=gpus_per_node)
+    result = replace(whole, name=named or f"{name}-calibrated", calibration=calibration)
+    if as_json or dry_run:
+        print_json({"schema": 1, **result.to_document()})
+    else:
+        print_calibration(calibration)
+    if not dry_run:
+        with open_store(storage) as store:
+            store.add_cluster(result, replace=replace_added)
+            say(f"ncclt: added {result.name} to {store.shown}")
+
+
+def print_calibration(calibration: Calibration) -> None:
+    """Print what was fitted, and where it holds."""
+    from ncclt.core.message import format_bytes
+
+    print(calibration.sentence)
+    sizes = f"{format_bytes(calibration.least_bytes)} to {format_bytes(calibration.most_bytes)}"
+    counts = sorted({calibration.least_nodes, calibration.most_nodes})
+    print(
+        f"fitted to {sizes} on {' to '.join(map(str, counts))} node{'s' * (counts[-1] > 1)}; what is simulated beyond"
+    )
+    print("twice that is marked as extrapolated")
+    if calibration.ll128 is not None:
+        print(f"NCCL's own choice {'uses' if calibration.ll128 else 'does not use'} LL128 there, unlike its rule says")
+    if calibration.channels != 1.0:
+        print(f"NCCL's own choice has {calibration.channels:g} times the channels of its model")
+    if calibration.tree_bytes is not None:
+        above = f" above {format_bytes(calibration.tree_bytes)}" if calibration.tree_bytes else ""
+        print(f"NCCL's own choice takes no tree{above} there, unlike its model says")
+    header = ("constant", "factor", "from", "to")
+    rows = [(c.name, f"{c.factor:.3g}", f"{c.low:.3g}", f"{c.high:.3g}") for c in calibration.constants]
+    print_table(header, rows, numbers=header[1:], caption="against the usual constants, with 95 % intervals")
+    for source in calibration.sources:
+        print(f"from {source}")
+
+
+def _observed(source: str, where: Sequence[str], cluster: Cluster, store: Store) -> list[ObservedTimes]:
+    """Return the times of one --from.
+
+    Raises:
+        UsageError: --where has no form COLUMN=VALUE, or no study was measured there.
+    """
+    from ncclt.measure.simulated.observations import observed_in_file, observed_in_trials
+
+    if source != STUDIES:
+        pairs = [text.partition("=") for text in where]
+        if wrong := next((text for text, (_, sign, _) in zip(where, pairs, strict=True) if not sign), None):
+            raise UsageError(f"--where {wrong!r} is not COLUMN=VALUE", hint="for example --where system='4x L40S*'")
+        return [observed_in_file(Path(source), cluster, {column: value for column, _, value in pairs})]
+    found = []
+    cursor: str | None = None
+    while True:
+        page = store.studies(limit=500, cursor=cursor, cluster=cluster.name)
+        for study in (summary.study for summary in page.items):
+            alike = study.cluster.gpus_per_node == cluster.gpus_per_node
+            if alike and not study.simulated and study.cluster.nccl_version == cluster.nccl_version:
+                found.append(
+                    observed_in_trials(
+                        store.trials(study.id), study.cluster.nodes, study.label or f"study {study.name}"
+                    )
+                )
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    if not any(part.seen for part in found):
+        raise UsageError(
+            f"no study of {cluster.name} in the store was measured on nodes like these",
+            hint="tune first, or give --from FILE; simulated studies do not count",
+        )
+    return found
+
+
+def _probed(
+    cluster: Cluster, known: Sequence[ObservedTimes], launcher: str, hosts: str, nccl_tests: Path | None, store: Store
+) -> ObservedTimes:
+    """Launch the default and the probes."""
+    from ncclt.core.setting import DEFAULT
+    from ncclt.core.workload import MessageCalls, Provenance, Workload
+    from ncclt.measure.open_testbed import open_testbed
+    from ncclt.measure.simulated.observations import observe, probe_candidates, probe_messages, probes
+    from ncclt.measure.target import Target
+
+    wanted = Target(
+        cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node, launcher=launcher,
+        hosts=tuple(filter(None, hosts.split(","))), nccl_tests=nccl_tests,
+    )  # fmt: skip
+    workload = Workload(
+        name="probes",
+        messages=tuple(MessageCalls(message=m, calls_per_step=1.0) for m in probe_messages(cluster)),
+        provenance=Provenance(source="ncclt cluster calibrate"),
+    )
+    testbed = open_testbed(wanted.resolved(os.environ), store, workload, environ=os.environ, seed=0)
+    allowed = [setting for setting in probe_candidates(cluster) if testbed.expressible(setting)]
+    if testbed.recorded is not None:
+        allowed = [setting for setting in testbed.recorded if setting.algorithm and not setting.parameters]
+    seen = [one for part in known for one in part.seen]
+    chosen = probes(cluster, seen, allowed)
+    say(f"ncclt: {testbed.reason}: {1 + len(chosen)} launches")
+    return observe(testbed.runner, (DEFAULT, *chosen))

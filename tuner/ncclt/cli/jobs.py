@@ -1,0 +1,254 @@
+"""`ncclt jobs`: tuning jobs in the queue of a store."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.tuning_job import USUAL_PRIORITY, JobRule, JobState, JobStatus, TuningJob
+from ncclt.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from ncclt.store import Store
+    from ncclt_api.job_queue import JobQueue
+
+app = typer.Typer(help="Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(help="Of the job, see `ncclt jobs list`.")]
+Cluster = Annotated[str, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.")]
+Workload = Annotated[str, typer.Option(help="Name of the workload, see `ncclt profile list`.")]
+Nodes = Annotated[int | None, typer.Option(help="Nodes of the training; default: the cluster's.")]
+GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the training; default: the cluster's.")]
+NcclVersion = Annotated[str | None, typer.Option(help="NCCL of the training; default: the cluster's.")]
+Trials = Annotated[int, typer.Option(help="Launches of the search at most.")]
+Seconds = Annotated[float | None, typer.Option("--time", help="Seconds of search at most.")]
+GpuHours = Annotated[float | None, typer.Option(help="GPU hours of the study after which the search stops.")]
+Blocks = Annotated[int, typer.Option(help="Blocks of the proof at most.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same study.")]
+ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Prove what variables alone bring too.")]
+Priority = Annotated[int, typer.Option(help="1 is taken first, 9 last.")]
+
+_USUAL = TuningJob(id="", cluster="", model="")
+
+
+def require_jobs_extra() -> None:
+    """Raise unless the queue can be used.
+
+    Raises:
+        MissingDependencyError: a package of the extra `jobs` is not installed.
+    """
+    for package in ("dbos", "sqlalchemy"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"tuning jobs need {package}", hint="pip install 'ncclt[jobs]'")
+
+
+@app.callback()
+def jobs() -> None:
+    """Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs."""
+
+
+def _opened(storage: str | None) -> tuple[Store, JobQueue]:
+    require_jobs_extra()
+    from ncclt.store import open_store
+    from ncclt_api.job_queue import JobQueue, prepare
+
+    store = open_store(storage)
+    prepare(store.url)
+    return store, JobQueue(store.url)
+
+
+@app.command("submit")
+def submit(
+    cluster: Cluster,
+    model: Workload,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    nccl_version: NcclVersion = None,
+    trials: Trials = _USUAL.trials,
+    seconds: Seconds = None,
+    gpu_hours: GpuHours = None,
+    blocks: Blocks = _USUAL.blocks,
+    seed: Seed = 0,
+    prove_variables: ProveVariables = False,
+    priority: Priority = USUAL_PRIORITY,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again; without it, what was tuned already is not launched again.")
+    ] = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a tuning job and print its id."""
+    from ncclt.store.store import utc_now
+
+    store, queue = _opened(storage)
+    with store, queue:
+        from ncclt_api.job_queue import new_job_id
+
+        job = TuningJob(
+            id=new_job_id(), cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node,
+            nccl_version=nccl_version, trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
+            prove_variables=prove_variables, priority=priority, created=utc_now(),
+        )  # fmt: skip
+        status, _ = queue.submit(job.on(store.cluster(cluster), store.workload(model), again=again))
+        if not store.workers_of(cluster):
+            say(f"ncclt: no worker takes jobs of {cluster} now; start one there: ncclt worker --cluster {cluster}")
+    _show(status, as_json=as_json)
+
+
+@app.command("list")
+def list_jobs(
+    cluster: Annotated[str | None, typer.Option(help="Only jobs of this cluster.")] = None,
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Jobs at most.")] = 50,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    store, queue = _opened(storage)
+    with store, queue:
+        found = queue.statuses(cluster=cluster, state=state, limit=limit)
+    if as_json:
+        print_json({"schema": 1, "jobs": [one.to_document() for one in found]})
+        return
+    rows = [
+        (
+            one.job.id, _state(one), one.job.cluster, one.job.model, str(one.job.priority), one.job.created[:19],
+            one.result.decision or one.result.reason if one.result else "",
+        )
+        for one in found
+    ]  # fmt: skip
+    print_table(("id", "state", "cluster", "model", "priority", "created", "result"), rows, numbers=("priority",))
+
+
+@app.command("show")
+def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
+    """Show one job."""
+    store, queue = _opened(storage)
+    with store, queue:
+        _show(queue.status(id), as_json=as_json, whole=True)
+
+
+@app.command("cancel")
+def cancel(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
+    """Cancel a job: a queued one at once, a running one after its trial."""
+    store, queue = _opened(storage)
+    with store, queue:
+        _show(queue.cancel(id), as_json=as_json)
+
+
+@app.command("retry")
+def retry(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
+    """Queue a job that has ended once more; its study resumes."""
+    from ncclt.store.store import utc_now
+
+    store, queue = _opened(storage)
+    with store, queue:
+        _show(queue.retry(id, by="", now=utc_now())[0], as_json=as_json)
+
+
+@app.command("logs")
+def logs(
+    id: Id,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a job has said."""
+    store, queue = _opened(storage)
+    with store, queue:
+        number = 0
+        while True:
+            ended = queue.status(id).state.ended
+            for event in queue.written(id, first=number):
+                number = event.number + 1
+                if as_json:
+                    print_json({"number": event.number, "kind": event.kind, **event.data})
+                elif event.kind == "log":
+                    sys.stdout.write(f"{event.data['line']}\n")
+                    sys.stdout.flush()
+            if ended or not follow:
+                return
+            time.sleep(1.0)
+
+
+@app.command("rule")
+def rule(
+    cluster: Cluster,
+    model: Workload,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    nccl_version: NcclVersion = None,
+    trials: Trials = _USUAL.trials,
+    priority: Priority = USUAL_PRIORITY,
+    fingerprint_changed: Annotated[
+        bool, typer.Option("--fingerprint-changed", help="When the cluster is no longer what was measured.")
+    ] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="When the newest recommendation is stale.")] = False,
+    every_days: Annotated[int | None, typer.Option(help="So often.")] = None,
+    storage: Storage = None,
+) -> None:
+    """Tune a workload again by itself, once something was published for it; print the id of the rule."""
+    from ncclt.store.store import utc_now
+
+    store, queue = _opened(storage)
+    with store, queue:
+        job = TuningJob(
+            id="", cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version,
+            trials=trials, priority=priority,
+        )  # fmt: skip
+        job.on(store.cluster(cluster), store.workload(model), again=False)  # refused now rather than by a worker
+        made = JobRule(
+            id=uuid.uuid4().hex[:8], job=job, fingerprint_changed=fingerprint_changed, stale=stale,
+            every_days=every_days, created=utc_now(),
+        )  # fmt: skip
+        store.add_job_rule(made)
+    sys.stdout.write(f"{made.id}\n")
+
+
+@app.command("rules")
+def rules(storage: Storage = None, as_json: AsJson = False) -> None:
+    """List the rules by which workloads are tuned again."""
+    store, queue = _opened(storage)
+    with store, queue:
+        found = store.job_rules()
+    if as_json:
+        print_json({"schema": 1, "rules": [one.to_document() for one in found]})
+        return
+    rows = [(one.id, one.job.cluster, one.job.model, one.words) for one in found]
+    print_table(("id", "cluster", "model", "when"), rows)
+
+
+@app.command("unrule")
+def unrule(
+    id: Annotated[str, typer.Argument(help="Of the rule, see `ncclt jobs rules`.")], storage: Storage = None
+) -> None:
+    """Remove a rule."""
+    store, queue = _opened(storage)
+    with store, queue:
+        store.remove_job_rule(id)
+    say(f"ncclt: removed the rule {id}")
+
+
+def _state(status: JobStatus) -> str:
+    return f"{status.state}, cancelling" if status.cancelling else status.state.value
+
+
+def _show(status: JobStatus, *, as_json: bool, whole: bool = False) -> None:
+    if as_json:
+        print_json({"schema": 1, **status.to_document()})
+        return
+    if not whole:
+        sys.stdout.write(f"{status.job.id}\n")
+        say(f"ncclt: job {status.job.id} is {_state(status)}")
+        return
+    document: dict[str, Any] = status.to_document()
+    for key, value in {**document.pop("job"), **(document.pop("result") or {}), **document}.items():
+        if value not in (None, "", "schema"):
+            print(f"{key}: {value}")

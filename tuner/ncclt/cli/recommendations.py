@@ -1,0 +1,220 @@
+"""`ncclt recommendations`: which revision jobs get, who decided that, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionStatus
+from ncclt.user_dirs import account_name
+
+if TYPE_CHECKING:
+    from ncclt.store import Store
+
+app = typer.Typer(help="Show and decide which revision jobs get.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(help="Of the revision, see `ncclt recommendations list`.")]
+Why = Annotated[str, typer.Option(help="Why, one line for the history.")]
+
+
+@app.command("list")
+def list_recommendations(
+    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only of this workload.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """List published revisions with their states, newest first."""
+    from ncclt.store import open_to_read
+
+    with open_to_read(storage) as store:
+        found = store.statuses(cluster=cluster, model=model, limit=limit)
+    if as_json:
+        print_json({"schema": 1, "recommendations": [one.to_document() for one in found]})
+        return
+    rows = [
+        (
+            one.id, str(one.revision), one.cluster, one.model, f"{one.nodes}x{one.gpus_per_node}", one.nccl_version,
+            one.origin, _state(one), one.publisher or "-", one.created[:16],
+        )
+        for one in found
+    ]  # fmt: skip
+    header = ("revision", "no", "cluster", "workload", "size", "nccl", "times", "state", "publisher", "created")
+    print_table(header, rows, numbers=("no",))
+
+
+@app.command("show")
+def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
+    """Show one revision: its state, its roll-outs, and its history."""
+    from ncclt.prove.rollout import judge_roll_out
+    from ncclt.store import open_to_read
+
+    with open_to_read(storage) as store:
+        one, rollouts = store.status(id), store.rollouts(recommendation=id)
+        events = store.history(recommendation=id)
+        judged = {each.id: judge_roll_out(each, store.job_times(each.id)) for each in rollouts}
+    if as_json:
+        shown = [each.to_document() | {"pairs": judged[each.id].pairs} for each in rollouts]
+        history = [event.to_document() for event in events]
+        print_json(one.to_document() | {"rollouts": shown, "history": history})
+        return
+    size = f"{one.nodes}x{one.gpus_per_node}"
+    print(f"revision {one.id}, number {one.revision}: {one.model} on {one.cluster} {size}, NCCL {one.nccl_version}")
+    print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
+    for each in rollouts:
+        against = f"revision {each.control}" if each.control else "NCCL's own choice"
+        print(f"roll-out {each.id}: {each.state}, {each.percent} % of the jobs, against {against}")
+        print(f"  {each.reason or judged[each.id].reason}")
+    _print_history(events)
+
+
+@app.command("history")
+def history(
+    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Only of this revision, by its id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
+    before: Annotated[int | None, typer.Option(min=1, help="Only entries with a lower number: the next page.")] = None,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """List who did what, and why, newest first; entries are never changed."""
+    from ncclt.store import open_to_read
+
+    with open_to_read(storage) as store:
+        events = store.history(cluster=cluster, recommendation=revision, before=before, limit=limit)
+    if as_json:
+        print_json({"schema": 1, "history": [event.to_document() for event in events]})
+        return
+    _print_history(events)
+
+
+@app.command("approve")
+def approve(
+    id: Id,
+    percent: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Share of the jobs that get it. Default: the cluster's rule.")
+    ] = None,
+    loss_limit: Annotated[
+        float | None, typer.Option(min=0, max=0.5, help="Loss of step time, as a share, that ends the roll-out.")
+    ] = None,
+    why: Why = "",
+    storage: Storage = None,
+) -> None:
+    """Give a candidate to all jobs, or to a share of them while their step times are compared."""
+
+    def work(store: Store, by: By) -> str:
+        rollout = store.approve(id, by, percent=percent, loss_limit=loss_limit)
+        return f"approved; it is rolled out (roll-out {rollout})" if rollout else "approved, and active for all jobs"
+
+    _change(id, why, storage, work)
+
+
+@app.command("activate")
+def activate(id: Id, why: Why = "", storage: Storage = None) -> None:
+    """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
+    _change(id, why, storage, lambda store, by: store.activate(id, by), "active for all jobs")
+
+
+@app.command("rollback")
+def rollback(id: Id, why: Why = "", storage: Storage = None) -> None:
+    """Make an earlier revision active again, in place of the present one."""
+    _change(id, why, storage, lambda store, by: store.roll_back(id, by), "active again")
+
+
+@app.command("pin")
+def pin(id: Id, why: Why = "", storage: Storage = None) -> None:
+    """Give jobs this revision, whatever is published later."""
+    _change(id, why, storage, lambda store, by: store.pin(id, by), "pinned")
+
+
+@app.command("unpin")
+def unpin(id: Id, why: Why = "", storage: Storage = None) -> None:
+    """Let later revisions replace a pinned one again."""
+    _change(id, why, storage, lambda store, by: store.unpin(id, by), "no longer pinned")
+
+
+@app.command("retire")
+def retire(id: Id, why: Why = "", storage: Storage = None) -> None:
+    """Give a revision to no job any more; without an active one jobs keep NCCL's own choice."""
+    _change(id, why, storage, lambda store, by: store.retire(id, by), "retired")
+
+
+@app.command("rules")
+def rules(
+    cluster: Annotated[str, typer.Argument(help="Name of the cluster.")],
+    require_approval: Annotated[
+        bool | None, typer.Option(help="Another person than the publisher has to approve.", show_default=False)
+    ] = None,
+    require_verification: Annotated[
+        bool | None, typer.Option(help="`ncclt verify` has to show a gain of step time.", show_default=False)
+    ] = None,
+    percent: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Share of the jobs that get a new revision at first.")
+    ] = None,
+    loss_limit: Annotated[
+        float | None, typer.Option(min=0, max=0.5, help="Loss of step time, as a share, that ends a roll-out.")
+    ] = None,
+    delivery: Annotated[
+        bool | None,
+        typer.Option(help="Jobs get what is active; without, they keep NCCL's own choice.", show_default=False),
+    ] = None,
+    why: Why = "",
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a cluster requires before all jobs get a new revision; with options, change it."""
+    from ncclt.store import open_store, open_to_read
+
+    given: dict[str, Any] = {
+        "require_approval": require_approval, "require_verification": require_verification, "percent": percent,
+        "loss_limit": loss_limit, "delivery": delivery,
+    }  # fmt: skip
+    wanted = {name: value for name, value in given.items() if value is not None}
+    with open_store(storage) if wanted else open_to_read(storage) as store:
+        found = store.rules(cluster)
+        if wanted:
+            store.cluster(cluster)
+            found = ClusterRules(**{**_fields(found), **wanted})
+            store.set_rules(found, By(who=account_name(), why=why))
+    if as_json:
+        print_json(found.to_document())
+        return
+    print(f"{cluster}: approval by another person: {'required' if found.require_approval else 'not required'}")
+    print(f"verification of step times: {'required' if found.require_verification else 'not required'}")
+    print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
+    print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep NCCL's own choice"))
+
+
+def _fields(found: ClusterRules) -> dict[str, Any]:
+    names = ("cluster", "require_approval", "require_verification", "percent", "loss_limit", "delivery")
+    return {name: getattr(found, name) for name in names}
+
+
+def _change(id: str, why: str, storage: str | None, work: Callable[[Store, By], object], said: str = "") -> None:
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        done = work(store, By(who=account_name(), why=why))
+    say(f"ncclt: the revision {id} is {said or done}; services see it within a second")
+
+
+def _state(one: RevisionStatus) -> str:
+    marks = [*(["pinned"] if one.pinned else []), *(["awaits verification"] if one.unverified else [])]
+    return ", ".join([one.state.value, *marks])
+
+
+def _print_history(events: tuple[LifeEvent, ...]) -> None:
+    if not events:
+        sys.stdout.write("no history: nothing was changed since this store keeps one\n")
+        return
+    rows = [
+        (str(one.number), one.created[:19], one.recommendation or one.cluster, one.action.value, one.who, one.why)
+        for one in events
+    ]
+    print_table(("entry", "when", "what", "action", "who", "why"), rows, numbers=("entry",))

@@ -1,0 +1,55 @@
+"""`ncclt report`: a study as one file to send around."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.options import Storage
+from ncclt.cli.output import say
+from ncclt.errors import MissingDependencyError
+
+app = typer.Typer()
+
+
+class ReportForm(StrEnum):
+    """What a report is written in."""
+
+    HTML = "html"
+    MD = "md"
+
+
+@app.command()
+def report(
+    key: Annotated[str, typer.Argument(metavar="STUDY", help="Id, start of an id, or name of the study.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
+    form: Annotated[
+        ReportForm, typer.Option("--format", help="One HTML file that loads nothing, or Markdown for a wiki.")
+    ] = ReportForm.HTML,
+    storage: Storage = None,
+) -> None:
+    """Write a study as one file to send around: verdict, command, charts with their tables, trials.
+
+    It is made from the store; no server has to run. The HTML opens from a disk and loads nothing; Markdown suits a
+    pull request or a wiki.
+    """
+    for package in ("jinja2", "pydantic", "numpy", "sqlalchemy"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(f"a report needs {package}", hint="pip install 'ncclt[api]'")
+    from ncclt.cli.env import write_whole
+    from ncclt.store import open_to_read
+    from ncclt_api.pages.report import study_report
+
+    with open_to_read(storage) as store:
+        text = study_report(store, store.study(key), form.value)
+    if output == "-":
+        # Whatever the locale is: the page says that it is UTF-8.
+        sys.stdout.buffer.write(text.encode())
+        return
+    write_whole(Path(output), text, option="--output")
+    say(f"report written to {output}")

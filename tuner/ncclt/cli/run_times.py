@@ -1,0 +1,86 @@
+"""`ncclt run --report --step-times`: the step times of a job of a roll-out, taken by its ranks and reported at its end.
+
+The ranks take them as in `ncclt verify`: a hook of the torch optimizer, for a window of steps and no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ncclt.cli.output import say
+from ncclt.core.rollout import JobTime, Variant
+from ncclt.deliver.offer import Offer, api_key, error_of
+from ncclt.errors import InputError
+from ncclt.profile.record.plan import FOLDERS, WINDOW_STEPS, Method, plan_recording
+from ncclt.profile.record.ranks import read_step_times
+
+_FOLDER = "steps"
+
+WARMUP_STEPS = 50
+"""Steps before the window: more than in `ncclt verify`, since caches and file systems of a real job warm up longer."""
+
+
+def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Write what the ranks need to take step times, and return the variables for it.
+
+    Raises:
+        UsageError: the folder's name cannot be carried by a variable.
+        OSError: it cannot be written.
+    """
+    place = folder.absolute() / _FOLDER
+    recording = plan_recording(
+        command, folder=place, environ=environ, method=Method.TORCH, warmup=WARMUP_STEPS, times_only=True
+    )
+    for name in FOLDERS:
+        (place / name).mkdir(parents=True, exist_ok=True)
+    for path, content in recording.files:
+        (place / path).write_text(content, encoding="utf-8")
+    return dict(recording.set_env)
+
+
+def report_times(
+    offer: Offer,
+    job: str,
+    *,
+    folder: Path,
+    where: Callable[[], tuple[str | None, str | None]],
+    timeout_s: float,
+) -> None:
+    """Report the median step time of the job to its server, else to the local store, and say what the guard says.
+
+    Raises:
+        InputError: the ranks recorded no step times.
+        NotFoundError, StoreError, ServerError: it cannot be kept.
+    """
+    times = read_step_times(folder / _FOLDER, steps=WINDOW_STEPS)
+    if times.failure:
+        raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
+    time = JobTime(
+        rollout=offer.rollout,
+        job=job,
+        recommendation="" if offer.variant == Variant.DEFAULT else offer.recommendation,
+        step_us=statistics.median(times.step_us),
+        steps=len(times.step_us),
+    )
+    server, storage = where()
+    if server:
+        from ncclt.client.fetch import ClientError
+        from ncclt.client.report import post_step_time
+
+        sent = {name: value for name, value in time.to_document().items() if name not in ("schema", "created")}
+        try:
+            said = post_step_time(server, sent, timeout_s=timeout_s, api_key=api_key(os.environ))
+        except ClientError as error:
+            raise error_of(error) from error
+        state, why = said["state"], said["reason"]
+    else:
+        from ncclt.prove.rollout import report_job_time
+        from ncclt.store import open_store
+
+        with open_store(storage) as store:
+            verdict = report_job_time(store, time)
+        state, why = verdict.state.value, verdict.reason
+    say(f"ncclt: step time {time.step_us / 1e3:.2f} ms reported as {offer.variant}; roll-out {state}: {why}")

@@ -1,0 +1,228 @@
+"""`ncclt upgrade`: what another NCCL version changes for a cluster and for what was published on it."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclt.cli.configuration import lookup
+from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.output import print_json, print_table
+from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
+    from ncclt.core.message import Collective
+    from ncclt.core.nccl_version import NcclVersion
+    from ncclt.core.printed_costs import PrintedCosts
+    from ncclt.core.recommendation import Recommendation
+    from ncclt.nccl.upgrade import ChoiceChange, PolicyChange, VariableChange
+    from ncclt.store import Store
+
+app = typer.Typer()
+
+_BY_MODEL = (
+    "NCCL's choices are those of one port of its cost model (2.30.7): it sees algorithms that a version adds, and no "
+    "change of its constants. --from-log and --to-log take the tables that both versions print (NCCL_DEBUG=INFO, "
+    "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Remeasured:
+    """A recommendation that the new version needs measured again.
+
+    Attributes:
+        recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
+        change: of its policy.
+        moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
+        command: measures it again; the new study begins from what the old one measured.
+    """
+
+    recommendation: str
+    model: str
+    nodes: int
+    gpus_per_node: int
+    decision: str
+    stale: str
+    change: PolicyChange
+    moved: float
+    command: str
+
+
+@app.command()
+def upgrade(
+    old: Annotated[str, typer.Option("--from", help="NCCL that jobs load now, for example 2.28.9.")],
+    new: Annotated[str, typer.Option("--to", help="NCCL that they would load.")],
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER")] = None,
+    from_log: Annotated[
+        Path | None, typer.Option(help="Log of a job with the old version, for its cost tables.")
+    ] = None,
+    to_log: Annotated[Path | None, typer.Option(help="The same with the new version.")] = None,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what another NCCL version changes: variables, NCCL's own choices, and what to measure again.
+
+    Nothing is launched. A recommendation is served only to jobs with the NCCL that it was measured with.
+    """
+    from ncclt.core.nccl_version import NcclVersion
+    from ncclt.health.doctor.files import printed_costs_of_file
+    from ncclt.nccl.upgrade import choice_changes, newest_read, variable_changes
+    from ncclt.store import open_to_read
+
+    before, after = NcclVersion.parse(old), NcclVersion.parse(new)
+    if before == after:
+        raise UsageError(f"--from and --to are both {before}", hint="name two versions")
+    name = cluster or lookup("cluster").value
+    if not name:
+        raise UsageError("--cluster is needed", hint="or set NCCLT_CLUSTER; `ncclt cluster list` shows the names")
+    if (from_log is None) != (to_log is None):
+        raise UsageError("--from-log and --to-log belong together", hint="the two tables are compared")
+    costs = (
+        printed_costs_of_file(from_log) if from_log else None,
+        printed_costs_of_file(to_log) if to_log else None,
+    )
+    for tables, version in zip(costs, (before, after), strict=True):
+        if tables and tables.version and NcclVersion.parse(tables.version) != version:
+            raise UsageError(f"the log is of NCCL {tables.version}, not {version}", hint="are the logs swapped?")
+    variables = variable_changes(before, after)
+    with open_to_read(storage) as store:
+        there = store.cluster(name).sized(nccl_version=str(before))
+        for tables in costs:
+            if tables:
+                tables.require(there)
+        changed = choice_changes(_tunable(), there, there.sized(nccl_version=str(after)), costs)
+        published = _newest(store, there)
+        again = [_remeasured(store, found, after, costs) for found in published]
+    notes = [] if costs[0] else [_BY_MODEL]
+    if after > newest_read():
+        notes.append(f"the newest release whose variables are known here is {newest_read()}")
+    if as_json:
+        print_json(
+            {
+                "cluster": name, "from": str(before), "to": str(after), "notes": notes,
+                "variables": [asdict(row) for row in variables],
+                "choices": [asdict(row) for row in changed],
+                "measure_again": [asdict(row) for row in again],
+            }
+        )  # fmt: skip
+        return
+    _print(name, (before, after), variables, changed, again, notes)
+
+
+def _tunable() -> tuple[Collective, ...]:
+    from ncclt.core.message import Collective
+
+    return tuple(collective for collective in Collective if collective.is_tunable)
+
+
+def _newest(store: Store, there: Cluster) -> list[Recommendation]:
+    """Return the newest recommendation of each workload and fingerprint with the old version."""
+    found: dict[tuple[str, str], Recommendation] = {}
+    for one in store.recommendations(cluster=there.name):
+        if one.fingerprint.version == there.version:
+            found.setdefault((one.model, one.fingerprint.digest()), one)
+    return list(found.values())
+
+
+def _remeasured(
+    store: Store,
+    found: Recommendation,
+    after: NcclVersion,
+    costs: tuple[PrintedCosts | None, PrintedCosts | None],
+) -> _Remeasured:
+    from ncclt.nccl.upgrade import choice, policy_change
+
+    study, place = store.study(found.study), found.fingerprint
+    there = study.cluster.sized(nccl_version=str(after))
+    sent = study.workload.messages
+    moved = sum(
+        calls.bytes_per_step
+        for calls in sent
+        if choice(calls.message, study.cluster, costs[0]) != choice(calls.message, there, costs[1])
+    )
+    job = f"--model {shlex.quote(found.model)} --cluster {shlex.quote(found.cluster)} --nodes {place.nodes}"
+    return _Remeasured(
+        recommendation=found.id,
+        model=found.model,
+        nodes=place.nodes,
+        gpus_per_node=place.gpus_per_node,
+        decision=found.table.verdict.decision,
+        stale=found.stale,
+        change=policy_change(found.table.effective, place.version, after, found.collectives),
+        moved=moved / sum(calls.bytes_per_step for calls in sent),
+        command=f"ncclt tune {job} --gpus-per-node {place.gpus_per_node} --nccl-version {after}",
+    )
+
+
+def _print(
+    name: str,
+    versions: tuple[NcclVersion, NcclVersion],
+    variables: tuple[VariableChange, ...],
+    choices: tuple[ChoiceChange, ...],
+    again: list[_Remeasured],
+    notes: list[str],
+) -> None:
+    """Print the three tables; of the new variables those worth tuning, as nothing that is set becomes wrong by them."""
+    from ncclt.core.message import format_bytes
+    from ncclt.nccl.parameters import CATALOGUE
+
+    print(f"{name}: NCCL {versions[0]} to {versions[1]}")
+    rows = [(row.variable, row.change, row.note) for row in variables if row.note]
+    gone = [row.variable for row in variables if row.change == "gone"]
+    new = [row.variable for row in variables if row.change == "new"]
+    known = [name for name in new if name in {row.variable for row in CATALOGUE}]
+    print()
+    if rows:
+        print_table(("variable", "change", "note"), rows)
+        print()
+    shown = [*known, *(["..."] if len(known) < len(new) else [])]
+    for line in (
+        f"no longer read ({len(gone)}): {', '.join(gone) or 'none'}",
+        f"new ({len(new)}, all of them with --json): {', '.join(shown) or 'none'}",
+    ):
+        print(textwrap.fill(line, 100, subsequent_indent="  "))
+    print()
+    if choices:
+        print("NCCL's own choice changes for these sizes:")
+        print_table(
+            ("collective", "from", "to", str(versions[0]), str(versions[1])),
+            [
+                (str(row.collective), format_bytes(row.min_bytes), format_bytes(row.max_bytes), row.before, row.after)
+                for row in choices
+            ],
+        )
+    else:
+        print("NCCL's own choice changes for no size from 1 KiB to 1 GiB")
+    for note in notes:
+        print(textwrap.fill(f"note: {note}", 100, subsequent_indent="      "))
+    print()
+    if not again:
+        print(f"nothing that was published for {name} was measured with NCCL {versions[0]}")
+        return
+    print_table(
+        ("workload", "job", "verdict", "NCCL's choice changes for", "policy"),
+        [
+            (
+                row.model, f"{row.nodes} x {row.gpus_per_node}", row.decision + (" (stale)" if row.stale else ""),
+                f"{row.moved:.0%} of the bytes", _words(row.change),
+            )
+            for row in again
+        ],
+    )  # fmt: skip
+    print(f"jobs with NCCL {versions[1]} are given none of these until it is measured again there:")
+    for row in again:
+        print(f"  {row.command}")
+
+
+def _words(change: PolicyChange) -> str:
+    if change.refused:
+        return f"not possible: {change.refused}"
+    parts = ["no tuner table any more"] if change.table_lost else []
+    return ", ".join([*parts, *(["other variables"] if change.variables_differ else [])]) or "as before"

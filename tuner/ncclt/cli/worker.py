@@ -1,0 +1,68 @@
+"""`ncclt worker`: runs the tuning jobs of a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ncclt.cli.jobs import require_jobs_extra
+from ncclt.cli.options import Storage
+from ncclt.cli.output import report, say
+from ncclt.errors import NccltError, UsageError
+
+app = typer.Typer()
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def worker(
+    cluster: Annotated[str, typer.Option(envvar="NCCLT_CLUSTER", help="Whose jobs are taken.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: options of `ncclt tune` for every job, such as -- --launcher slurm."),
+    ] = None,
+    at_once: Annotated[
+        int,
+        typer.Option(help="Jobs of the cluster at once, over all workers: studies on one fabric disturb each other."),
+    ] = 1,
+    storage: Storage = None,
+) -> None:
+    """Take tuning jobs of a cluster and run each as `ncclt tune`, until SIGTERM or Ctrl-C.
+
+    Start it where `ncclt tune` would be started: on a login node, in an allocation, or in a pod. Several may serve one
+    cluster; when one dies, another takes over its jobs. On SIGTERM it finishes the running trial and gives its jobs
+    back; a second one kills the trial.
+    """
+    require_jobs_extra()
+    from ncclt.jobs.worker import JobWorker, WorkerPlan
+    from ncclt.measure.testbed import require_tune_extra
+    from ncclt.store import open_store
+
+    require_tune_extra()
+    if at_once < 1:
+        raise UsageError(f"--at-once must be at least 1, not {at_once}")
+    with open_store(storage) as store:
+        store.cluster(cluster)
+        serving = JobWorker(
+            store, WorkerPlan(cluster=cluster, at_once=at_once, arguments=tuple(arguments or ()), say=say)
+        )
+
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            if serving.stop.is_set():
+                serving.hurry.set()
+            serving.stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)
+        code = 0
+        try:
+            serving.serve()
+        except NccltError as error:
+            code = report(error)
+    sys.stderr.flush()
+    # Threads of the queue still wait for what was given back.
+    os._exit(code)
