@@ -10,17 +10,21 @@ import re
 import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import anyio
 from fastapi import Request, Response
 from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
-from ncclt_api.problems import Problem, problem_of, problem_response
+from ncclt_api.pages.environment import render_page
+from ncclt_api.problems import Forbidden, Problem, problem_of, problem_response, wants_page
+from ncclt_api.sign_in import Sessions, remember
+from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
 """How long a new or revoked key may stay unnoticed."""
@@ -31,35 +35,51 @@ LAST_KNOWN_S = 24 * 3600.0
 _KEY = "ncclt.key"
 _MOST_TOKEN = 200
 
-_PUBLIC = re.compile(r"/healthz|/readyz|/assets/.*")
-"""What anyone may read: probes have no key."""
+_PUBLIC = re.compile(r"/healthz|/readyz|/client\.py|/assets/.*")
+"""What anyone may read: probes have no key, and the client is no secret."""
+
+_SIGN_IN = "/sign-in"
+"""What takes a key, and needs none."""
 
 NEEDED: tuple[tuple[str, re.Pattern[str], Role], ...] = (
     ("GET", re.compile(r".*"), Role.READ),
-    ("POST", re.compile(r"/v1/attestations"), Role.REPORT),
+    ("POST", re.compile(r"/v1/attestations|/v1/step-times"), Role.REPORT),
+    ("POST", re.compile(r"/v1/recommendations/[^/]+/(?:approve|activate|rollback|pin|unpin|retire)"), Role.APPROVE),
+    ("POST", re.compile(r"/v1/(?:workloads|jobs|jobs/[^/]+/(?:cancel|retry))"), Role.TUNE),
+    ("POST", re.compile(r"/recommendations/[^/]+/[^/]+"), Role.APPROVE),
+    ("POST", re.compile(r"/sign-out"), Role.READ),
+    ("POST", re.compile(r"/jobs(?:/[^/]+/(?:cancel|retry))?"), Role.TUNE),
+    ("PUT", re.compile(r"/v1/rules/[^/]+"), Role.TUNE),
+    ("DELETE", re.compile(r"/v1/rules/[^/]+"), Role.TUNE),
+    ("PUT", re.compile(r"/v1/clusters/[^/]+/rules"), Role.ADMIN),
 )
 """Method, path and the role that they need, the first match; a test holds every route of the service against it. What
 matches nothing needs an admin."""
 
 _CLUSTER_IN_PATH = re.compile(r"/v1/clusters/([^/]+)(?:/.*)?")
-_OF_NO_CLUSTER = re.compile(r"/v1/workloads(?:/.*)?|/v1/openapi\.json")
-_BY_OBJECT = re.compile(r"/v1/(?:studies|recommendations)/[^/]+(?:/.*)?|/v1/attestations|/studies/[^/]+")
-"""Paths whose cluster is that of a stored object: their routes call `require_cluster`."""
+_OF_NO_CLUSTER = re.compile(r"/v1/workloads(?:/.*)?|/v1/openapi\.json|/sign-out")
+_BY_OBJECT = re.compile(
+    r"/v1/(?:studies|recommendations)/[^/]+(?:/.*)?|/v1/attestations|/v1/step-times|/v1/(?:jobs|rules)(?:/.*)?"
+    r"|/studies/[^/]+(?:/.*)?|/clusters/.+|/compare|/recommendations/[^/]+(?:/.*)?|/jobs(?:/.*)?"
+)
+"""Paths whose cluster is that of a stored object, or named in a page's path: their routes call `require_cluster`."""
+
+
+_OF_ALL = re.compile(r"/metrics|/dashboard(?:/.*)?|/api/.*|/csv/.*")
+"""What shows all clusters, whatever the query names."""
 
 
 def needed_role(method: str, path: str) -> Role | None:
     """Return the role that a request needs; None = none."""
-    if _PUBLIC.fullmatch(path) and method == "GET":
+    if (_PUBLIC.fullmatch(path) and method == "GET") or (path == _SIGN_IN and method in ("GET", "POST")):
         return None
     return next((role for verb, pattern, role in NEEDED if verb == method and pattern.fullmatch(path)), Role.ADMIN)
 
 
-class Forbidden(Exception):  # noqa: N818  a decision, not a failure
-    """The key of a request does not permit it."""
-
-    def __init__(self, detail: str, hint: str) -> None:
-        super().__init__(detail)
-        self.problem = Problem(status=403, detail=detail, hint=hint, type="urn:ncclt:problem:forbidden")
+def key_of(request: Request) -> ApiKey | None:
+    """Return the key of a request; None = the store has no keys."""
+    key: ApiKey | None = request.scope.get(_KEY)
+    return key
 
 
 def require_cluster(request: Request, cluster: str) -> None:
@@ -68,9 +88,15 @@ def require_cluster(request: Request, cluster: str) -> None:
     Raises:
         Forbidden: it is.
     """
-    key: ApiKey | None = request.scope.get(_KEY)
+    key = key_of(request)
     if key is not None and key.clusters and cluster not in key.clusters:
         raise Forbidden(f"the key {key.id} is not for the cluster {cluster}", f"it is for {', '.join(key.clusters)}")
+
+
+def who(request: Request) -> str:
+    """Return who makes a request, for the history: its key; a service without keys is used by its own machine alone."""
+    key: ApiKey | None = request.scope.get(_KEY)
+    return f"key {key.id}" if key is not None else "local user of the service"
 
 
 def forbidden(request: Request, error: Exception) -> Response:
@@ -92,11 +118,13 @@ class AccessMiddleware:
         *,
         store: Callable[[], Store],
         fresh_s: float,
+        sessions: Sessions,
         hosts: Collection[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.app = app
         self._store = store
+        self._sessions = sessions
         self._hosts = hosts
         self._fresh_s = fresh_s
         self._clock = clock
@@ -112,19 +140,19 @@ class AccessMiddleware:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         role = needed_role(method, path)
-        refused = None if role is None else await self._refusal(scope, path, role)
+        refused = _foreign_page(scope, method) or (None if role is None else await self._refusal(scope, path, role))
         if refused is None:
             await self.app(scope, receive, send)
             return
+        request = Request(scope)
+        if refused.status == 401 and wants_page(request):
+            await _ask_for_key(request)(scope, receive, send)
+            return
         headers = {"WWW-Authenticate": 'Bearer realm="ncclt"'} if refused.status == 401 else {}
-        await problem_response(refused, Request(scope), headers)(scope, receive, send)
+        await problem_response(refused, request, headers)(scope, receive, send)
 
     async def _refusal(self, scope: Scope, path: str, role: Role) -> Problem | None:
         headers = Headers(scope=scope)
-        origin = headers.get("origin", "")
-        # A page of another host must not write with what this browser may do.
-        if role is not Role.READ and origin and urlsplit(origin).netloc != headers.get("host"):
-            return Problem(status=403, detail=f"a page of {origin[:100]} may not write here")
         try:
             keys = await self._current_keys()
         except StoreError as error:
@@ -133,6 +161,8 @@ class AccessMiddleware:
             return self._wrong_host(headers.get("host", ""))
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = keys.get(digest_of(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
+        if not scheme:
+            key = self._signed_in(scope, path, headers, keys)
         if key is None:
             return Problem(
                 status=401,
@@ -150,7 +180,18 @@ class AccessMiddleware:
                 type="urn:ncclt:problem:forbidden",
             )
         scope[_KEY] = key
+        note(scope, key=key.id)
         return _wrong_cluster(key, path, scope["query_string"])
+
+    def _signed_in(self, scope: Scope, path: str, headers: Headers, keys: dict[str, ApiKey]) -> ApiKey | None:
+        """Return the key that a cookie names; it may read all, and write by the forms of pages, which have tokens."""
+        if scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/"):
+            return None
+        session = self._sessions.read(headers.get("cookie", ""))
+        if session is None:
+            return None
+        remember(scope, session)
+        return next((key for key in keys.values() if key.id == session.key), None)
 
     def _wrong_host(self, host: str) -> Problem | None:
         if self._hosts is None or _name_of(host) in self._hosts:
@@ -176,12 +217,34 @@ class AccessMiddleware:
         return self._keys
 
 
+def _foreign_page(scope: Scope, method: str) -> Problem | None:
+    """Refuse what a page of another host writes with what this browser may do."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin", "")
+    if method == "GET" or not origin or urlsplit(origin).netloc == headers.get("host"):
+        return None
+    return Problem(status=403, detail=f"a page of {origin[:100]} may not write here")
+
+
+def _ask_for_key(request: Request) -> Response:
+    """Send a browser to the sign-in."""
+    if "hx-request" in request.headers:  # a part of a page: the whole page has to ask
+        return Response(status_code=401, headers={"HX-Refresh": "true"})
+    if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
+        # A link on another site does not bring the strict cookie of a browser that is signed in; this page's own does.
+        return HTMLResponse(render_page("again.html"), headers={"Cache-Control": "no-store"})
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    query = "?" + urlencode({"next": path}) if path != "/" and request.method == "GET" else ""
+    return RedirectResponse(f"{_SIGN_IN}{query}", 303, {"Cache-Control": "no-store"})
+
+
 def _wrong_cluster(key: ApiKey, path: str, query: bytes) -> Problem | None:
     """Refuse a path of other clusters, as the router sees it: decoded once. Lists must be asked for by cluster."""
     if not key.clusters or _OF_NO_CLUSTER.fullmatch(path) or _BY_OBJECT.fullmatch(path):
         return None
     found = _CLUSTER_IN_PATH.fullmatch(path)
-    named = [found[1]] if found else parse_qs(query.decode("latin-1")).get("cluster", [])
+    asked = {} if _OF_ALL.fullmatch(path) else parse_qs(query.decode("latin-1"))
+    named = [found[1]] if found else asked.get("cluster", [])
     if named and set(named) <= set(key.clusters):
         return None
     about = f"is not for the cluster {named[0][:100]}" if named else "is not for all clusters"

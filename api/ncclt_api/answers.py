@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 import anyio
 from starlette.datastructures import Headers
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
+from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
 """How long a change that another process made may stay unnoticed."""
@@ -26,6 +27,9 @@ LAST_GOOD_S = 24 * 3600.0
 
 _LOOK_S = 0.5
 """How long an answer waits for the look into the database before it counts as away."""
+
+MOST_WAIT_S = 60
+"""Longest time that a request is held for news."""
 
 _MOST_BYTES = 64 * 1024 * 1024
 _ENTRY_BYTES = 1024
@@ -92,6 +96,7 @@ class AnswersMiddleware:
         await self._notice_changes()
         answer, age_s = self._kept.get(key), self._age_s()
         if answer is not None and age_s is not None:
+            note(scope, kept=True)
             await _send(answer, send, headers.get("if-none-match"), age_s)
         elif key not in self._making:
             await self._make(key, found[1], scope, receive, send)
@@ -183,6 +188,61 @@ class AnswersMiddleware:
     def _drop(self, key: tuple[bytes, bytes, str]) -> None:
         if (answer := self._kept.pop(key, None)) is not None:
             self._kept_bytes -= _size(answer)
+
+
+class WaitMiddleware:
+    """Hold a request with `wait=SECONDS` for a job's environment until its answer is another than the client has.
+
+    The client names what it has by If-None-Match or `etag`. A refusal is answered at once, and after the wait a 304.
+    """
+
+    def __init__(self, app: ASGIApp, *, look_s: float = FRESH_S) -> None:
+        self.app = app
+        self._look_s = look_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask for the answer until it is news, the time is over, or the client has gone."""
+        if scope["type"] != "http" or b"wait=" not in scope["query_string"]:
+            await self.app(scope, receive, send)
+            return
+        asked = parse_qsl(scope["query_string"].decode("latin-1"), True)
+        wait, etag = dict(asked).get("wait", ""), dict(asked).get("etag", "")
+        # Any other `wait` is the route's, which refuses it.
+        if not re.fullmatch("[0-9]{1,2}", wait) or int(wait) > MOST_WAIT_S or not scope["path"].endswith("/env"):
+            await self.app(scope, receive, send)
+            return
+        rest = urlencode([(name, value) for name, value in asked if name not in ("wait", "etag")]).encode()
+        headers = list(scope["headers"])
+        if etag:
+            headers = [(name, value) for name, value in headers if name != b"if-none-match"]
+            headers.append((b"if-none-match", f'"{etag.strip(chr(34))}"'.encode("latin-1")))
+        until_s = time.monotonic() + int(wait)
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            while not gone.done():
+                messages: list[Message] = []
+
+                async def collect(message: Message, messages: list[Message] = messages) -> None:
+                    messages.append(message)
+
+                await self.app({**scope, "query_string": rest, "headers": headers}, _nothing, collect)
+                left_s = until_s - time.monotonic()
+                if messages[0]["status"] != 304 or left_s <= 0:
+                    for message in messages:
+                        await send(message)
+                    return
+                await asyncio.wait({gone}, timeout=min(left_s, self._look_s))
+        finally:
+            gone.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def _size(answer: _Answer) -> int:

@@ -17,13 +17,35 @@ from ncclt import __version__
 from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt.store.store import Store
-from ncclt_api.access import AccessMiddleware, Forbidden, forbidden
-from ncclt_api.answers import FRESH_S, AnswersMiddleware
+from ncclt_api.access import AccessMiddleware, forbidden
+from ncclt_api.answers import FRESH_S, AnswersMiddleware, WaitMiddleware
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
-from ncclt_api.problems import add_problem_handlers
-from ncclt_api.routes import attestations, catalogue, env, health, pages, recommendations, studies
+from ncclt_api.pages.study_page import StudyPages
+from ncclt_api.problems import Forbidden, add_problem_handlers
+from ncclt_api.rate_limits import Limits, RateLimitMiddleware
+from ncclt_api.routes import (
+    attestations,
+    catalogue,
+    client_file,
+    env,
+    health,
+    job_pages,
+    job_rules,
+    jobs,
+    life,
+    overview_pages,
+    pages,
+    recommendation_pages,
+    recommendations,
+    rollouts,
+    sign_in_pages,
+    studies,
+    uploads,
+)
+from ncclt_api.sign_in import Sessions
+from ncclt_api.telemetry import Figures, TelemetryMiddleware, start_log
 
 _LEAST_ZIPPED_BYTES = 2000
 """Shorter answers fit two packets anyway; zipping costs more than it saves."""
@@ -53,6 +75,10 @@ def create_app(
     fresh_s: float = FRESH_S,
     large: str | None = None,
     hosts: Collection[str] | None = None,
+    limits: Limits | None = None,
+    log: Any = None,
+    public_url: str = "",
+    session_secret: str = "",
 ) -> FastAPI:
     """Return the application.
 
@@ -62,8 +88,13 @@ def create_app(
         fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
         large: URL of the store, for a process of its own that makes large answers; None = they are made here.
         hosts: names that are answered to while the store has no keys; None = any.
+        limits: how often one client may write or try keys; None = any number of times.
+        log: structlog's logger for requests; None = they are not logged.
+        public_url: address of the service for the commands that pages show; empty = they name none.
+        session_secret: as for `Sessions`.
 
     Raises:
+        UsageError: the secret is too short.
         StoreError: at start, when the store cannot be reached.
     """
     board = Dashboard() if dashboard else None
@@ -80,6 +111,8 @@ def create_app(
                 await run_in_threadpool(board.close)
             if large_answers:
                 await run_in_threadpool(large_answers.close)
+            if app.state.jobs:
+                await run_in_threadpool(app.state.jobs.close)
             if own:
                 await run_in_threadpool(own.close)
 
@@ -93,10 +126,15 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
-    app.state.dashboard, app.state.large_answers = dashboard, large_answers
+    app.state.public_url, app.state.sessions = public_url, Sessions(session_secret)
+    app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
+    app.state.study_pages = StudyPages(lambda: app.state.store)
+    app.state.dashboard, app.state.large_answers, app.state.jobs = dashboard, large_answers, None
     for router in (
-        health.router, catalogue.clusters, env.router, catalogue.workloads, studies.router, recommendations.router,
-        attestations.router, pages.router,
+        health.router, client_file.router, catalogue.clusters, env.router, catalogue.workloads, studies.router,
+        recommendations.router, attestations.router, life.router, life.rules, rollouts.router,
+        jobs.router, job_rules.router, uploads.router, overview_pages.router, pages.router,
+        recommendation_pages.router, job_pages.router, sign_in_pages.router,
     ):  # fmt: skip
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
@@ -104,15 +142,21 @@ def create_app(
     app.add_exception_handler(Forbidden, forbidden)
     # The middleware added last is the outermost.
     app.add_middleware(AnswersMiddleware, store=lambda: app.state.store, fresh_s=fresh_s)
+    app.add_middleware(WaitMiddleware)
     if large_answers:
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     app.add_middleware(DashboardMiddleware, dashboard=board)
-    app.add_middleware(AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, hosts=hosts)
+    app.add_middleware(
+        AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=app.state.sessions, hosts=hosts
+    )
+    if limits:
+        app.add_middleware(RateLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(TelemetryMiddleware, figures=app.state.figures, log=log)
     return app
 
 
@@ -147,6 +191,8 @@ def serve(
     log_level: str = "info",
     insecure: bool = False,
     allow_hosts: Collection[str] = (),
+    public_url: str = "",
+    session_secret: str = "",
 ) -> None:
     """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
 
@@ -160,6 +206,7 @@ def serve(
         log_level: uvicorn's word: critical, error, warning, info, debug.
         insecure: listen there even without a key.
         allow_hosts: names that are answered to while there is no key, beside loopback's.
+        public_url, session_secret: as for `create_app`.
 
     Raises:
         StoreError: the store cannot be reached.
@@ -172,5 +219,9 @@ def serve(
                 hint="`ncclt keys create` makes the first key; --insecure-no-auth listens anyway",
             )
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
-        app = create_app(store, dashboard=dashboard, large=store.url, hosts=hosts)
-        uvicorn.run(app, host=host, port=port, log_level=log_level, server_header=False)
+        app = create_app(
+            store, dashboard=dashboard, large=store.url, hosts=hosts, limits=Limits(), log=start_log(log_level),
+            public_url=public_url, session_secret=session_secret,
+        )  # fmt: skip
+        # Requests are logged by TelemetryMiddleware.
+        uvicorn.run(app, host=host, port=port, log_config=None, access_log=False, server_header=False)

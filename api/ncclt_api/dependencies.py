@@ -14,6 +14,9 @@ from ncclt.core.study import Study
 from ncclt.store.store import Store
 from ncclt_api.access import require_cluster
 
+MOST_NUMBER = 2**31 - 2
+"""Of a request that is given to a database: a column holds no larger one, also not the next."""
+
 
 def current_store(request: Request) -> Store:
     """Return the store of the application that serves the request."""

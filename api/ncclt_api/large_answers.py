@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclt_api.problems import Problem, problem_response
 
-_LARGE = re.compile(r"/studies/[^/]+|/v1/studies/[^/]+/(trials|evidence)")
+LARGE = re.compile(r"/studies/[^/]+|/v1/studies/[^/]+/(trials|evidence)")
 """Paths whose answers grow with the number of trials."""
 
 _MOST_WAITING = 32
@@ -79,7 +79,7 @@ class LargeAnswersMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here or there."""
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] != "http" or scope["method"] != "GET" or not _LARGE.fullmatch(path):
+        if scope["type"] != "http" or scope["method"] != "GET" or not LARGE.fullmatch(path):
             await self.app(scope, receive, send)
             return
         answer = await self._large.made(scope)

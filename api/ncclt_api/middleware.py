@@ -51,6 +51,12 @@ MOST_BODY_BYTES = 1024 * 1024
 """Longest request body that is read; an attestation has at most some 100 kB."""
 
 
+MOST_UPLOAD_BYTES = 256 * 1024 * 1024
+"""Longest trace; it is written to a file as it arrives."""
+
+_UPLOAD = "/v1/workloads"
+
+
 class BodyLimitMiddleware:
     """Refuse a body that is too long as early as possible, whether or not its length was announced."""
 
@@ -63,15 +69,16 @@ class BodyLimitMiddleware:
             await self.app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "")
-        too_long = announced.isdecimal() and int(announced) > MOST_BODY_BYTES
+        most = MOST_UPLOAD_BYTES if scope["path"].endswith(_UPLOAD) else MOST_BODY_BYTES
+        too_long = announced.isdecimal() and int(announced) > most
         received = 0
 
         async def receive_some() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if too_long or received > MOST_BODY_BYTES:
-                raise HTTPException(413, f"the request is longer than {MOST_BODY_BYTES} bytes")
+            if too_long or received > most:
+                raise HTTPException(413, f"the request is longer than {most} bytes")
             return message
 
         await self.app(scope, receive_some, send)

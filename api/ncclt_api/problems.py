@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ncclt.errors import (
+    ConflictError,
     InputError,
     NccltError,
     NoRecommendationError,
@@ -28,6 +29,7 @@ from ncclt.errors import (
 )
 from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
+from ncclt_api.telemetry import note
 from ncclt_api.text import readable
 
 PROBLEM_TYPE = "application/problem+json"
@@ -35,10 +37,13 @@ PROBLEM_TYPE = "application/problem+json"
 _FOR_PROGRAMS = re.compile(r"/(v\d+|api|healthz|readyz|assets)(/|$)")
 """Paths that no page is at."""
 
+_FORM = "application/x-www-form-urlencoded"
+
 _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 422),
     (StaleRecommendationError, 410),
     (NotFoundError, 404),
+    (ConflictError, 409),
     (InputError, 422),
     (StoreError, 503),
 )
@@ -97,10 +102,20 @@ def problem_of(error: NccltError) -> Problem:
     )
 
 
+class Forbidden(Exception):  # noqa: N818  a decision, not a failure
+    """A request is not permitted."""
+
+    def __init__(self, detail: str, hint: str) -> None:
+        super().__init__(detail)
+        self.problem = Problem(status=403, detail=detail, hint=hint, type="urn:ncclt:problem:forbidden")
+
+
 def problem_response(problem: Problem, request: Request, headers: dict[str, str] | None = None) -> Response:
     """Write a problem as JSON, or as a page where a browser asks for one outside the API."""
+    if problem.status >= 500:
+        note(request.scope, cause=problem.detail)
     headers = {"Cache-Control": "no-store", "X-Request-ID": request_id(request.scope), **(headers or {})}
-    if _wants_page(request):
+    if wants_page(request):
         page = render_page("error.html", problem=problem, request_id=request_id(request.scope))
         return HTMLResponse(page, status_code=problem.status, headers=headers)
     document: dict[str, Any] = {
@@ -119,10 +134,14 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
     return JSONResponse(readable(document), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
 
 
-def _wants_page(request: Request) -> bool:
-    # Programs send `*/*` or nothing; only browsers ask for text/html, and only to read. What an API could be answers
-    # with JSON always: a mistyped version or prefix must not give a program a page.
-    asked = "text/html" in request.headers.get("accept", "") and request.method in ("GET", "HEAD")
+def wants_page(request: Request) -> bool:
+    """Return whether a browser asks.
+
+    Programs send `*/*` or nothing; only browsers ask for text/html, to read and with forms. What an API could be
+    answers with JSON always: a mistyped version or prefix must not give a program a page.
+    """
+    is_form = request.method == "POST" and request.headers.get("content-type", "").startswith(_FORM)
+    asked = "text/html" in request.headers.get("accept", "") and (request.method in ("GET", "HEAD") or is_form)
     return asked and not _FOR_PROGRAMS.match(request.url.path)
 
 
@@ -148,7 +167,7 @@ def _http(request: Request, error: Exception) -> Response:
         )
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("allow", "GET")
-        hint = f"use {allowed}: of this service only attestations are written, `ncclt tune` writes the rest"
+        hint = f"use {allowed}; GET /v1/openapi.json lists what can be written"
         problem = Problem(status=405, detail=f"{request.method} is not possible at {path}", hint=hint)
     else:
         problem = Problem(status=error.status_code, detail=str(error.detail))

@@ -183,6 +183,7 @@ class RuleDocument(AnswerModel):
     min_bytes: int
     max_bytes: int | None
     group_size: int
+    spans_nodes: bool | None = Field(default=None, description="of the rule's groups; null = however they are placed")
     algorithm: Algorithm | None
     protocol: Protocol | None
     channels: int | None

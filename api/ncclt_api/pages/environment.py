@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ncclt import __version__
+from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import format_bytes
+from ncclt.core.study import Phase
+from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import channels_words
 from ncclt_api.pages import wording
 from ncclt_api.text import readable
@@ -32,11 +36,20 @@ def _environment() -> Environment:
         "saving": wording.format_saving,
         "bandwidth": wording.format_bandwidth,
         "count": wording.format_count,
+        "whole": wording.format_whole,
+        "hours": wording.format_hours,
         "range": wording.format_range,
         "size": format_bytes,
         "channels": channels_words,
+        "middle": wording.cut_in_the_middle,
+        # Jinja's own fails on text that is no Unicode.
+        "urlencode": lambda text: quote(readable(str(text))),
     }
     environment.globals |= {"version": __version__, "dash": wording.NONE}
+    environment.globals |= {
+        f"trial_{name}": [(one.value, one.value.replace("_", " ")) for one in words]
+        for name, words in (("phases", Phase), ("outcomes", Outcome), ("algorithms", Algorithm))
+    }
     return environment
 
 

@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from ncclt.core.attestation import Form
 from ncclt.core.message import Message
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import MIN_EFFECT, Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.prove.ending import Ending, ending_of
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import cost_words
 from ncclt.prove.verdict import block_speedups
-from ncclt_api.pages.charts import SearchPoint, history_chart, interval_chart, interval_reach, messages_chart
-from ncclt_api.pages.jobs import NO_JOBS, Jobs
+from ncclt_api.pages.charts import Chart, interval_chart, interval_reach
 from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpolated_messages, policy_rows
+from ncclt_api.pages.study_charts import SearchPoint, search_chart
+from ncclt_api.pages.study_proof import ProofCharts, proof_charts
+from ncclt_api.pages.study_sizes import Curves, SizeTimes, arm_times, curves_of, setting_times, shares_chart, wins_chart
+from ncclt_api.pages.study_worth import (
+    DecisionStep,
+    Importance,
+    PhaseCost,
+    cost_rows,
+    decisions_of,
+    importance_of,
+    payback_chart,
+)
 from ncclt_api.pages.wording import format_saving, format_speedup
 
 _LAUNCHES_PER_BLOCK = 2
 """Each arm is launched twice in a block."""
 
-TRIALS_PER_PAGE = 100
+MOST_REPEATS = 50
+"""Trials of one setting whose measurements are read for the times of its messages."""
+
+MOST_CANDIDATES = 24
+"""Settings whose times are compared size by size: those of the policy, and the best of each algorithm and protocol."""
+
+_REPEATS_OF_A_CANDIDATE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +80,6 @@ class FormView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPage:
-    """A part of the trials.
-
-    Attributes:
-        items: this part, by number.
-        number, pages: this page and how many there are, from 1.
-        total, failed: number of all trials, and of those that failed.
-    """
-
-    items: tuple[Trial, ...]
-    number: int
-    pages: int
-    total: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyView:
     """The content of the page.
 
@@ -86,9 +87,16 @@ class StudyView:
         compared: what is compared with the default in `rows`: the policy, or the best setting so far.
         interpolated: messages whose size was not itself measured.
         arms: what the verification measured.
-        jobs: what real jobs reported about the recommendation.
         ending: what the recommendation is worth, and the one command that uses it; None = there is none.
         cost: GPU time of all launches and when it is saved again, as text; empty where nothing was launched.
+        wins: which algorithm, protocol and channels win at which size; None before anything was measured.
+        curves: time and bus bandwidth over the size, by collective and group.
+        shares: what each message saves.
+        proof: its pairs and its interval; None before its first whole block.
+        costs: of each phase.
+        payback: when the study has paid for itself; None where nothing is paid back.
+        importance: which parameter matters.
+        decisions: what was decided and why.
     """
 
     study: Study
@@ -100,12 +108,22 @@ class StudyView:
     interpolated: frozenset[Message]
     blocks: tuple[Block, ...]
     arms: tuple[Arm, ...]
-    history: Markup | None
-    messages: Markup | None
-    trials: TrialPage
-    jobs: Jobs
+    history: Chart | None
     ending: Ending | None
     cost: str
+    wins: Chart | None
+    curves: tuple[Curves, ...]
+    shares: Chart | None
+    proof: ProofCharts | None
+    costs: tuple[PhaseCost, ...]
+    payback: Chart | None
+    importance: Importance
+    decisions: tuple[DecisionStep, ...]
+
+    @property
+    def proven(self) -> Verdict | None:
+        """Return the verdict of what is used; None before there is one."""
+        return self.ending.use.proven.verdict if self.ending else None
 
 
 def study_view(
@@ -113,38 +131,55 @@ def study_view(
     trials: Sequence[Trial],
     recommendation: Recommendation | None,
     *,
+    measured: Callable[[Sequence[Trial]], Sequence[Trial]],
     server: str,
-    page: int = 1,
-    jobs: Jobs = NO_JOBS,
 ) -> StudyView:
     """Return the content of the page of a study.
 
     Args:
         study: the study.
-        trials: all its trials, by number.
+        trials: all its trials, by number; their measurements are not needed.
         recommendation: its newest revision; None = none yet.
-        server: address at which this service was reached, for the command shown.
-        page: page of the trials, from 1; beyond the last means the last.
-        jobs: what real jobs reported about the recommendation.
+        measured: returns trials with their measurements; asked for the few that are shown.
+        server: address of this service for the command shown; empty = the command names none.
     """
-    search = [t for t in trials if t.phase is Phase.SEARCH]
     scores = _median_scores(trials)
     best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
-    evidence = collect_evidence(trials)
+    proof = measured([trial for trial in trials if trial.phase is Phase.VERIFY])
+    evidence = collect_evidence(proof)
     # A verdict without a verification means that the search found nothing worth proving.
-    source = f" --server {shlex.quote(server)}"
+    source = f" --server {shlex.quote(server)}" if server else ""
     ending = ending_of(study, trials, recommendation, source=source) if recommendation else None
     arm = Arm.VARIABLES if ending and ending.use.form is Form.VARIABLES else Arm.TABLE
+    policy = ending.use.proven.policy if ending else None
+    single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
+    compared_settings = _candidates(scores, policy)
+    searched = measured(_samples(trials, {DEFAULT, best, *([single] if single else [])}, compared_settings))
+    default = arm_times(evidence, Arm.DEFAULT, "NCCL's own choice", "default")
     if ending and evidence.times_us(arm):
         compared, rows = "policy", policy_rows(study, evidence, ending.use.proven, arm)
     else:
-        compared, rows = "best setting", best_setting_rows(study, trials, best)
+        compared, rows = "best setting", best_setting_rows(study, searched, best)
+        default = setting_times(searched, DEFAULT, "NCCL's own choice", "default")
+    shown = [default]
+    if single is not None:
+        shown.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
+    if evidence.times_us(arm):
+        shown.append(arm_times(evidence, arm, "policy", "policy"))
+    candidates: dict[Setting, SizeTimes] = {
+        setting: setting_times(searched, setting, setting.label, "quiet") for setting in compared_settings
+    }
+    labels = {setting: setting.label for setting in {trial.setting for trial in trials}}
     points = [
-        SearchPoint(number=t.number, score_us=t.score_us, outcome=t.result.outcome, label=t.setting.label)
-        for t in search
+        SearchPoint(
+            number=t.number, phase=t.phase, score_us=t.score_us, outcome=t.result.outcome, label=labels[t.setting]
+        )
+        for t in trials
+        if t.phase is not Phase.VERIFY
     ]
-    blocks = blocks_of(evidence)
-    measured = {launch.arm for launch in evidence.launches}
+    launched = {launch.arm for launch in evidence.launches}
+    gain = ending.gain if ending else None
+    verdict = ending.use.proven.verdict if ending else None
     return StudyView(
         study=study,
         recommendation=recommendation,
@@ -152,16 +187,52 @@ def study_view(
         forms=_forms(recommendation) if recommendation else (),
         compared=compared,
         rows=rows,
-        interpolated=interpolated_messages(trials),
-        blocks=blocks,
-        arms=tuple(arm for arm in Arm if arm in measured),
-        history=history_chart(points, scores.get(DEFAULT)),
-        messages=messages_chart(rows, policy_name=compared),
-        trials=_page_of(trials, page),
-        jobs=jobs,
+        interpolated=interpolated_messages(proof if compared == "policy" else searched),
+        blocks=blocks_of(evidence),
+        arms=tuple(arm for arm in Arm if arm in launched),
+        history=search_chart(points, scores.get(DEFAULT), evidence.launches),
         ending=ending,
-        cost=cost_words(study, trials, ending.gain if ending else None),
+        cost=cost_words(study, trials, gain),
+        wins=wins_chart(study, policy, default, candidates),
+        curves=curves_of(study, shown) if default.of else (),
+        shares=shares_chart(study, rows, compared),
+        proof=proof_charts(evidence, arm, min_effect=verdict.min_effect if verdict else MIN_EFFECT),
+        costs=cost_rows(study, trials) if trials else (),
+        payback=payback_chart(gain),
+        importance=importance_of(trials),
+        decisions=decisions_of(study, trials, recommendation, scores),
     )
+
+
+def _candidates(scores: Mapping[Setting, float], policy: Policy | None) -> list[Setting]:
+    """Return the settings whose times are compared size by size; `MOST_CANDIDATES` at most.
+
+    The best of each algorithm, protocol and number of channels first, the fastest per step before others.
+    """
+    wanted = {(rule.algorithm, rule.protocol, rule.channels) for rule in (policy.rules if policy else ())}
+    ordered = sorted((one for one in scores if one != DEFAULT), key=lambda one: scores[one])
+    best: dict[tuple[object, ...], Setting] = {}
+    for setting in ordered:
+        best.setdefault((setting.algorithm, setting.protocol, setting.channels), setting)
+    families: dict[tuple[object, ...], Setting] = {}
+    for setting in ordered:
+        families.setdefault((setting.algorithm, setting.protocol), setting)
+    first = [setting for key, setting in best.items() if key in wanted]
+    return list(dict.fromkeys([*first, *families.values(), *best.values()]))[:MOST_CANDIDATES]
+
+
+def _samples(trials: Sequence[Trial], often: Collection[Setting], rarely: Collection[Setting]) -> list[Trial]:
+    """Return trials of some settings, evenly over the study where there are many: by number, each once."""
+    mine: dict[Setting, list[Trial]] = {setting: [] for setting in (*often, *rarely)}
+    for trial in trials:
+        is_alone = trial.policy is None and trial.phase is not Phase.VERIFY
+        if is_alone and trial.score_us is not None and trial.setting in mine:
+            mine[trial.setting].append(trial)
+    picked = []
+    for setting, found in mine.items():
+        most = MOST_REPEATS if setting in often else _REPEATS_OF_A_CANDIDATE
+        picked += found[:: max(1, -(-len(found) // most))]
+    return sorted(picked, key=lambda trial: trial.number)
 
 
 def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:
@@ -171,18 +242,6 @@ def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:
         if trial.phase is not Phase.VERIFY and trial.score_us is not None:
             scores.setdefault(trial.setting, []).append(trial.score_us)
     return {setting: statistics.median(found) for setting, found in scores.items()}
-
-
-def _page_of(trials: Sequence[Trial], page: int) -> TrialPage:
-    pages = max(1, -(-len(trials) // TRIALS_PER_PAGE))
-    number = min(page, pages)
-    return TrialPage(
-        items=tuple(trials[(number - 1) * TRIALS_PER_PAGE : number * TRIALS_PER_PAGE]),
-        number=number,
-        pages=pages,
-        total=len(trials),
-        failed=sum(1 for trial in trials if trial.score_us is None),
-    )
 
 
 def _heading(

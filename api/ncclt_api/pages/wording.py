@@ -115,6 +115,24 @@ def format_range(rule: Rule) -> str:
     return start if rule.max_bytes is None else f"{start} to {format_bytes(rule.max_bytes)}"
 
 
+def format_hours(hours: float) -> str:
+    """Write hours of training or of GPUs, two digits where they are few.
+
+    >>> format_hours(0.034), format_hours(7.26), format_hours(18012.0)
+    ('0.034 h', '7.3 h', '18\u202f012 h')
+    """
+    return f"{hours:.2g} h" if hours < 100 else f"{hours:,.0f} h".replace(",", "\u202f")
+
+
+def format_whole(count: int) -> str:
+    """Write a whole number with thin spaces.
+
+    >>> format_whole(10000)
+    '10\u202f000'
+    """
+    return f"{count:,}".replace(",", "\u202f")
+
+
 def format_age(iso: str, now: datetime) -> str:
     """Write how long ago an ISO time was; empty or unreadable times give a dash.
 
@@ -133,3 +151,15 @@ def format_age(iso: str, now: datetime) -> str:
         if age >= length:
             return f"{age // length} {unit} ago"
     raise AssertionError("unreachable: at least a minute has passed")
+
+
+def cut_in_the_middle(text: str, most: int) -> str:
+    """Shorten a name to `most` characters, keeping both ends.
+
+    >>> cut_in_the_middle("a-rather-long-name-of-a-cluster", 11)
+    'a-rat…uster'
+    """
+    if len(text) <= most:
+        return text
+    ahead = (most - 1) // 2
+    return f"{text[: most - 1 - ahead]}…{text[len(text) - ahead :]}"

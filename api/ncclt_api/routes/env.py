@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
-from ncclt.core.recommendation import Decision, Recommendation, select
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request, select
+from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
+from ncclt.deliver.variant import given
+from ncclt_api.answers import MOST_WAIT_S
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
 
 CACHE_CONTROL = "max-age=60, stale-if-error=604800"
 """Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
+
+
+_MEDIA_TYPES = {"text/x-shellscript": "export", "application/json": "json", "text/csv": "tuner-csv"}
+"""What `Accept` may ask for in the place of `format`."""
 
 
 def etag_of(body: str) -> str:
@@ -31,17 +39,39 @@ class EnvQuery(JobQuery):
     """Which job, and the output format; without the job's whole shape the answer only lists the published shapes."""
 
     model: str = Field(description="name of the workload")
-    format: str = Field("export", description="output format", json_schema_extra={"enum": list(FORMATS)})
+    format: str | None = Field(
+        None,
+        description="output format; default: as `Accept` says, else export",
+        json_schema_extra={"enum": list(FORMATS)},
+    )
     shell: str = Field("bash", description="`export` only: the shell", json_schema_extra={"enum": list(SHELLS)})
     unset: bool = Field(False, description="`export` only: remove what the same request without it sets")
+    job: str = Field("", max_length=MOST_JOB_NAME, description="name of the job, which decides in a roll-out")
     channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: if the policy leaves them to NCCL")
+    recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
+    simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
+    driver: str | None = Field(None, description="only what was measured with this driver of NVIDIA")
+    wait: int | None = Field(
+        None, ge=0, le=MOST_WAIT_S, description="seconds to wait for another answer than the client has"
+    )
+    etag: str | None = Field(None, description="with `wait`: what the client has, if not by If-None-Match")
+    topology: str | None = Field(None, description="only what was measured on the topology of this hash")
 
     @field_validator("format")
     @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in FORMATS:
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and value not in FORMATS:
             raise ValueError(f"unknown format {value!r}; the formats are {', '.join(FORMATS)}")
         return value
+
+    def request(self, *, cluster: str, model: str) -> Request:
+        """Return it as the core's request, with what the job allows and insists on."""
+        return replace(
+            super().request(cluster=cluster, model=model),
+            driver=self.driver,
+            topology_hash=self.topology,
+            allowed=frozenset(origin for origin in ORIGIN_WORDS if getattr(self, origin)),
+        )
 
 
 @router.get(
@@ -57,24 +87,48 @@ class EnvQuery(JobQuery):
         304: {"description": "the client has it already"},
     },
 )
-def get_environment(cluster: str, query: Annotated[EnvQuery, Query()], store: CurrentStore) -> Response:
-    """Write the newest recommendation that fits the job exactly; never the nearest one."""
-    # If-None-Match is for AnswersMiddleware, which keeps what is returned here.
+def get_environment(
+    cluster: str,
+    query: Annotated[EnvQuery, Query()],
+    store: CurrentStore,
+    accept: Annotated[str, Header(description="of the media types, the first that a format has")] = "*/*",
+) -> Response:
+    """Write the active recommendation that fits the job exactly; never the nearest one."""
+    # If-None-Match is for AnswersMiddleware, which keeps what is returned here; `wait` for WaitMiddleware.
+    media_type, format = next(
+        (
+            (media, _MEDIA_TYPES[media])
+            for word in accept.split(",")
+            if (media := word.partition(";")[0].strip()) in _MEDIA_TYPES
+        ),
+        ("text/plain; charset=utf-8", "export"),
+    )
+    if query.format is not None:
+        format, media_type = query.format, "application/json" if query.format == "json" else "text/plain; charset=utf-8"
     published = store.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
-    chosen = select(published, query.request(cluster=cluster, model=query.model))
-    body = render(chosen, format=query.format, shell=query.shell, unset=query.unset, channels=query.channels)
+    answer = given(
+        select(published, query.request(cluster=cluster, model=query.model)),
+        store.served_rollouts(cluster=cluster, model=query.model),
+        query.job,
+        delivery=store.rules(cluster).delivery,
+    )
+    chosen, said = answer.recommendation, answer.to_document()
+    body = render(chosen, format=format, shell=query.shell, unset=query.unset, channels=query.channels, said=said)
     return Response(
         body,
-        media_type="application/json" if query.format == "json" else "text/plain; charset=utf-8",
+        media_type=media_type,
         headers={
             "ETag": etag_of(body),
-            "Cache-Control": CACHE_CONTROL,
+            "Vary": "Accept",
+            # What one job gets in a roll-out is for no other one, and never for an outage.
+            "Cache-Control": "no-store" if answer.rollout else CACHE_CONTROL,
+            "X-Ncclt-Variant": answer.variant.value,
+            "X-Ncclt-Reason": answer.reason.value,
             "X-Ncclt-Recommendation": chosen.id,
-            "X-Ncclt-Simulated": "true" if chosen.simulated else "false",
-            "X-Ncclt-Recorded": "true" if chosen.launcher == "replay" else "false",
-            "X-Ncclt-Decision": _decision(chosen, query.format),
+            **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
+            "X-Ncclt-Decision": _decision(chosen, format),
         },
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
 
 from ncclt import __version__
 from ncclt.errors import StoreError
@@ -30,3 +32,9 @@ def get_readiness(store: CurrentStore) -> Health:
             hint="run `ncclt store migrate` with the same --storage",
         )
     return Health(status="ready", version=__version__, migration=migration.head)
+
+
+@router.get("/metrics", include_in_schema=False)
+def get_metrics(request: Request) -> Response:
+    """Return the figures of this process for Prometheus."""
+    return Response(request.app.state.figures.text(), media_type=CONTENT_TYPE_LATEST)

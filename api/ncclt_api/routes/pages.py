@@ -1,100 +1,146 @@
-"""The web pages; what they show is also in the API."""
+"""The pages of one study and of one trial; what they show is also JSON."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
-from urllib.parse import urlencode
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.encoders import jsonable_encoder
 from pydantic import Field
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
+from ncclt.core.algorithms import Algorithm
+from ncclt.core.study import Phase
+from ncclt.core.trial import Outcome
+from ncclt.store.trial_list import Order
 from ncclt_api import dashboard
-from ncclt_api.dependencies import CurrentStore, PermittedStudy, StrictQuery
-from ncclt_api.documents import LAST_SHOWN
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedStudy, StrictQuery
 from ncclt_api.pages.environment import render_page
-from ncclt_api.pages.index_view import study_rows
-from ncclt_api.pages.jobs import NO_JOBS, jobs_of
-from ncclt_api.pages.study_view import study_view
-from ncclt_api.pages.wording import format_age
+from ncclt_api.pages.trial_export import trials_as_csv, trials_as_json
+from ncclt_api.pages.trial_table import TrialChoice, filter_of, trial_table
+from ncclt_api.pages.trial_view import MOST_REPEATS, trial_view
+from ncclt_api.sign_in import visitor
+from ncclt_api.text import readable
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-STUDIES_PER_PAGE = 25
+Form = Literal["html", "json"]
 
 
-class IndexQuery(StrictQuery):
-    """Which studies; empty values come from a form and mean all."""
+class TrialListQuery(StrictQuery):
+    """Which of the trials; empty values come from a form and mean all."""
 
-    cluster: str = ""
-    model: str = ""
-    cursor: str = ""
+    phase: Phase | Literal[""] = ""
+    outcome: Outcome | Literal[""] = ""
+    message: str = Field("", max_length=300)
+    algorithm: Algorithm | Literal[""] = ""
+    sort: Order = "number"
+    page: int = Field(1, ge=1, le=MOST_NUMBER)
+
+    def choice(self) -> TrialChoice:
+        """Return what was chosen."""
+        return TrialChoice(
+            phase=self.phase or None, outcome=self.outcome or None, message=self.message,
+            algorithm=self.algorithm or None, sort=self.sort, page=self.page,
+        )  # fmt: skip
 
 
-class StudyQuery(StrictQuery):
-    """Which part of the trials."""
+class StudyQuery(TrialListQuery):
+    """Which trials, and in which form; `live` = what has changed on the page of a running study."""
 
-    page: int = Field(1, ge=1)
+    format: Form = "html"
+    live: bool = False
 
 
-@router.get("/")
-def show_index(query: Annotated[IndexQuery, Query()], store: CurrentStore, request: Request) -> HTMLResponse:
-    """List the studies, newest first."""
-    chosen = {"cluster": query.cluster, "model": query.model}
-    page = store.studies(
-        limit=STUDIES_PER_PAGE,
-        cursor=query.cursor or None,
-        cluster=query.cluster or None,
-        model=query.model or None,
-    )
-    older = "/?" + urlencode({**chosen, "cursor": page.next_cursor}) if page.next_cursor else ""
-    return _page(
-        request,
-        "index.html",
-        rows=study_rows(
-            page.items,
-            now=datetime.now(UTC),
-            effects=store.effects([item.recommendation.id for item in page.items if item.recommendation]),
-        ),
-        clusters=_with_chosen([entry.item.name for entry in store.clusters()], query.cluster),
-        models=_with_chosen([entry.item.name for entry in store.workloads()], query.model),
-        chosen=chosen,
-        filtered=bool(query.cluster or query.model),
-        first=not query.cursor,
-        newest="/?" + urlencode(chosen),
-        older=older,
-    )
+class ExportQuery(TrialListQuery):
+    """Which trials, and as what: a part of the page, or a file of all that match."""
+
+    format: Literal["html", "csv", "json"] = "html"
+
+
+class TrialQuery(StrictQuery):
+    """In which form."""
+
+    format: Form = "html"
 
 
 @router.get("/studies/{id}")
-def show_study(
-    study: PermittedStudy, query: Annotated[StudyQuery, Query()], store: CurrentStore, request: Request
-) -> HTMLResponse:
+def show_study(study: PermittedStudy, query: Annotated[StudyQuery, Query()], request: Request) -> Response:
     """Show one study with its evidence."""
-    published = store.recommendations(study=study.id)
-    now = datetime.now(UTC)
-    jobs = NO_JOBS
-    if published:
-        verifications = store.verifications(recommendation=published[0].id, limit=LAST_SHOWN)
-        jobs = jobs_of(verifications, store.attestations([published[0].id], limit=LAST_SHOWN), now=now)
-    view = study_view(
-        study,
-        store.trials(study.id),
-        published[0] if published else None,
-        server=str(request.base_url).rstrip("/"),
-        page=query.page,
-        jobs=jobs,
+    values = request.app.state.study_pages(
+        study, server=request.app.state.public_url, choice=query.choice(), now=datetime.now(UTC)
     )
-    return _page(request, "study.html", view=view, age=format_age(study.updated or study.created, now))
+    if query.format == "json":
+        return json_response(values)
+    is_part = query.live and values["is_live"]
+    answer = page_response(request, "study_live.html" if is_part else "study.html", **values)
+    if query.live and not is_part:  # it has ended: the whole page takes the place of the one that was watched
+        answer.headers.update({"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "outerHTML"})
+    return answer
 
 
-def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
+@router.get("/studies/{id}/trials")
+def show_trials(
+    study: PermittedStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore, request: Request
+) -> Response:
+    """Show the list of trials alone, for a page that is open; or all that match as a file."""
+    choice = query.choice()
+    if query.format != "html":
+        write, kind = (trials_as_csv, "text/csv") if query.format == "csv" else (trials_as_json, "application/json")
+        headers = {
+            "Content-Disposition": f'attachment; filename="trials-{study.id}.{query.format}"',
+            "Cache-Control": "no-cache",
+        }
+        return StreamingResponse(write(store, study, filter_of(study, choice)), media_type=kind, headers=headers)
+    table = trial_table(store, study, choice)
+    page = page_response(request, "_trials.html", trials=table)
+    # Another address than the page's: a browser that goes back must not find a part of the page under it.
+    page.headers["HX-Push-Url"] = table.address() + "#trials"
+    return page
+
+
+@router.get("/studies/{id}/trials/{number}")
+def show_trial(
+    study: PermittedStudy,
+    number: Annotated[int, Path(ge=0, le=MOST_NUMBER)],
+    query: Annotated[TrialQuery, Query()],
+    store: CurrentStore,
+    request: Request,
+) -> Response:
+    """Show one trial."""
+    trial = store.trial(study.id, number)
+    repeats = store.repeats(study.id, trial, limit=MOST_REPEATS) if trial.policy is None else ()
+    total = store.trial_list(study.id, filter_of(study, TrialChoice()), limit=1).total
+    view = trial_view(study, trial, repeats, total=total)
+    return json_response(view) if query.format == "json" else page_response(request, "trial.html", view=view)
+
+
+def page_response(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """Return one page in the frame of all pages."""
     has_dashboard = request.app.state.dashboard and dashboard.is_installed()
-    page = render_page(template, has_dashboard=has_dashboard, **values)
-    return HTMLResponse(page, headers={"Cache-Control": "no-cache"})
+    page = render_page(template, has_dashboard=has_dashboard, visitor=visitor(request), **values)
+    return HTMLResponse(page, headers={"Cache-Control": "private, no-cache"})
 
 
-def _with_chosen(names: list[str], chosen: str) -> list[str]:
-    # A study may belong to a cluster or workload that has since left the catalogue.
-    return sorted({*names, chosen} - {""})
+def json_response(view: Any) -> JSONResponse:
+    """Return the JSON twin of a page."""
+    return JSONResponse(readable(_json(view)), headers={"Cache-Control": "no-cache"})
+
+
+def _json(value: Any) -> Any:
+    """Return a view as JSON: what is by message becomes a list of pairs, and an endless interval ends in null."""
+    if is_dataclass(value):
+        return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {str(key): _json(item) for key, item in value.items()}
+        return [[_json(key), _json(item)] for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return jsonable_encoder(value)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ncclt.errors import NotFoundError
 from ncclt.prove.proof_document import evidence_document
-from ncclt_api.dependencies import CurrentStore, PermittedStudy, StrictQuery
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedStudy, StrictQuery
 from ncclt_api.documents import study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import EvidenceDocument, StudyDetail, StudyList, TrialList
@@ -47,7 +47,9 @@ class TrialsQuery(StrictQuery):
     """Which page of the trials."""
 
     limit: int = Field(200, ge=1, le=500, description="trials on one page")
-    after: int = Field(-1, ge=-1, description="only trials with a higher number: `next_after` of the page before")
+    after: int = Field(
+        -1, ge=-1, le=MOST_NUMBER, description="only trials with a higher number: `next_after` of the page before"
+    )
 
 
 @router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")

@@ -1,0 +1,389 @@
+"""The queue of tuning jobs: the only module that knows DBOS, which keeps it durable in SQLite or PostgreSQL.
+
+A job is a DBOS workflow of one step, in a queue per cluster. DBOS gives each job that it hands out an owner's mark and
+records an end only from that owner, so the result of a worker that was wrongly assumed dead is dropped. What DBOS
+leaves to its users is to find out which worker is dead: `JobWorkers` of the store does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio.to_thread
+from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowSerializationFormat, WorkflowStatus
+from dbos import error as dbos_error
+
+from ncclt.core.tuning_job import Backlog, JobResult, JobState, JobStatus, TuningJob
+from ncclt.errors import NotFoundError, StoreError, UsageError, hide_passwords
+from ncclt.store.database import CONNECT_TIMEOUT_S
+from ncclt.store.location import locate
+
+SCHEMA = "ncclt_jobs"
+"""Of DBOS's tables on PostgreSQL."""
+
+_APPLICATION, _VERSION, _WORKFLOW, _EVENTS = "ncclt", "1", "tune", "events"
+
+_CANCEL, _TAKEN_OVER = "cancel", "taken_over"
+
+POLL_S = 1.0
+"""How often a worker looks for jobs, and readers of events for new ones."""
+
+_STATES = {
+    "ENQUEUED": JobState.QUEUED, "DELAYED": JobState.QUEUED, "PENDING": JobState.RUNNING, "SUCCESS": JobState.DONE,
+    "ERROR": JobState.FAILED, "MAX_RECOVERY_ATTEMPTS_EXCEEDED": JobState.FAILED, "CANCELLED": JobState.CANCELLED,
+}  # fmt: skip
+
+
+class _Json(DBOSPortableJSONSerializer):
+    """JSON for everything that is written: DBOS would pickle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """Something that happened to a job.
+
+    Attributes:
+        number: counts up from 0 in the job; `Last-Event-ID` of server-sent events.
+        kind: `started`, `trials`, `log`, `given-back` or `ended`.
+        data: depends on the kind.
+    """
+
+    number: int
+    kind: str
+    data: dict[str, Any]
+
+
+def queue_url(storage: str) -> str:
+    """Return where the jobs of a store are kept: a file beside an SQLite store, else the same database."""
+    location = locate(storage)
+    if location.path is not None:
+        return f"sqlite:///{location.path.absolute().with_name(f'{location.path.stem}.jobs.db')}"
+    joined = "&" if "?" in location.url else "?"
+    return location.url if "connect_timeout=" in location.url else (
+        f"{location.url}{joined}connect_timeout={CONNECT_TIMEOUT_S}"
+    )  # fmt: skip
+
+
+def prepare(storage: str) -> None:
+    """Create the tables of the queue or bring them up to date; may be called by several processes at once.
+
+    Raises:
+        StoreError: the database cannot be reached or written.
+    """
+    logging.getLogger("dbos").setLevel(logging.ERROR)
+    with _translated():
+        DBOS.migrate(queue_url(storage), schema=SCHEMA)
+
+
+class JobQueue:
+    """The jobs of a store, for those who ask for them; close it after use. Threads may share it.
+
+    Every method raises StoreError if the database cannot be reached.
+
+    Args:
+        storage: the store's URL.
+    """
+
+    def __init__(self, storage: str) -> None:
+        logging.getLogger("dbos").setLevel(logging.ERROR)
+        with _translated():
+            # A request does not wait for the database; its caller repeats it.
+            self._client = DBOSClient(
+                system_database_url=queue_url(storage), dbos_system_schema=SCHEMA, serializer=_Json(),
+                application_name=_APPLICATION, lazy=True, retry_connection_errors=False,
+            )  # fmt: skip
+
+    def __enter__(self) -> JobQueue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._client.destroy()
+
+    def submit(self, job: TuningJob) -> tuple[JobStatus, bool]:
+        """Queue a job, once: the job of the same id is returned instead if there is one, and whether it is new.
+
+        Raises:
+            UsageError: the job of this id asks for something else.
+        """
+        known = self._find(job.id)
+        if known is None:
+            with _translated():
+                self._register(job.cluster, at_once=None)
+                self._client.enqueue(
+                    {
+                        "queue_name": _queue_of(job.cluster), "workflow_name": _WORKFLOW, "workflow_id": job.id,
+                        "app_version": _VERSION, "priority": job.priority,
+                        "serialization_type": WorkflowSerializationFormat.PORTABLE,
+                        "attributes": {"cluster": job.cluster, "model": job.model},
+                    },
+                    json.dumps(job.to_document()),
+                )  # fmt: skip
+        found = known or self.status(job.id)
+        if not found.job.same_as(job):
+            raise UsageError(
+                f"the job {job.id} asks for something else",
+                hint="an Idempotency-Key is for one request; take another one",
+            )
+        return found, known is None
+
+    def status(self, id: str) -> JobStatus:
+        """Return a job and where it stands.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        found = self._find(id)
+        if found is None:
+            raise NotFoundError(f"there is no job {id!r}", hint="`ncclt jobs list` and GET /v1/jobs show the jobs")
+        return found
+
+    def statuses(
+        self, *, cluster: str | None = None, state: JobState | None = None, limit: int = 50, offset: int = 0
+    ) -> tuple[JobStatus, ...]:
+        """Return jobs, newest first.
+
+        Args:
+            cluster: its name; None = any.
+            state: None = any.
+            limit, offset: which of them.
+        """
+        # Failed and cancelled jobs may have ended well for DBOS: what they have in common is that they ended.
+        named = [word for word, meant in _STATES.items() if meant is state or (state and state.ended and meant.ended)]
+        found: list[JobStatus] = []
+        start = 0
+        while len(found) < offset + limit:
+            with _translated():
+                page = self._client.list_workflows(
+                    name=_WORKFLOW, status=named or None, sort_desc=True, limit=_PAGE, offset=start,
+                    queue_name=None if cluster is None else _queue_of(cluster),
+                )  # fmt: skip
+            found += [one for one in map(_status_of, page) if state is None or one.state is state]
+            start += _PAGE
+            if len(page) < _PAGE:
+                break
+        return tuple(found[offset : offset + limit])
+
+    def backlog(self) -> tuple[Backlog, ...]:
+        """Return what waits and what runs, by cluster and state."""
+        with _translated():
+            rows = self._client.list_workflows(
+                name=_WORKFLOW, status=[word for word, state in _STATES.items() if not state.ended],
+                load_input=False, load_output=False,
+            )  # fmt: skip
+        times: dict[tuple[str, JobState], list[float]] = {}
+        for row in rows:
+            key = ((row.queue_name or "").removeprefix(_queue_of("")), _STATES[row.status])
+            times.setdefault(key, []).append((row.created_at or 0) / 1e3)
+        return tuple(
+            Backlog(cluster=cluster, state=state, jobs=len(created), oldest_s=min(created))
+            for (cluster, state), created in sorted(times.items())
+        )
+
+    def cancel(self, id: str) -> JobStatus:
+        """Cancel a job: a queued one at once, a running one when its worker sees it. An ended one stays as it is.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        if self.status(id).state.ended:
+            return self.status(id)
+        # In this order: a worker that takes the job between the two finds the wish before it launches anything.
+        with _translated():
+            self._client.update_workflow_attributes(id, {_CANCEL: True}, merge=True)
+        if self.status(id).state is JobState.QUEUED:
+            with _translated():
+                self._client.cancel_workflow(id)
+        return self.status(id)
+
+    def retry(self, id: str, *, by: str, now: str) -> tuple[JobStatus, bool]:
+        """Queue a job that has ended once more, as a job of its own whose id ends in the number of the try.
+
+        Raises:
+            NotFoundError: there is no such job.
+            UsageError: it has not ended.
+        """
+        before = self.status(id)
+        if not before.state.ended:
+            raise UsageError(f"the job {id} is {before.state}", hint="only a job that has ended can be tried again")
+        stem, _, number = id.rpartition("-")
+        again = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{id}-2"
+        return self.submit(replace(before.job, id=again, by=by, created=now))
+
+    async def events(self, id: str, *, first: int = 0, pause_s: float = 10.0) -> AsyncIterator[JobEvent | None]:
+        """Yield the events of a job from a number on until it has ended, and None after each pause without one.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        number = first
+        while True:
+            # Looked at before reading: what was written before the end is still read after it.
+            ended = (await anyio.to_thread.run_sync(self.status, id)).state.ended
+            try:
+                with _translated():
+                    value = await self._client.read_stream_offset_async(
+                        id, _EVENTS, number, polling_interval_sec=POLL_S, timeout_seconds=0.2 if ended else pause_s
+                    )
+            except dbos_error.DBOSStreamTimeoutError:
+                if ended:
+                    return
+                yield None
+                continue
+            yield _event(number, value)
+            number += 1
+
+    def written(self, id: str, *, first: int = 0) -> Iterator[JobEvent]:
+        """Yield the events of a job that are written, from a number on."""
+        number = first
+        while True:
+            try:
+                with _translated():
+                    value = self._client.read_stream_offset(id, _EVENTS, number, timeout_seconds=0.0)
+            except dbos_error.DBOSStreamTimeoutError:
+                return
+            yield _event(number, value)
+            number += 1
+
+    def holders(self, cluster: str) -> tuple[str, ...]:
+        """Return the workers that hold jobs of a cluster."""
+        with _translated():
+            rows = self._client.list_workflows(
+                status="PENDING", queue_name=_queue_of(cluster), load_input=False, load_output=False
+            )
+        return tuple(sorted({row.executor_id for row in rows if row.executor_id}))
+
+    def give_back(self, worker: str, *, died: bool) -> None:
+        """Return the jobs that a dead or ended worker holds to the queue, to be called by one process at a time."""
+        with _translated():
+            for row in self._client.list_workflows(status="PENDING", executor_id=worker, load_input=False):
+                times = int((row.attributes or {}).get(_TAKEN_OVER, 0)) + died
+                self._client.update_workflow_attributes(row.workflow_id, {_TAKEN_OVER: times}, merge=True)
+                self._client.resume_workflow(row.workflow_id, queue_name=row.queue_name)
+
+    def allow(self, cluster: str, *, at_once: int) -> None:
+        """Set how many jobs of a cluster may run at once, over all workers."""
+        with _translated():
+            self._register(cluster, at_once=at_once)
+
+    def _register(self, cluster: str, *, at_once: int | None) -> None:
+        self._client.register_queue(
+            _queue_of(cluster), global_concurrency=at_once or 1, worker_concurrency=at_once or 1,
+            polling_interval_sec=POLL_S, on_conflict="always_update" if at_once else "never_update",
+        )  # fmt: skip
+
+    def _find(self, id: str) -> JobStatus | None:
+        with _translated():
+            rows = self._client.list_workflows(workflow_ids=[id], name=_WORKFLOW)
+        return _status_of(rows[0]) if rows else None
+
+
+_PAGE = 200
+
+
+def new_job_id(idempotency_key: str = "", *, by: str = "") -> str:
+    """Return the id of a new job; the same for the same key of the same person."""
+    return uuid.uuid5(_IDS, f"{by}\n{idempotency_key}").hex[:16] if idempotency_key else uuid.uuid4().hex[:16]
+
+
+_IDS = uuid.UUID("6e63636c-7400-4a6f-8273-000000000001")
+
+
+def serve_jobs(
+    storage: str, cluster: str, *, worker: str, run: Callable[[TuningJob, JobReport], JobResult]
+) -> Callable[[], None]:
+    """Take jobs of a cluster from now on, each in a thread of its own; return what stops taking more.
+
+    Args:
+        storage: the store's URL; `prepare` must have been called.
+        cluster: its name.
+        worker: a name that no other process has or had.
+        run: runs a job to its end; what it raises fails the job.
+    """
+    DBOS(
+        config={
+            "name": _APPLICATION, "system_database_url": queue_url(storage), "dbos_system_schema": SCHEMA,
+            "executor_id": worker, "application_version": _VERSION, "log_level": "ERROR", "serializer": _Json(),
+            "run_migrations": False,
+        }
+    )  # fmt: skip
+
+    # One step: what was recorded of a job would otherwise be replayed by the worker that takes it over.
+    @DBOS.step(name="study")
+    def study(document: str) -> str:
+        job, id = TuningJob.from_document(json.loads(document)), DBOS.workflow_id
+        assert id is not None
+        return json.dumps(run(job, JobReport(id)).to_document())
+
+    @DBOS.workflow(name=_WORKFLOW, serialization_type=WorkflowSerializationFormat.PORTABLE, max_recovery_attempts=None)
+    def tune(document: str) -> str:
+        return study(document)
+
+    DBOS.listen_queues([_queue_of(cluster)])
+    DBOS.launch()
+    return DBOS.destroy
+
+
+class JobReport:
+    """Writes the events of a job, from the thread that runs it; a database that is away is waited for."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+    def __call__(self, kind: str, **data: Any) -> None:
+        """Write an event."""
+        DBOS.write_stream(_EVENTS, {"kind": kind, "data": data})
+
+
+def _event(number: int, value: Any) -> JobEvent:
+    return JobEvent(number=number, kind=str(value["kind"]), data=dict(value["data"]))
+
+
+def _status_of(row: WorkflowStatus) -> JobStatus:
+    assert row.input is not None
+    job = TuningJob.from_document(json.loads(row.input["args"][0]))
+    attributes = row.attributes or {}
+    result = JobResult.from_document(json.loads(row.output)) if row.status == "SUCCESS" and row.output else None
+    state = _STATES[row.status] if result is None else result.state
+    if row.status == "ERROR":
+        reason = hide_passwords(" ".join(f"{type(row.error).__name__}: {row.error}".split()))[:500]
+        result = JobResult(state=JobState.FAILED, reason=reason)
+    return JobStatus(
+        job=job, state=state, cancelling=bool(attributes.get(_CANCEL)) and not state.ended,
+        worker="" if state is JobState.QUEUED else row.executor_id or "", started=_iso(row.dequeued_at),
+        ended=_iso(row.completed_at), taken_over=int(attributes.get(_TAKEN_OVER, 0)), result=result,
+    )  # fmt: skip
+
+
+def _iso(time_ms: int | None) -> str:
+    return datetime.fromtimestamp(time_ms / 1e3, UTC).isoformat(timespec="milliseconds") if time_ms else ""
+
+
+def _queue_of(cluster: str) -> str:
+    return f"tune-{cluster}"
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn every failure of DBOS and its driver into a StoreError, but for the end of a wait."""
+    try:
+        yield
+    except (dbos_error.DBOSStreamTimeoutError, StoreError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        missing = any(words in said for words in ("no such table", "does not exist", "migrat"))
+        raise StoreError(
+            f"the queue of tuning jobs cannot be used: {said}",
+            hint="`ncclt jobs list` makes its tables" if missing else "check that the database runs",
+        ) from error

@@ -1,0 +1,229 @@
+"""What a study cost, when that is paid back, which parameter mattered, and what was decided and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
+from ncclt.prove.payback import Gain
+from ncclt_api.dashboard import has_importances, importances
+from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Span
+from ncclt_api.pages.wording import NONE, format_hours, format_speedup, format_time
+
+MOST_WEIGHED = 1000
+"""Trials from which the importance of parameters is computed, evenly over the study: it takes a tenth of a second."""
+
+LEAST_WEIGHED = 20
+"""With fewer trials the importance would be chance."""
+
+_PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.VERIFY: "proof"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCost:
+    """What the launches of one phase took.
+
+    Attributes:
+        phase: in words; `all` in the last row.
+        launches, failed: how many.
+        wall_s: their time, one after the other, s.
+        gpu_hours: the same by all GPUs that they held.
+    """
+
+    phase: str
+    launches: int
+    failed: int
+    wall_s: float
+    gpu_hours: float
+
+
+def cost_rows(study: Study, trials: Sequence[Trial]) -> tuple[PhaseCost, ...]:
+    """Return the cost of each phase that launched anything, and of all."""
+
+    def row(phase: str, mine: Sequence[Trial]) -> PhaseCost:
+        return PhaseCost(
+            phase=phase,
+            launches=len(mine),
+            failed=sum(1 for trial in mine if trial.score_us is None),
+            wall_s=sum(trial.result.wall_s for trial in mine),
+            gpu_hours=gpu_seconds(mine, study.cluster) / 3600,
+        )
+
+    parts = {phase: [trial for trial in trials if trial.phase is phase] for phase in _PHASES}
+    return (*(row(_PHASES[phase], mine) for phase, mine in parts.items() if mine), row("all", trials))
+
+
+def payback_chart(gain: Gain | None) -> Chart | None:
+    """Draw the balance of GPU hours over the hours of training; None where nothing is paid back."""
+    steps = gain.payback_steps if gain else None
+    if gain is None or steps is None or gain.payback_hours is None:
+        return None
+    spent, hours = gain.cost_gpu_s / 3600, gain.payback_hours
+    soonest = steps[1] / steps[0] * hours
+    latest = steps[2] / steps[0] * hours if steps[2] is not None else None
+    ends = [part * 2.5 * hours / 10 for part in range(11)]
+
+    def balance(after: float | None) -> list[float]:
+        return [-spent + (spent * at / after if after else 0.0) for at in ends]
+
+    written = [
+        (f"{at:.3g}", *(f"{balance(one)[i]:+.3g}" for one in (hours, latest, soonest))) for i, at in enumerate(ends)
+    ]
+    return Chart(
+        id="payback-chart",
+        title="When the study has paid for itself",
+        description=f"{spent:,.3g} GPU hours were spent; they are saved again after {format_hours(hours)} of training.",
+        x=Axis(label="training", unit="hours", low=0.0, high=ends[-1]),
+        y=Axis(label="GPU hours", unit="number"),
+        lines=[Line(label="GPU hours saved less those spent, with the 95 % interval", tone="good", x=ends,
+                    y=balance(hours), low=balance(latest), high=balance(soonest))],
+        levels=[Level(at=0.0, label="paid back")],
+        table=ChartTable(columns=("Hours of training", "GPU hours", "at the least", "at the most"), rows=written),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Importance:
+    """Which parameter decided how fast a setting was.
+
+    Attributes:
+        chart: share of each; None = not computed.
+        why_not: why there is none; empty where there is.
+    """
+
+    chart: Chart | None
+    why_not: str = ""
+
+
+def importance_of(trials: Sequence[Trial]) -> Importance:
+    """Return the importance of the parameters over the trials before the proof."""
+    scored = [trial for trial in trials if trial.phase is not Phase.VERIFY and trial.score_us is not None]
+    if len(scored) < LEAST_WEIGHED:
+        return Importance(chart=None, why_not=f"It needs {LEAST_WEIGHED} trials that worked; there are {len(scored)}.")
+    if not has_importances():
+        return Importance(
+            chart=None, why_not="Optuna is not installed where this service runs: pip install 'ncclt[api]'."
+        )
+    step = -(-len(scored) // MOST_WEIGHED)
+    used = scored[::step]
+    shares = importances([(_parameters(trial.setting), trial.score_us or 0.0) for trial in used])
+    if not shares:
+        return Importance(chart=None, why_not="Every trial had the same setting.")
+    percent = {name: 100 * share for name, share in shares.items()}
+    part = f" of {len(scored)}, evenly over the study" if step > 1 else ""
+    return Importance(
+        chart=Chart(
+            id="importance-chart",
+            title="Which parameter matters",
+            description="How much each one decides whether a setting is among the fastest tenth (PED-ANOVA of Optuna, "
+            f"{len(used)} trials{part}).",
+            x=Axis(label="importance", unit="percent", low=0.0),
+            y=Axis(label="", unit="number"),
+            rows=list(percent),
+            spans=[
+                Span(
+                    row=row,
+                    start=0.0,
+                    end=max(share, 0.2),
+                    label=f"{share:.0f} %",
+                    tone="policy",
+                    note=f"{share:.1f} %",
+                )
+                for row, share in enumerate(percent.values())
+            ],
+            names_spans=False,
+            table=ChartTable(
+                columns=("Parameter", "Importance"), rows=[(name, f"{share:.1f} %") for name, share in percent.items()]
+            ),
+        )
+    )
+
+
+def _parameters(setting: Setting) -> dict[str, str]:
+    named: dict[str, object] = {
+        "algorithm": setting.algorithm, "protocol": setting.protocol, "channels": setting.channels,
+        **dict(setting.parameters),
+    }  # fmt: skip
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionStep:
+    """One decision of the study.
+
+    Attributes:
+        when: ISO time; empty where it was not stored.
+        what: what was decided.
+        why: on which figures.
+    """
+
+    when: str
+    what: str
+    why: str
+
+
+def decisions_of(
+    study: Study,
+    trials: Sequence[Trial],
+    recommendation: Recommendation | None,
+    scores: Mapping[Setting, float],
+) -> tuple[DecisionStep, ...]:
+    """Return what was decided and why, in order, from what is stored.
+
+    Args:
+        study: the study.
+        trials: all of them.
+        recommendation: its newest revision.
+        scores: median time per step of each setting before the proof, µs.
+    """
+    default_us = scores.get(DEFAULT)
+    origin = f"{study.workload.name} on {study.cluster.name}, seed {study.seed}, {study.launcher}"
+    steps = [DecisionStep(when=study.created, what="The study began", why=origin)]
+    searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
+    failed = Counter(trial.result.outcome.value.replace("_", " ") for trial in searched if trial.score_us is None)
+    if default_us is not None:
+        first = next(trial for trial in trials if trial.setting == DEFAULT and trial.score_us is not None)
+        again = sum(1 for trial in trials if trial.setting == DEFAULT and trial.phase is not Phase.VERIFY)
+        why = f"{format_time(default_us)} of communication {study.workload.per}, the median of {again}"
+        steps.append(DecisionStep(when=first.started, what="NCCL's own choice was measured", why=why))
+    if failed:
+        listed = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common())
+        steps.append(DecisionStep(when="", what=f"{sum(failed.values())} launches of the search failed", why=listed))
+    others = {setting: us for setting, us in scores.items() if setting != DEFAULT}
+    if others and default_us:
+        best = min(others, key=lambda setting: others[setting])
+        when = next(trial.started for trial in trials if trial.setting == best and trial.score_us is not None)
+        why = f"{best.label}: {format_speedup(default_us / others[best])} before any proof, of {len(others)} settings"
+        steps.append(DecisionStep(when=when, what="The best single setting was found", why=why))
+    if study.reason:
+        steps.append(
+            DecisionStep(when=searched[-1].started if searched else "", what="The search ended", why=study.reason)
+        )
+    confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
+    if confirmed:
+        count = len({trial.setting for trial in confirmed})
+        why = f"{count} setting{'' if count == 1 else 's'}, since the fastest of many is fast by luck too"
+        steps.append(DecisionStep(when=confirmed[0].started, what="The fastest were measured again", why=why))
+    proof = [trial for trial in trials if trial.phase is Phase.VERIFY]
+    if proof:
+        arms = ", ".join(arm.value for arm in Arm if any(trial.arm is arm for trial in proof))
+        steps.append(DecisionStep(when=proof[0].started, what="The proof began", why=f"launched in turns: {arms}"))
+    if recommendation:
+        forms = {"tuner table": recommendation.table, "plain variables": recommendation.variables}
+        for name, form in forms.items():
+            if form is not None:
+                what = f"As {name}: {form.verdict.decision.value.replace('-', ' ')}"
+                steps.append(DecisionStep(when=recommendation.created, what=what, why=form.verdict.reason))
+        tuned = any(form and form.verdict.decision is Decision.TUNED for form in forms.values())
+        why = "it can be served to jobs of this fingerprint" if tuned else "jobs are left to NCCL"
+        what = f"Revision {recommendation.revision} was published"
+        steps.append(DecisionStep(when=recommendation.created, what=what, why=why))
+        if recommendation.stale:
+            steps.append(DecisionStep(when="", what="It is no longer served", why=recommendation.stale))
+    elif study.state is StudyState.INTERRUPTED:
+        steps.append(DecisionStep(when=study.updated, what="The study was interrupted", why=study.reason or NONE))
+    return tuple(steps)

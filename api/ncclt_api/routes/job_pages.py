@@ -1,0 +1,120 @@
+"""The page of tuning jobs, and the forms that start, cancel and retry one."""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.encoders import jsonable_encoder
+from pydantic import Field
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState
+from ncclt_api.access import require_cluster
+from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.job_schemas import NewJob
+from ncclt_api.pages.index_view import study_rows
+from ncclt_api.pages.jobs_view import JobRow, job_rows
+from ncclt_api.routes.jobs import CurrentQueue, PermittedJob, cancel_job, current_queue, retry_job, submit_job
+from ncclt_api.routes.pages import page_response
+from ncclt_api.sign_in import OwnForm, visitor
+from ncclt_api.text import readable
+
+router = APIRouter(prefix="/jobs", include_in_schema=False, default_response_class=HTMLResponse)
+
+JOBS_PER_PAGE = 50
+_MOST_TRIALS = 10**6
+_USUAL_TRIALS: int = NewJob.model_fields["trials"].default
+
+
+class JobsPageQuery(StrictQuery):
+    """Which jobs; empty values come from a form and mean all."""
+
+    cluster: str = ""
+    state: JobState | Literal[""] = ""
+    page: int = Field(1, ge=1, le=1000)
+    format: Literal["html", "json"] = "html"
+
+
+@router.get("")
+def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, request: Request) -> Response:
+    """Show the queue, newest first, with the form of a new job."""
+    require_cluster(request, query.cluster)
+    has_queue = is_installed()
+    found: tuple[JobRow, ...] = ()
+    if has_queue:
+        jobs = current_queue(request).statuses(
+            cluster=query.cluster or None, state=query.state or None,
+            limit=JOBS_PER_PAGE + 1, offset=(query.page - 1) * JOBS_PER_PAGE,
+        )  # fmt: skip
+        now = datetime.now(UTC)
+        running = study_rows(store.running_studies(cluster=query.cluster or None), now=now)
+        found = job_rows(jobs, running, now=now)
+    rows, more = found[:JOBS_PER_PAGE], len(found) > JOBS_PER_PAGE
+    if query.format == "json":
+        return JSONResponse(readable(jsonable_encoder({"has_queue": has_queue, "jobs": rows, "more": more})))
+    chosen = {"cluster": query.cluster, "state": query.state}
+    values = {
+        "rows": rows, "chosen": chosen, "live": any(not row.status.state.ended for row in rows),
+        "address": _address(chosen, query.page), "newer": _address(chosen, query.page - 1) if query.page > 1 else "",
+        "older": _address(chosen, query.page + 1) if more else "",
+    }  # fmt: skip
+    if request.headers.get("hx-request"):
+        return page_response(request, "_queue.html", **values)
+    return page_response(
+        request, "jobs.html", has_queue=has_queue, states=[state.value for state in JobState],
+        clusters=sorted(entry.item.name for entry in store.clusters()),
+        models=sorted(entry.item.name for entry in store.workloads()),
+        usual={"trials": _USUAL_TRIALS, "priority": USUAL_PRIORITY, "first": FIRST_PRIORITY, "last": LAST_PRIORITY},
+        **values,
+    )  # fmt: skip
+
+
+@router.post("", dependencies=[OwnForm])
+async def start_job(
+    cluster: Annotated[str, Form(min_length=1, max_length=200)],
+    model: Annotated[str, Form(min_length=1, max_length=200)],
+    store: CurrentStore,
+    queue: CurrentQueue,
+    request: Request,
+    trials: Annotated[int, Form(ge=1, le=_MOST_TRIALS)] = _USUAL_TRIALS,
+    nodes: Annotated[int | None, Form(ge=1, le=_MOST_TRIALS)] = None,
+    priority: Annotated[int, Form(ge=FIRST_PRIORITY, le=LAST_PRIORITY)] = USUAL_PRIORITY,
+) -> Response:
+    """Queue a job, and show the queue."""
+    body = NewJob.model_validate(
+        {"cluster": cluster, "model": model, "trials": trials, "nodes": nodes, "priority": priority}
+    )
+    await submit_job(body, store, queue, request, Response())
+    return _back(request)
+
+
+@router.post("/{id}/cancel", dependencies=[OwnForm])
+def cancel(found: PermittedJob, queue: CurrentQueue, request: Request) -> Response:
+    """Cancel a job, and show the queue."""
+    cancel_job(found, queue)
+    return _back(request)
+
+
+@router.post("/{id}/retry", dependencies=[OwnForm])
+def retry(found: PermittedJob, queue: CurrentQueue, request: Request) -> Response:
+    """Queue a job again, and show the queue."""
+    retry_job(found, queue, request, Response())
+    return _back(request)
+
+
+def is_installed() -> bool:
+    """Return whether the library of the queue is installed, without importing it."""
+    return importlib.util.find_spec("dbos") is not None
+
+
+def _back(request: Request) -> Response:
+    return RedirectResponse(f"/jobs{visitor(request).query}", 303)
+
+
+def _address(chosen: dict[str, str], page: int) -> str:
+    given = {name: value for name, value in chosen.items() if value} | ({"page": str(page)} if page > 1 else {})
+    return "/jobs" + ("?" + urlencode(given, errors="replace") if given else "")

@@ -1,0 +1,214 @@
+"""Tuning jobs: requested here, run by `ncclt worker` on the clusters."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import State
+from starlette.responses import StreamingResponse
+
+from ncclt.core.api_key import ApiKey
+from ncclt.core.tuning_job import JobState, JobStatus, TuningJob
+from ncclt.errors import StoreError, UsageError
+from ncclt.store.store import Store, utc_now
+from ncclt_api.access import key_of, require_cluster
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery, normal_version
+from ncclt_api.job_schemas import JobDocument, JobList, NewJob
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.routes.uploads import keep_workload, read_uploaded
+from ncclt_api.text import readable
+
+if TYPE_CHECKING:
+    from ncclt_api.job_queue import JobQueue
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
+
+_LONGEST_KEY = 200
+
+_opening = threading.Lock()
+
+
+def current_queue(request: Request) -> JobQueue:
+    """Return the queue of the application that serves the request, as of `open_queue`."""
+    return open_queue(request.app.state)
+
+
+def open_queue(state: State) -> JobQueue:
+    """Return the queue of an application; it is opened when it is first used.
+
+    Raises:
+        StoreError: ncclt was installed without it, or it cannot be opened.
+    """
+    with _opening:
+        if state.jobs is None:
+            state.jobs = _opened(state.store)
+    queue: JobQueue = state.jobs
+    return queue
+
+
+def _opened(store: Store) -> JobQueue:
+    try:
+        from ncclt_api.job_queue import JobQueue, prepare
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"this service has no queue of tuning jobs: {error.name} is not installed",
+            hint="pip install 'ncclt[jobs]'",
+        ) from error
+    if store.path is not None:
+        prepare(
+            store.url
+        )  # a shared database is migrated by `ncclt store migrate`, `ncclt worker` and `ncclt jobs` alone
+    return JobQueue(store.url)
+
+
+CurrentQueue = Annotated["JobQueue", Depends(current_queue)]
+
+
+def permitted_job(id: str, queue: CurrentQueue, request: Request) -> JobStatus:
+    """Return the job of a path; its cluster must be one that the key of the request is for."""
+    found = queue.status(id)
+    require_cluster(request, found.job.cluster)
+    return found
+
+
+PermittedJob = Annotated[JobStatus, Depends(permitted_job)]
+
+
+class JobsQuery(StrictQuery):
+    """Which jobs, and which page of them."""
+
+    cluster: str | None = Field(None, description="only jobs of this cluster")
+    state: JobState | None = Field(None, description="only jobs in this state")
+    limit: int = Field(50, ge=1, le=200, description="jobs on one page")
+    offset: int = Field(0, ge=0, le=100_000, description="jobs to skip, newest first")
+
+
+@router.get("", operation_id="listJobs", summary="Tuning jobs, newest first")
+def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue, request: Request) -> JobList:
+    """List one page of jobs."""
+    require_cluster(request, query.cluster or "")
+    found = queue.statuses(cluster=query.cluster, state=query.state, limit=query.limit, offset=query.offset)
+    return JobList(items=[job_document(one) for one in found])
+
+
+@router.post(
+    "",
+    operation_id="submitJob",
+    summary="Request that a workload is tuned on a cluster",
+    status_code=201,
+    responses={200: {"model": JobDocument, "description": "the job of this Idempotency-Key, queued before"}},
+)
+async def submit_job(
+    body: NewJob,
+    store: CurrentStore,
+    queue: CurrentQueue,
+    request: Request,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=_LONGEST_KEY, description="the same key queues one job, however often it is sent")
+    ] = None,
+) -> JobDocument:
+    """Queue a job; an uploaded profile is kept under its name."""
+    require_cluster(request, body.cluster)
+    if body.profile is not None:
+        name = body.profile.get("name")
+        if not isinstance(name, str):
+            raise UsageError("the profile has no name", hint="GET /v1/workloads/bert shows what a profile looks like")
+        workload = await read_uploaded(json.dumps(body.profile).encode(), name=name)
+        await run_in_threadpool(keep_workload, store, workload)
+    status, is_new = await run_in_threadpool(_submit, body, store, queue, key_of(request), idempotency_key or "")
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/jobs/{status.job.id}"
+    return job_document(status)
+
+
+def _submit(
+    body: NewJob, store: Store, queue: JobQueue, key: ApiKey | None, idempotency_key: str
+) -> tuple[JobStatus, bool]:
+    from ncclt_api.job_queue import new_job_id
+
+    by = key.id if key else ""
+    model = body.model if body.model is not None else str((body.profile or {})["name"])
+    given = body.model_dump(exclude={"profile", "again", "model", "nccl_version"})
+    job = TuningJob(
+        **given, model=model, nccl_version=normal_version(body.nccl_version),
+        id=new_job_id(idempotency_key, by=by), created=utc_now(), by=by,
+    )  # fmt: skip
+    return queue.submit(job.on(store.cluster(job.cluster), store.workload(job.model), again=body.again))
+
+
+@router.get("/{id}", operation_id="getJob", summary="One tuning job")
+def get_job(found: PermittedJob) -> JobDocument:
+    """Return one job and where it stands."""
+    return job_document(found)
+
+
+@router.post("/{id}/cancel", operation_id="cancelJob", summary="Cancel a job: in the queue, or after its trial")
+def cancel_job(found: PermittedJob, queue: CurrentQueue) -> JobDocument:
+    """Cancel a job; one that has ended stays as it is."""
+    return job_document(queue.cancel(found.job.id))
+
+
+@router.post(
+    "/{id}/retry",
+    operation_id="retryJob",
+    summary="Queue a job that has ended once more",
+    status_code=201,
+    responses={200: {"model": JobDocument, "description": "it was tried again before: that job"}},
+)
+def retry_job(found: PermittedJob, queue: CurrentQueue, request: Request, response: Response) -> JobDocument:
+    """Queue it as a job of its own; its study resumes."""
+    key = key_of(request)
+    status, is_new = queue.retry(found.job.id, by=key.id if key else "", now=utc_now())
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/jobs/{status.job.id}"
+    return job_document(status)
+
+
+@router.get(
+    "/{id}/events",
+    operation_id="followJob",
+    summary="The progress of a job as server-sent events, until it has ended",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "events with ids, for Last-Event-ID"}},
+)
+async def follow_job(
+    found: PermittedJob,
+    queue: CurrentQueue,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=MOST_NUMBER, description="resume behind the event of this id")
+    ] = None,
+) -> StreamingResponse:
+    """Send what has happened and what happens, then the job as it ended."""
+    id = found.job.id
+
+    async def lines() -> AsyncIterator[str]:
+        yield _sent("status", found)
+        try:
+            async for event in queue.events(id, first=0 if last_event_id is None else last_event_id + 1):
+                yield ": waiting\n\n" if event is None else (
+                    f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(readable(event.data))}\n\n"
+                )  # fmt: skip
+        except StoreError:
+            return  # the reader comes again with Last-Event-ID
+        yield _sent("end", await run_in_threadpool(queue.status, id))
+
+    return StreamingResponse(
+        lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+
+
+def _sent(kind: str, status: JobStatus) -> str:
+    return f"event: {kind}\ndata: {job_document(status).model_dump_json()}\n\n"
+
+
+def job_document(status: JobStatus) -> JobDocument:
+    """Return a job as the API shows it."""
+    document = status.to_document()
+    return JobDocument.model_validate({**document.pop("job"), **document})

@@ -1,0 +1,219 @@
+"""The life of published revisions: their states, who changed them and why, and what a cluster requires."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from ncclt.core.life import MOST_WHY, Action, By, ClusterRules, RevisionState
+from ncclt.core.rollout import RollOutState
+from ncclt.store.lives import MOST_LISTED
+from ncclt.store.store import Store
+from ncclt_api.access import who
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedRecommendation, StrictQuery
+from ncclt_api.routes import PROBLEMS
+
+_CONFLICT: dict[int | str, dict[str, Any]] = {
+    409: PROBLEMS[404] | {"description": "its state does not allow it, or somebody else was first"}
+}
+
+router = APIRouter(prefix="/v1/recommendations", tags=["life"], responses=PROBLEMS)
+rules = APIRouter(prefix="/v1/clusters", tags=["life"], responses=PROBLEMS)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StateChange(_Body):
+    """Why a revision is changed; who does it is the key of the request."""
+
+    why: str = Field("", max_length=MOST_WHY, description="one line for the history")
+
+
+class Approval(StateChange):
+    """Why a candidate is approved, and for which share of the jobs; by default as the rules of its cluster say."""
+
+    percent: int | None = Field(None, ge=1, le=100, description="of the jobs that get it; below 100 it is a roll-out")
+    loss_limit: float | None = Field(None, ge=0, le=0.5, description="loss of step time that ends the roll-out")
+
+
+class NewRules(StateChange):
+    """What a cluster requires before all jobs get what is published for it."""
+
+    require_approval: bool = Field(False, description="by another key or user than the publisher")
+    require_verification: bool = Field(False, description="`ncclt verify` has to show a gain of step time")
+    percent: int = Field(100, ge=1, le=100, description="of the jobs that get a new revision at first")
+    loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that ends a roll-out, as a share")
+    delivery: bool = Field(True, description="false = all jobs keep NCCL's own choice, from now on")
+
+
+class RulesDocument(BaseModel):
+    """What a cluster requires."""
+
+    schema_: int = Field(alias="schema")
+    cluster: str
+    require_approval: bool
+    require_verification: bool
+    percent: int
+    loss_limit: float
+    delivery: bool
+
+
+class RollOutDocument(BaseModel):
+    """A roll-out; its seed is kept back, so that no job can choose its share."""
+
+    schema_: int = Field(alias="schema")
+    id: str
+    cluster: str
+    model: str
+    recommendation: str
+    control: str
+    percent: int
+    loss_limit: float
+    state: RollOutState
+    reason: str
+    created: str
+    ended: str
+
+
+class LifeDocument(BaseModel):
+    """Where a revision is in its life, with its last roll-outs, newest first."""
+
+    schema_: int = Field(alias="schema")
+    id: str
+    revision: int
+    cluster: str
+    model: str
+    nodes: int
+    gpus_per_node: int
+    nccl_version: str
+    origin: str
+    state: RevisionState
+    stale: str
+    pinned: bool
+    unverified: bool
+    publisher: str
+    created: str
+    rollouts: list[RollOutDocument]
+
+
+class EventDocument(BaseModel):
+    """One entry of the history, which is never changed."""
+
+    schema_: int = Field(alias="schema")
+    number: int
+    cluster: str
+    model: str
+    recommendation: str
+    action: Action
+    who: str
+    why: str
+    created: str
+
+
+class HistoryDocument(BaseModel):
+    """Entries of the history, newest first."""
+
+    items: list[EventDocument]
+
+
+class HistoryQuery(StrictQuery):
+    """Which entries."""
+
+    before: int | None = Field(
+        None, ge=1, le=MOST_NUMBER, description="only entries with a lower number, for the next page"
+    )
+    limit: int = Field(100, ge=1, le=MOST_LISTED, description="how many at most")
+
+
+def _life(store: Store, id: str) -> LifeDocument:
+    shown: list[dict[str, Any]] = [one.to_document() for one in store.rollouts(recommendation=id, limit=10)]
+    return LifeDocument.model_validate(store.status(id).to_document() | {"rollouts": shown})
+
+
+@router.get("/{id}/life", operation_id="getLife", summary="Where a revision is in its life")
+def get_life(found: PermittedRecommendation, store: CurrentStore) -> LifeDocument:
+    """Return its state and its roll-outs."""
+    return _life(store, found.id)
+
+
+@router.get("/{id}/history", operation_id="getHistory", summary="What was done to a revision, by whom, and why")
+def get_history(
+    found: PermittedRecommendation, query: Annotated[HistoryQuery, Query()], store: CurrentStore
+) -> HistoryDocument:
+    """Return its entries of the history, newest first."""
+    events = store.history(recommendation=found.id, before=query.before, limit=query.limit)
+    return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
+
+
+@router.post("/{id}/approve", operation_id="approve", summary="Give a candidate to jobs", responses=_CONFLICT)
+def approve(found: PermittedRecommendation, body: Approval, store: CurrentStore, request: Request) -> LifeDocument:
+    """Approve a candidate and give it to all jobs, or to a share of them."""
+    store.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
+    return _life(store, found.id)
+
+
+@router.post("/{id}/activate", operation_id="activate", summary="Give a candidate to all jobs", responses=_CONFLICT)
+def activate(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+    """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
+    store.activate(found.id, _by(request, body))
+    return _life(store, found.id)
+
+
+@router.post("/{id}/rollback", operation_id="rollBack", summary="Go back to this revision", responses=_CONFLICT)
+def roll_back(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+    """Make an earlier revision active again."""
+    store.roll_back(found.id, _by(request, body))
+    return _life(store, found.id)
+
+
+@router.post("/{id}/pin", operation_id="pin", summary="Keep jobs at this revision", responses=_CONFLICT)
+def pin(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+    """Give jobs this revision, whatever is published later."""
+    store.pin(found.id, _by(request, body))
+    return _life(store, found.id)
+
+
+@router.post("/{id}/unpin", operation_id="unpin", summary="Let later revisions replace it again", responses=_CONFLICT)
+def unpin(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+    """Let later revisions replace a pinned one again."""
+    store.unpin(found.id, _by(request, body))
+    return _life(store, found.id)
+
+
+@router.post("/{id}/retire", operation_id="retire", summary="Give a revision to no job any more", responses=_CONFLICT)
+def retire(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+    """Retire a revision; without an active one jobs keep NCCL's own choice."""
+    store.retire(found.id, _by(request, body))
+    return _life(store, found.id)
+
+
+@rules.get("/{cluster}/history", operation_id="getClusterHistory", summary="What was done to a cluster's revisions")
+def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], store: CurrentStore) -> HistoryDocument:
+    """Return the entries of a cluster, newest first."""
+    events = store.history(cluster=cluster, before=query.before, limit=query.limit)
+    if not events:
+        store.cluster(cluster)
+    return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
+
+
+@rules.get("/{cluster}/rules", operation_id="getRules", summary="What must happen before all jobs get a new revision")
+def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
+    """Return the rules of a cluster."""
+    return RulesDocument.model_validate(store.rules(cluster).to_document())
+
+
+@rules.put("/{cluster}/rules", operation_id="setRules", summary="Set what must happen before all jobs get a revision")
+def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Request) -> RulesDocument:
+    """Store the rules of a cluster, for what is published from now on."""
+    store.cluster(cluster)
+    values = body.model_dump(exclude={"why"})
+    store.set_rules(ClusterRules(cluster=cluster, **values), _by(request, body))
+    return get_rules(cluster, store)
+
+
+def _by(request: Request, body: StateChange) -> By:
+    return By(who=who(request), why=body.why)

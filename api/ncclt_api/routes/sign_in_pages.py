@@ -1,0 +1,67 @@
+"""Sign-in and sign-out of browsers."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query, Request
+from pydantic import Field
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from ncclt.core.api_key import digest_of
+from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.pages.environment import render_page
+from ncclt_api.sign_in import COOKIE, SESSION_S, OwnForm, Visitor, visitor
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+_OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
+"""Where a browser may be sent after the sign-in: `//host` and `/\\host` would be another host."""
+
+
+class SignInQuery(StrictQuery):
+    """Where the browser goes next."""
+
+    next: str = Field("", max_length=2000)
+
+
+@router.get("/sign-in")
+def show_sign_in(query: Annotated[SignInQuery, Query()], store: CurrentStore, request: Request) -> Response:
+    """Ask for a key; without keys there is nothing to sign in to."""
+    if not store.keys():
+        return RedirectResponse("/", 303)
+    return _page(request, next=query.next)
+
+
+@router.post("/sign-in", dependencies=[OwnForm])
+def sign_in(
+    key: Annotated[str, Form(max_length=200)],
+    store: CurrentStore,
+    request: Request,
+    next: Annotated[str, Form(max_length=2000)] = "",
+) -> Response:
+    """Exchange a key for a cookie."""
+    found = store.keys().get(digest_of(key.strip()))
+    why = "This key is not known." if found is None else found.invalid(datetime.now(UTC).isoformat())
+    if found is None or why:
+        return _page(request, next=next, why=why, status=401)
+    home = Visitor(key=found, signed_in=True, token="").query
+    response = RedirectResponse(next if _OWN_PATH.fullmatch(next) else f"/{home}", 303)
+    secure = request.url.scheme == "https" or request.app.state.public_url.startswith("https:")
+    request.app.state.sessions.begin(response, found, secure=secure)
+    return response
+
+
+@router.post("/sign-out", dependencies=[OwnForm])
+def sign_out() -> Response:
+    """Forget the cookie."""
+    response = RedirectResponse("/sign-in", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+def _page(request: Request, *, next: str, why: str = "", status: int = 200) -> Response:
+    values = {"next": next, "why": why, "hours": SESSION_S // 3600, "visitor": visitor(request)}
+    return HTMLResponse(render_page("sign_in.html", **values), status, {"Cache-Control": "no-store"})

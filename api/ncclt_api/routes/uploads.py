@@ -1,0 +1,168 @@
+"""Uploaded profiles and traces: read by a process with limits of time and memory, then kept as workloads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from ncclt.core.workload import Workload
+from ncclt.errors import InputError, NotFoundError
+from ncclt.store.store import Store
+from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.documents import workload_document
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import CatalogueWorkload
+
+router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS)
+
+READ_S = 60.0
+"""How long reading an upload may take."""
+
+READ_BYTES = 2 * 1024**3
+"""Memory of the process that reads it."""
+
+_MOST_READERS = 2
+_LESS = "send less: one rank, a few steps; or use `ncclt profile import` where there is room"
+_LONGEST_ANSWER_BYTES = 32 * 1024 * 1024
+_reading = asyncio.Semaphore(_MOST_READERS)
+
+_LIMITED = """
+import json, os, resource, sys
+memory, seconds, path, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (memory, memory))
+found = None
+if os.path.getsize(path) <= 32 * 1024 * 1024:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (ValueError, RecursionError):
+        pass  # a trace of some other kind
+if isinstance(found, dict) and "messages" in found and "provenance" in found:
+    from ncclt.core.workload import Workload
+    from ncclt.errors import NccltError
+    try:
+        print(json.dumps(Workload.from_document({**found, "name": name}).to_document()))
+    except NccltError as error:
+        sys.exit(f"ncclt: {error.message}\\n  hint: {error.hint}")
+else:
+    words = ["profile", "import", path, "--name", name, "--dry-run", "--json", *sys.argv[5:]]
+    os.execv(sys.executable, [sys.executable, "-m", "ncclt", *words])
+"""
+"""Reads a workload of ours itself, and leaves anything else to `ncclt profile import`; prints the workload."""
+
+
+class UploadQuery(StrictQuery):
+    """What is uploaded."""
+
+    name: str = Field(
+        min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the workload"
+    )
+    source: str | None = Field(
+        None, max_length=40, pattern=r"^[a-z_]+$", description="kind of trace; null = by content"
+    )
+    steps: int | None = Field(None, ge=1, le=10**9, description="training steps in it, if it marks none")
+
+
+@router.post(
+    "",
+    operation_id="uploadWorkload",
+    summary="Keep a workload, from a profile in JSON or a trace, as the body",
+    status_code=201,
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+    responses={
+        200: {"model": CatalogueWorkload, "description": "the same workload was kept before"},
+        413: PROBLEMS[404] | {"description": "longer than any upload may be"},
+    },
+)
+async def upload_workload(
+    query: Annotated[UploadQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> CatalogueWorkload:
+    """Read what is sent and keep it under its name."""
+    with tempfile.NamedTemporaryFile(prefix="ncclt-upload-") as file:
+        async for chunk in request.stream():
+            await run_in_threadpool(file.write, chunk)
+        await run_in_threadpool(file.flush)
+        options = [word for key, value in (("source", query.source), ("steps", query.steps)) if value is not None
+                   for word in (f"--{key}", str(value))]  # fmt: skip
+        workload = await _read(Path(file.name), query.name, options)
+    is_new = await run_in_threadpool(keep_workload, store, workload)
+    response.status_code = 201 if is_new else 200
+    entries = await run_in_threadpool(store.workloads)
+    return workload_document(next(entry for entry in entries if entry.item.name == workload.name))
+
+
+async def read_uploaded(content: bytes, *, name: str) -> Workload:
+    """Return the workload in an uploaded profile.
+
+    Raises:
+        InputError: it is invalid.
+    """
+    with tempfile.NamedTemporaryFile(prefix="ncclt-upload-", suffix=".json") as file:
+        file.write(content)
+        file.flush()
+        return await _read(Path(file.name), name, [])
+
+
+def keep_workload(store: Store, workload: Workload) -> bool:
+    """Keep an uploaded workload; False = the same one is known under its name.
+
+    Raises:
+        UsageError: another one has its name.
+    """
+    with suppress(NotFoundError):
+        if store.workload(workload.name).digest() == workload.digest():
+            return False
+    store.add_workload(workload)
+    return True
+
+
+async def _read(path: Path, name: str, options: list[str]) -> Workload:
+    argv = [sys.executable, "-c", _LIMITED, str(READ_BYTES), str(round(READ_S)), str(path), name]
+    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH")}
+    async with _reading:
+        process = await asyncio.create_subprocess_exec(
+            *argv, *options, env={**kept, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            limit=_LONGEST_ANSWER_BYTES, start_new_session=True,
+        )  # fmt: skip
+        try:
+            said, errors = await asyncio.wait_for(process.communicate(), READ_S + 5.0)
+        except TimeoutError:
+            raise InputError(
+                f"it was not read within {READ_S:.0f} s", hint="send less: one rank, a few steps"
+            ) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode:
+        raise _refused(process.returncode, errors.decode(errors="replace"), path)
+    return Workload.from_document(json.loads(said))
+
+
+def _refused(code: int, said: str, path: Path) -> InputError:
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) or "MemoryError" in said:
+        return InputError(
+            f"reading it takes more than {READ_S:.0f} s or {READ_BYTES // 1024**3} GiB",
+            hint=_LESS,
+        )
+    lines = [line.replace(str(path), "the upload").replace(path.name, "the upload") for line in said.splitlines()]
+    message = next((line.removeprefix("ncclt: ") for line in lines if line.startswith("ncclt: ")), "it cannot be read")
+    hint = next(
+        (line.partition("hint: ")[2] for line in lines if "hint: " in line), "see `ncclt profile import --help`"
+    )
+    return InputError(message[:500], hint=hint[:500])

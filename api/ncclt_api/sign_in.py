@@ -1,0 +1,152 @@
+"""Sign-in of browsers: a key is exchanged for a signed cookie that names it, and every form that writes has a token.
+
+Neither cookie nor token holds the key. It is read again at each request, so a revoked or expired one ends the session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import Depends, Form, Request
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+from starlette.types import Scope
+
+from ncclt.core.api_key import ApiKey, Role
+from ncclt.errors import UsageError
+from ncclt_api.problems import Forbidden
+
+COOKIE = "ncclt_session"
+
+SESSION_S = 12 * 3600
+"""A working day: then the browser needs the key again."""
+
+LEAST_SECRET = 32
+"""Characters of a secret that replicas share."""
+
+_SESSION, _KEY = "ncclt.session", "ncclt.key"
+_MOST_TOKEN = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrowserSession:
+    """What a cookie says.
+
+    Attributes:
+        key: id of the key, which is no secret.
+        mark: random text that the tokens of its forms are made of.
+    """
+
+    key: str
+    mark: str
+
+
+class Sessions:
+    """Signs cookies and tokens of forms, and checks them.
+
+    Args:
+        secret: to sign with, the same in all replicas; empty = a new one, so that sessions end with the process.
+
+    Raises:
+        UsageError: it is too short.
+    """
+
+    def __init__(self, secret: str = "") -> None:
+        if secret and len(secret) < LEAST_SECRET:
+            raise UsageError(
+                f"NCCLT_SESSION_SECRET needs at least {LEAST_SECRET} characters",
+                hint="python3 -c 'import secrets; print(secrets.token_urlsafe(32))' makes one",
+            )
+        used = secret or secrets.token_urlsafe(LEAST_SECRET)
+        digest = {"digest_method": hashlib.sha256}
+        self._cookies = URLSafeTimedSerializer(used, salt="ncclt session", signer_kwargs=digest)
+        self._forms = URLSafeTimedSerializer(used, salt="ncclt form", signer_kwargs=digest)
+
+    def begin(self, response: Response, key: ApiKey, *, secure: bool) -> None:
+        """Give a browser its cookie.
+
+        Args:
+            response: that it is set on.
+            key: that was shown.
+            secure: the browser came by HTTPS and has to.
+        """
+        value = self._cookies.dumps([key.id, secrets.token_urlsafe(16)])
+        response.set_cookie(COOKIE, str(value), max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
+
+    def read(self, header: str) -> BrowserSession | None:
+        """Return the session of a Cookie header; None = none, not ours, or too old."""
+        value = cookie_parser(header).get(COOKIE, "")
+        try:
+            key, mark = self._cookies.loads(value[:_MOST_TOKEN], max_age=SESSION_S)
+        except BadSignature:
+            return None
+        return BrowserSession(key=key, mark=mark)
+
+    def form_token(self, mark: str) -> str:
+        """Return the token of the forms of a session; without keys all have the empty mark."""
+        return str(self._forms.dumps(mark))
+
+    def is_token_of(self, mark: str, token: str) -> bool:
+        """Return whether a token is of this session, and not too old."""
+        try:
+            found = self._forms.loads(token, max_age=SESSION_S)
+        except BadSignature:
+            return False
+        return hmac.compare_digest(str(found).encode(), mark.encode())
+
+
+def remember(scope: Scope, session: BrowserSession) -> None:
+    """Note the session of a request."""
+    scope[_SESSION] = session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Who looks at a page.
+
+    Attributes:
+        key: of the request; None = the store has no keys.
+        signed_in: with a cookie, which can be given back.
+        token: for the forms of the page.
+    """
+
+    key: ApiKey | None
+    signed_in: bool
+    token: str
+
+    def may(self, role: str) -> bool:
+        """Return whether the visitor has a role, so that forms which would be refused are not shown."""
+        return self.key is None or self.key.role.includes(Role(role))
+
+    @property
+    def cluster(self) -> str:
+        """Return the cluster that lists are confined to at first; empty = all."""
+        return self.key.clusters[0] if self.key and self.key.clusters else ""
+
+    @property
+    def query(self) -> str:
+        """Return that as the query of an address."""
+        return "?" + urlencode({"cluster": self.cluster}) if self.cluster else ""
+
+
+def visitor(request: Request) -> Visitor:
+    """Return who makes a request."""
+    session: BrowserSession | None = request.scope.get(_SESSION)
+    token = request.app.state.sessions.form_token(session.mark if session else "")
+    return Visitor(key=request.scope.get(_KEY), signed_in=session is not None, token=token)
+
+
+def _require_token(request: Request, token: Annotated[str, Form(max_length=_MOST_TOKEN)]) -> None:
+    session: BrowserSession | None = request.scope.get(_SESSION)
+    if not request.app.state.sessions.is_token_of(session.mark if session else "", token):
+        raise Forbidden("this form is not from a page of your session", "load the page again, and send it from there")
+
+
+OwnForm = Depends(_require_token)
+"""What every route that a form writes to depends on: another host's page cannot know the token."""

@@ -1,0 +1,262 @@
+"""What the service says of itself: one log line per request, and figures for Prometheus.
+
+Neither holds a query, a header or a body: keys and passwords cannot appear in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ncclt.core.tuning_job import Backlog, JobState
+from ncclt.errors import NccltError, hide_passwords
+from ncclt.store.store import Store
+from ncclt_api.middleware import request_id
+
+if TYPE_CHECKING:
+    from ncclt_api.job_queue import JobQueue
+
+_NOTES = "ncclt.notes"
+_ENV = "/v1/clusters/{cluster}/env"
+_MOST_CHARACTERS = 200
+_COUNTED_AGAIN_S = 30.0
+"""Age at which rows are counted anew: a scrape may not scan a large table every few seconds."""
+
+_SHARED: tuple[Any, ...] = (
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def note(scope: Scope, **facts: Any) -> None:
+    """Add facts to the log line of a request."""
+    # Middleware passes on copies of the scope, which share this dictionary.
+    scope.get(_NOTES, {}).update(facts)
+
+
+class Figures:
+    """The figures of one application.
+
+    Args:
+        store: returns the store, once the application has started.
+        queue: returns the queue of tuning jobs; StoreError where there is none.
+    """
+
+    def __init__(self, store: Callable[[], Store], queue: Callable[[], JobQueue]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("ncclt_requests", "Requests.", ("route", "method", "status"), registry=self.registry)
+        self.seconds = Histogram(
+            "ncclt_request_seconds", "Time from request to answer.", ("route",), buckets=_BUCKETS_S,
+            registry=self.registry,
+        )  # fmt: skip
+        self.served = Counter(
+            "ncclt_served",
+            "Environments given to jobs, by verdict, origin of the times, and whether the answer was kept.",
+            ("decision", "origin", "kept"),
+            registry=self.registry,
+        )
+        self.registry.register(_Rows(store))
+        self.registry.register(_Jobs(queue))
+
+        # Looking up a child by its labels costs more than counting.
+        self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._served: dict[tuple[str, str, bool], Counter] = {}
+
+    def count(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        key = (route, method, status)
+        if key not in self._counted:
+            self._counted[key] = (self.requests.labels(route, method, str(status)), self.seconds.labels(route))
+        requests, times = self._counted[key]
+        requests.inc()
+        times.observe(seconds)
+
+    def count_served(self, headers: list[tuple[bytes, bytes]], *, kept: bool) -> None:
+        """Count an environment that a job was given, by the headers of its answer."""
+        decision, origin = "", "measured"
+        for name, value in headers:
+            if name == b"x-ncclt-decision":
+                decision = value.decode("latin-1")
+            elif value == b"true" and name in (b"x-ncclt-simulated", b"x-ncclt-recorded"):
+                origin = name[8:].decode()
+        key = (decision, origin, kept)
+        if key not in self._served:
+            self._served[key] = self.served.labels(decision, origin, "yes" if kept else "no")
+        self._served[key].inc()
+
+    def text(self) -> bytes:
+        """Return all figures in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+class _Rows(Collector):
+    """Counts of what is stored, read at most every `_COUNTED_AGAIN_S`."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._counts: dict[str, dict[tuple[str, ...], int]] = {}
+        self._read_s = float("-inf")
+
+    def describe(self) -> list[Any]:
+        """Return nothing, so that registering reads nothing."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield a gauge per kind of row, the last known counts while the database is away."""
+        up = 1.0
+        if time.monotonic() - self._read_s >= _COUNTED_AGAIN_S:
+            try:
+                self._counts = self._store().counts()
+                self._read_s = time.monotonic()
+            except NccltError:  # said by ncclt_database_up
+                up = 0.0
+        yield GaugeMetricFamily("ncclt_database_up", "Whether the last reading of the database succeeded.", up)
+        for name, (about, labels) in _ROWS.items():
+            family = GaugeMetricFamily(f"ncclt_{name}", about, labels=labels)
+            for values, count in self._counts.get(name, {}).items():
+                family.add_metric(values, count)
+            yield family
+
+
+class _Jobs(Collector):
+    """Tuning jobs that have not ended, read at most every `_COUNTED_AGAIN_S`."""
+
+    def __init__(self, queue: Callable[[], JobQueue]) -> None:
+        self._queue = queue
+        self._backlog: tuple[Backlog, ...] = ()
+        self._read_s = float("-inf")
+
+    def describe(self) -> list[Any]:
+        """Return nothing, so that registering reads nothing."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield their number and how long the oldest has waited; whether the queue could be read at all."""
+        up = 1.0
+        if time.monotonic() - self._read_s >= _COUNTED_AGAIN_S:
+            try:
+                self._backlog = self._queue().backlog()
+                self._read_s = time.monotonic()
+            except NccltError:  # said by ncclt_queue_up
+                self._backlog, up = (), 0.0
+        yield GaugeMetricFamily("ncclt_queue_up", "Whether the last reading of the queue of tuning jobs succeeded.", up)
+        jobs = GaugeMetricFamily("ncclt_jobs", "Tuning jobs that have not ended.", labels=("cluster", "state"))
+        waiting = GaugeMetricFamily(
+            "ncclt_jobs_waiting_seconds", "How long the oldest queued job has waited.", labels=("cluster",)
+        )
+        for part in self._backlog:
+            jobs.add_metric((part.cluster, part.state.value), part.jobs)
+            if part.state is JobState.QUEUED:
+                waiting.add_metric((part.cluster,), max(time.time() - part.oldest_s, 0.0))
+        yield from (jobs, waiting)
+
+
+_ROWS = {
+    "studies": ("Studies.", ("cluster", "state")),
+    "trials": ("Trials.", ("outcome",)),
+    "recommendations": ("Published revisions.", ("cluster", "origin")),
+    "records": ("Checks, verifications and attestations, by their result.", ("kind", "result")),
+    "rollouts": ("Guarded roll-outs.", ("cluster", "state")),
+}
+
+
+class TelemetryMiddleware:
+    """Count every request, and log it if there is a log."""
+
+    def __init__(self, app: ASGIApp, *, figures: Figures, log: Any = None) -> None:
+        self.app = app
+        self._figures = figures
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and look at its answer."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began_s = time.perf_counter()
+        notes: dict[str, Any] = {}
+        scope[_NOTES] = notes
+        start: Message = {"status": 499, "headers": []}  # as nginx: the client closed the connection
+
+        async def watch(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        except Exception as error:
+            start = {"status": 500, "headers": []}
+            notes["cause"] = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._account(scope, start, time.perf_counter() - began_s, notes)
+
+    def _account(self, scope: Scope, start: Message, seconds: float, notes: dict[str, Any]) -> None:
+        status, method, route = start["status"], scope["method"], _route(scope)
+        self._figures.count(route, method, status, seconds)
+        if route is _ENV and status in (200, 304):
+            self._figures.count_served(start["headers"], kept="kept" in notes)
+        if self._log is None:
+            return
+        if cause := notes.get("cause"):
+            notes["cause"] = hide_passwords(str(cause))[:1000]
+        tell = self._log.error if status >= 500 else self._log.info
+        tell(
+            "request",
+            request_id=request_id(scope),
+            method=method,
+            path=scope["path"][:_MOST_CHARACTERS],
+            status=status,
+            ms=round(seconds * 1000, 2),
+            client=(scope.get("client") or ("",))[0],
+            **notes,
+        )
+
+
+def _route(scope: Scope) -> str:
+    """Return the route's pattern: a label for each path would let anyone fill the memory."""
+    path: str = scope["path"]
+    if path.endswith("/env") and path.startswith("/v1/clusters/"):  # answered before the router
+        return _ENV
+    found = getattr(scope.get("route"), "path", None)
+    return found or next((prefix for prefix in ("/assets", "/dashboard") if path.startswith(prefix)), "none")
+
+
+def start_log(level: str) -> Any:
+    """Log to stderr, one line of JSON per event, or readable text on a terminal; return the log of requests.
+
+    The records of other libraries, uvicorn's among them, take the same form.
+    """
+    text = sys.stderr.isatty()
+    last: Any = structlog.dev.ConsoleRenderer() if text else structlog.processors.JSONRenderer()
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            last,
+        ],
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    # Not through the standard library's logging, which would take longer than the whole answer to a job.
+    return structlog.wrap_logger(
+        structlog.WriteLogger(sys.stderr),
+        processors=[*_SHARED, last],
+        wrapper_class=structlog.make_filtering_bound_logger(level.upper()),
+        cache_logger_on_first_use=True,
+    )
