@@ -1,7 +1,11 @@
-/* The program behind bench/plugin.py: what one decision costs. Usage: plugin_calls RULES CALLS; needs NCCLT_POLICY.
+/* The program behind bench/plugin.py: what one decision costs. Usage: plugin_calls RULES CALLS DELEGATE; needs
+ * NCCLT_POLICY. With -DDELEGATE it compiles to DELEGATE, another tuner, which makes one entry the cheapest.
  *
  * Cases: `empty` = a plugin that decides nothing, `linear` = a scan over the same rows, first match first, as NVIDIA's
- * example plugin looks (written here, with its test of every column), `ncclt` and `ncclt-counting` = ours. */
+ * example plugin looks (written here, with its test of every column), `ncclt` and `ncclt-counting` = ours, `delegate` =
+ * the other tuner called directly, `ncclt-delegating` = the same calls through ours, which has rows of that collective but
+ * none for these sizes, `ncclt-delegating-all` = of a collective that has no rows at all. */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +13,34 @@
 
 #include "nccl_tuner_abi.h"
 
-extern const struct nccl_tuner_v6 ncclTunerPlugin_v6;
+#ifdef DELEGATE
+static int begin(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
+                 struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
+  (void)context, (void)id, (void)ranks, (void)nodes, (void)log, (void)domain, (void)constants;
+  return 0;
+}
 
-enum { MOST_RULES = 4096, SIZES = 512, ORDER = 8192, ROUNDS = 7, RANKS = 16, NODES = 2 };
+static int decide(void *context, int function, size_t bytes, int pipe_ops, float **costs, int algorithms, int protocols,
+                  int registered, int *channels) {
+  (void)context, (void)function, (void)pipe_ops, (void)algorithms, (void)registered;
+  float *cost = (float *)(void *)costs + NCCL_RING * protocols + (bytes > 65536 ? NCCL_SIMPLE : NCCL_LL);
+  if (*cost >= 0) *cost = 0;
+  *channels = 8;
+  return 0;
+}
+
+static int end(void *context) {
+  (void)context;
+  return 0;
+}
+
+__attribute__((visibility("default"))) const struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"bench", begin, decide, end,
+                                                                                        NULL};
+#else
+
+extern struct nccl_tuner_v6 ncclTunerPlugin_v6;
+
+enum { MOST_RULES = 4096, SIZES = 512, ORDER = 8192, ROUNDS = 41, RANKS = 16, NODES = 2 };
 
 typedef int decide(void *, int, size_t, int, float **, int, int, int, int *);
 
@@ -59,7 +88,7 @@ static double seconds(void) {
 static size_t sizes[SIZES];
 static unsigned short order[ORDER];
 
-static double ns_per_decision(decide *volatile function, void *context, long calls) {
+static double ns_per_decision(decide *volatile function, void *context, int collective, long calls) {
   double best = 1e9;
   volatile long sink = 0;
   for (int round = 0; round < ROUNDS; round++) { /* the quickest round: others are disturbed by the machine */
@@ -69,7 +98,7 @@ static double ns_per_decision(decide *volatile function, void *context, long cal
     for (long i = 0; i < calls; i++) {
       int channels = 0;
       costs[i % 21] = 1;
-      function(context, NCCL_ALL_REDUCE, sizes[order[i % ORDER]], 1, (float **)(void *)costs, 7, 3, 0, &channels);
+      function(context, collective, sizes[order[i % ORDER]], 1, (float **)(void *)costs, 7, 3, 0, &channels);
       sink += channels;
     }
     double taken = (seconds() - started) * 1e9 / (double)calls;
@@ -79,7 +108,7 @@ static double ns_per_decision(decide *volatile function, void *context, long cal
 }
 
 int main(int count, char **arguments) {
-  if (count != 3) return 2;
+  if (count != 4) return 2;
   row_count = atoi(arguments[1]);
   long calls = atol(arguments[2]);
   const char *path = getenv("NCCLT_POLICY");
@@ -92,21 +121,37 @@ int main(int count, char **arguments) {
     fprintf(file, "allreduce,%zu,%zu,ring,%s,%d,%d,%d\n", rows[i].first, rows[i].last, NAMES[i % 3], 1 + i % 32, NODES,
             RANKS);
   }
+  for (int i = 0; i < row_count; i++) /* of broadcast, with gaps in which all sizes lie */
+    fprintf(file, "broadcast,%zu,%zu,ring,ll,1,%d,%d\n", (size_t)i * 1000 + 500, (size_t)i * 1000 + 500, NODES, RANKS);
   if (fclose(file)) return 2;
   srand(1);
-  for (int i = 0; i < SIZES; i++) sizes[i] = (size_t)rand() % ((size_t)row_count * 1000);
+  for (int i = 0; i < SIZES; i++) sizes[i] = (size_t)rand() % ((size_t)row_count * 1000) / 500 * 500 + 1;
   for (int i = 0; i < ORDER; i++) order[i] = (unsigned short)(rand() % SIZES);
 
-  void *plain = NULL, *counting = NULL;
+  void *plain = NULL, *counting = NULL, *delegating = NULL;
+  void *library = dlopen(arguments[3], RTLD_NOW | RTLD_LOCAL);
+  const struct nccl_tuner_v6 *delegate = library ? dlsym(library, "ncclTunerPlugin_v6") : NULL;
+  if (!delegate) return 2;
+  setenv("NCCLT_DELEGATE", arguments[3], 1);
+  ncclTunerPlugin_v6.init(&delegating, 3, RANKS, NODES, NULL, NULL, NULL);
+  setenv("NCCLT_DELEGATE", "none", 1);
   char folder[] = "."; /* the script's own folder: the report is written where it runs */
   ncclTunerPlugin_v6.init(&plain, 1, RANKS, NODES, NULL, NULL, NULL);
   setenv("NCCLT_PLUGIN_REPORT", folder, 1);
   ncclTunerPlugin_v6.init(&counting, 2, RANKS, NODES, NULL, NULL, NULL);
-  printf("empty %.2f\n", ns_per_decision(decide_nothing, NULL, calls));
-  printf("linear %.2f\n", ns_per_decision(decide_linear, NULL, calls));
-  printf("ncclt %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, plain, calls));
-  printf("ncclt-counting %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, counting, calls));
+  printf("empty %.2f\n", ns_per_decision(decide_nothing, NULL, NCCL_ALL_REDUCE, calls));
+  printf("linear %.2f\n", ns_per_decision(decide_linear, NULL, NCCL_ALL_REDUCE, calls));
+  printf("ncclt %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, plain, NCCL_ALL_REDUCE, calls));
+  printf("ncclt-counting %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, counting, NCCL_ALL_REDUCE, calls));
+  /* Sizes between the rows: looked up among as many as the others, and found in none. */
+  printf("delegate %.2f\n", ns_per_decision(delegate->get_coll_info, NULL, NCCL_BROADCAST, calls));
+  printf("ncclt-delegating %.2f\n",
+         ns_per_decision(ncclTunerPlugin_v6.get_coll_info, delegating, NCCL_BROADCAST, calls));
+  printf("ncclt-delegating-all %.2f\n",
+         ns_per_decision(ncclTunerPlugin_v6.get_coll_info, delegating, NCCL_REDUCE, calls));
   ncclTunerPlugin_v6.finalize(plain);
+  ncclTunerPlugin_v6.finalize(delegating);
   ncclTunerPlugin_v6.finalize(counting);
   return 0;
 }
+#endif

@@ -4,7 +4,8 @@ Methods: ours; a plain Gaussian process with our kernel and cost model; Optuna's
 and random, searching one setting for everything; the full grid; coordinate descent over the channels of each pair;
 channel racing, the most channels first; successive halving. Landscapes: every recorded one with at least 12
 settings and simulated clusters, or the files given. Each launch measures all messages of a mix with lognormal noise,
-independent between launches and messages; every launch counts, the default's first one and repeats as well.
+independent between launches and messages; every launch counts, the default's first one and repeats as well. What a
+whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
 
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
 message the setting that is fastest by ncclt's model of these launches (`ncclt.search.posterior.believed`), if it is
@@ -12,6 +13,7 @@ expected to beat the default by 0.5 %, else the default. Regret = true time per 
 policy, minus 1.
 
     python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
+    python bench/search.py --noise 0.02 --noise 0.05 --noise 0.1      rows for each of them
     python bench/search.py --landscape FILE.csv [--landscape ...]
     python bench/search.py --methods informed      what is left to whoever knows the best settings beforehand
 """
@@ -19,6 +21,7 @@ policy, minus 1.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -45,6 +48,12 @@ from peers import METHODS, make
 
 COUNTS = (5, 8, 12, 20)
 NEAR = (0.01, 0.03)
+NOISES = (0.02,)
+STICKING = (8, 20)
+"""Launches after which it is told how many searches are still above 1 %."""
+
+MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
+"""Targets: of the mean over the seeds, and of the worst of them."""
 
 INFORMED = "informed"
 """Not a search and only run when asked for by name: see `Informed`."""
@@ -60,17 +69,25 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One method on one mix of one landscape after some launches; shares, 0.01 = 1 %."""
+    """One method on one mix of one landscape after some launches; shares, 0.01 = 1 %.
+
+    Attributes:
+        above_1pct: share of the searches whose regret is above 1 % after these launches: more of them hardly help one
+            that sticks.
+        within_1pct, within_3pct: launches until the regret stays within.
+    """
 
     landscape: str
     workload: str
     method: str
+    noise: float
     launches: int
     regret_mean: float
     regret_worst: float
     seeds: int
     default_regret: float
     global_regret: float
+    above_1pct: float
     within_1pct: float
     within_3pct: float
     thinking_s: float
@@ -151,12 +168,14 @@ def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, nois
                     landscape=case.landscape,
                     workload=case.mix,
                     method=method,
+                    noise=noise.sigma,
                     launches=launches,
                     regret_mean=statistics.fmean(regrets),
                     regret_worst=max(regrets),
                     seeds=seeds,
                     default_regret=case.default_us / case.ideal_us - 1,
                     global_regret=case.global_us / case.ideal_us - 1,
+                    above_1pct=statistics.fmean(regret > NEAR[0] for regret in regrets),
                     within_1pct=_launches_to(runs, NEAR[0], budget),
                     within_3pct=_launches_to(runs, NEAR[1], budget),
                     thinking_s=statistics.fmean(run.thinking_s for run in runs),
@@ -175,49 +194,75 @@ def _launches_to(runs: Sequence[Run], near: float, budget: int) -> float:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return the lines as text, one row per method and case."""
+    """Return the lines as text, one row per method, case and noise."""
     counts = sorted({line.launches for line in lines})
     head = "  ".join(f"{f'after {n}':>13}" for n in counts)
-    rows = [f"{'landscape':38} {'mix':7} {'method':10} {head}   to 1 %  to 3 %  s/launch   default  global"]
-    for (landscape, mix, method), mine in _grouped(lines).items():
-        cells = "  ".join(f"{m.regret_mean * 100:5.2f} / {m.regret_worst * 100:5.2f}" for m in mine)
+    rows = [
+        f"{'landscape':38} {'mix':7} {'method':10} noise {head}  {_sticking(counts):>14}   to 1 %  to 3 %  s/launch   "
+        "default  global"
+    ]
+    for (landscape, mix, method, noise), mine in _grouped(lines).items():
         last = mine[-1]
         rows.append(
-            f"{landscape[:38]:38} {mix:7} {method:10} {cells}   {last.within_1pct:6.1f}  {last.within_3pct:6.1f}  "
-            f"{last.thinking_s:8.3f}  {last.default_regret * 100:7.2f} {last.global_regret * 100:7.2f}"
+            f"{landscape[:38]:38} {mix:7} {method:10} {noise:5.0%} {_cells(mine, counts)}   {last.within_1pct:6.1f}  "
+            f"{last.within_3pct:6.1f}  {last.thinking_s:8.3f}  {last.default_regret * 100:7.2f} "
+            f"{last.global_regret * 100:7.2f}"
         )
-    rows.append("regret in %, mean / worst over the seeds; launches until it stays within 1 % and 3 %")
+    rows.append(
+        "regret in %, mean / worst over the seeds; share of searches above 1 % regret; launches until it stays within "
+        "1 % and 3 %"
+    )
     return "\n".join([*rows, "", *_summary(lines)])
 
 
-def _grouped(lines: Sequence[Line]) -> dict[tuple[str, str, str], list[Line]]:
-    found: dict[tuple[str, str, str], list[Line]] = {}
+def _sticking(counts: Sequence[int]) -> str:
+    return "> 1 % after " + "/".join(str(n) for n in counts if n in STICKING)
+
+
+def _cells(lines: Sequence[Line], counts: Sequence[int]) -> str:
+    """Return the regrets of some lines after each count, and how many searches stick."""
+    cells, stuck = [], []
+    for launches in counts:
+        mine = [line for line in lines if line.launches == launches]
+        mean = statistics.fmean(line.regret_mean for line in mine)
+        cells.append(f"{mean * 100:5.2f} / {max(line.regret_worst for line in mine) * 100:5.2f}")
+        if launches in STICKING:
+            stuck.append(f"{statistics.fmean(line.above_1pct for line in mine):4.0%}")
+    return "  ".join([*cells, f"{' / '.join(stuck):>14}"])
+
+
+def _grouped(lines: Sequence[Line]) -> dict[tuple[str, str, str, float], list[Line]]:
+    found: dict[tuple[str, str, str, float], list[Line]] = {}
     for line in lines:
-        found.setdefault((line.landscape, line.workload, line.method), []).append(line)
+        found.setdefault((line.landscape, line.workload, line.method, line.noise), []).append(line)
     return found
 
 
 def _summary(lines: Sequence[Line]) -> list[str]:
-    """Return the mean over the mixes of each landscape, and whether the targets are met."""
+    """Return the mean over the mixes of each landscape and over all of them, and whether the targets are met."""
     rows = []
-    for landscape in dict.fromkeys(line.landscape for line in lines):
-        for method in dict.fromkeys(line.method for line in lines):
-            cells = []
-            for launches in sorted({line.launches for line in lines}):
-                mine = [x for x in lines if (x.landscape, x.method, x.launches) == (landscape, method, launches)]
-                mean = statistics.fmean(m.regret_mean for m in mine)
-                cells.append(f"{mean * 100:5.2f} / {max(m.regret_worst for m in mine) * 100:5.2f}")
-            rows.append(f"{landscape[:38]:38} {'all':7} {method:10} " + "  ".join(cells))
-    ours = [line for line in lines if line.method == "ours"]
-    if not ours:
-        return rows
-    mean_8 = [x for x in ours if x.launches == 8 and x.regret_mean > 0.01]
-    worst_12 = [x for x in ours if x.launches == 12 and x.regret_worst > 0.03]
+    counts = sorted({line.launches for line in lines})
+    kinds = dict.fromkeys((line.noise, line.method) for line in lines)
+    recorded = [line for line in lines if not line.landscape.startswith("simulated ")]
+    groups = {name: [x for x in lines if x.landscape == name] for name in dict.fromkeys(x.landscape for x in lines)}
+    if recorded:
+        groups["all recorded"] = recorded
+    for (name, group), (noise, method) in itertools.product(groups.items(), kinds):
+        mine = [x for x in group if (x.noise, x.method) == (noise, method)]
+        rows.append(f"{name[:38]:38} {'all':7} {method:10} {noise:5.0%} {_cells(mine, counts)}")
+    for noise in dict.fromkeys(x.noise for x in lines if x.method == "ours"):
+        rows += _missed([x for x in lines if (x.method, x.noise) == ("ours", noise)], noise)
+    return rows
+
+
+def _missed(ours: Sequence[Line], noise: float) -> list[str]:
+    mean_8 = [x for x in ours if x.launches == 8 and x.regret_mean > MEAN_AFTER_8]
+    worst_12 = [x for x in ours if x.launches == 12 and x.regret_worst > WORST_AFTER_12]
     cases = len({(x.landscape, x.workload) for x in ours})
-    rows.append(
-        f"ours: mean above 1 % after 8 launches in {len(mean_8)} of {cases} cases, "
-        f"worst above 3 % after 12 in {len(worst_12)}"
-    )
+    rows = [
+        f"ours at {noise:.0%} noise: mean above {MEAN_AFTER_8:.1%} after 8 launches in {len(mean_8)} of {cases} cases, "
+        f"worst above {WORST_AFTER_12:.0%} after 12 in {len(worst_12)}"
+    ]
     for missed, at, figure in ((mean_8, 8, "regret_mean"), (worst_12, 12, "regret_worst")):
         rows += [f"  after {at}: {x.landscape} {x.workload} {getattr(x, figure) * 100:.2f} %" for x in missed]
     return rows
@@ -229,7 +274,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="3 seeds, 12 launches, without GPSampler")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", type=int, default=max(COUNTS), help="launches of each search")
-    parser.add_argument("--sigma", type=float, default=0.02, help="noise: standard deviation of the log of a time")
+    parser.add_argument(
+        "--noise", "--sigma", action="append", type=float, metavar="SIGMA",
+        help="standard deviation of the log of a time; repeatable, default 0.02",
+    )  # fmt: skip
     parser.add_argument("--outliers", type=float, default=0.0, help="share of times that are five times too long")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--mixes", default="", help="only these, by comma")
@@ -240,6 +288,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(methods) - {*METHODS, INFORMED})
     if unknown:
         parser.error(f"no method {', '.join(unknown)}; there are {', '.join([*METHODS, INFORMED])}")
+    noises = tuple(options.noise or NOISES)
+    if any(not 0 <= sigma < 1 for sigma in noises):
+        parser.error("--noise must be 0 to below 1")
     seeds, budget = options.seeds, options.budget
     if options.quick:
         seeds, budget = min(seeds, 3), min(budget, 12)
@@ -258,11 +309,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         print("bench/search.py: no landscape to search in", file=sys.stderr)
         return 2
-    noise = Noise(sigma=options.sigma, outliers=options.outliers)
     lines = []
-    for case in cases:
+    for sigma, case in itertools.product(noises, cases):
+        noise = Noise(sigma=sigma, outliers=options.outliers)
         lines += compare(case, methods, seeds=seeds, budget=budget, noise=noise)
-        print(f"done: {case.landscape}, {case.mix}", file=sys.stderr, flush=True)
+        print(f"done: {case.landscape}, {case.mix}, noise {sigma:.0%}", file=sys.stderr, flush=True)
     print(json.dumps({"rows": [asdict(line) for line in lines]}, indent=1) if options.json else table(lines))
     return 0
 

@@ -87,12 +87,12 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
         database = store._database
         with database.writing() as connection:
 
-            def published(cluster: str, model: str, revision: int, id: str) -> dict[str, Any]:
+            def published(cluster: str, model: str, revision: int, id: str, state: str = "active") -> dict[str, Any]:
                 one = replace(base, id=id, cluster=cluster, model=model, revision=revision, created="2026-01-01")
                 return {
                     "id": id, "revision": revision, "study": one.study, "cluster": cluster, "model": model,
                     "fingerprint": one.fingerprint.digest(), "created": one.created, "origin": one.origin.value,
-                    "document": json.dumps(one.to_document()),
+                    "document": json.dumps(one.to_document()), "state": state,
                 }  # fmt: skip
 
             connection.execute(
@@ -100,7 +100,8 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
                 [published(f"c{c}", f"m{m}", 1, f"c{c}m{m}") for c in range(clusters) for m in range(models)],
             )
             connection.execute(
-                insert(recommendations), [published("pair", "toy", n, f"hot{n}") for n in range(3, revisions + 1)]
+                insert(recommendations),
+                [published("pair", "toy", n, f"hot{n}", "retired") for n in range(3, revisions + 1)],
             )
             each = max(1, rows // trials_of_long)
             trial = sample_trial(0, messages=1)
@@ -294,7 +295,7 @@ def rows_on(
     name: str, url: str, folder: Path, *, seconds: float, rounds: int, note: Callable[[str], None]
 ) -> list[Any]:
     version = sample_recommendation("x").fingerprint.nccl_version
-    path = f"/v1/clusters/pair/env?{JOB}{version}"
+    path = f"/v1/clusters/pair/env?{JOB}{version}&simulated=allow"
     with ExitStack() as stack:
         ours, pid = stack.enter_context(serving(OURS, url))
         with urllib.request.urlopen(f"http://127.0.0.1:{ours}{path}") as answer:

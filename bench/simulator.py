@@ -1,218 +1,402 @@
-"""How well does the simulated cluster rank settings that were really measured, beside NCCL's own cost model?
+"""How far is the simulated cluster from real ones, in time and in the order of settings, and what does calibration add?
 
-Per recorded landscape with at least four forced settings: Kendall's rank correlation of predicted and measured times
-over the settings of each size, averaged over sizes, and the regret: how much slower than the best measured setting is
-the one that the model names, averaged over sizes. NCCL's model does not know channels: where it names several settings
-as equally good, the mean of their measured times counts.
+Every table is cut into systems (one machine, shape, version and condition). Per system, five models:
 
-    python bench/simulator.py [--json] [--data FOLDER]
-    python bench/simulator.py --landscape FILE [--where COLUMN=VALUE ...]
+    preset        the simulated cluster as the table describes the machine
+    calibrated    its constants fitted to the default's curves
+    probed        and to a dozen forced points, chosen before their times are known, which no model is scored on
+    nccl          NCCL's own cost model; it does not know channels
+    alpha_beta    latency + size / bandwidth: of the default, and where two or more probes ran it, of each algorithm and
+                  protocol
+
+`default` rows: the default's times, five-fold over the sizes: no size is predicted by a fit that saw it. `forced` rows:
+the settings that were not probed. tau is Kendall's rank correlation of predicted and measured times over the settings
+of one size, regret how much slower than the best setting recorded at that size the model's pick is; both are averaged
+over the sizes with four or more settings. Where a model ties settings, the mean of their times counts.
+
+    python bench/simulator.py [--json] [--landscape FILE ...] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from scipy.stats import kendalltau
 
+from ncclt.core.calibration import Calibration
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import Collective, Message
-from ncclt.core.setting import DEFAULT, Setting
-from ncclt.errors import NccltError, UsageError
-from ncclt.measure.simulated import Landscape, SimulatedRunner, load_landscape
+from ncclt.core.message import Message
+from ncclt.core.setting import Setting
+from ncclt.core.workload import Workload
+from ncclt.errors import NccltError
+from ncclt.measure.simulated import SimulatedRunner
+from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes
+from ncclt.measure.simulated.landscape import curves_of
+from ncclt.measure.simulated.landscape_cluster import guess_cluster
+from ncclt.measure.simulated.landscape_pick import pick_one
+from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.search.space import cluster_space
 
-FEWEST_SETTINGS = 4
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measurements"
+PROBES = 12
+TRIALS = 100_000
+FOLDS = 5
+FEWEST_SIZES, FEWEST_SETTINGS = 5, 4
+MOST_SHAPES = 4
+"""Default-only systems of one machine that are scored: the public tables hold a hundred of one."""
 
-L40S = Cluster(
-    name="l40s-farmshare", gpus_per_node=4, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0,
-    cpu="amd", nccl_version="2.29.2",
-)  # fmt: skip
-RTX4090 = Cluster(
-    name="4x-rtx-4090", gpus_per_node=4, gpu="RTX-4090", compute_capability=89, link_class="shm", link_gbps=40.0,
-    cpu="amd", nccl_version="2.30.7",
-)  # fmt: skip
-H100 = Cluster(
-    name="h100-slice", gpus_per_node=8, gpu="H100-SXM5-80GB", compute_capability=90, link_class="nvswitch",
-    link_gbps=450.0, nccl_version="2.18.3",
-)  # fmt: skip
-MI355X = Cluster(
-    name="mi355x-x8", nodes=2, gpus_per_node=8, gpu="MI355X", compute_capability=95, link_class="nvlink",
-    link_gbps=538.0, fabric="roce", nics_per_node=8, nic_gbps=50.0, gpudirect=True, cpu="amd", nccl_version="2.28.3",
-)  # fmt: skip
-MODAL = Cluster(
-    name="a100-modal", nodes=2, gpus_per_node=8, gpu="A100-SXM4-80GB", compute_capability=80, link_class="nvswitch",
-    link_gbps=300.0, fabric="ethernet", nics_per_node=1, nic_gbps=6.0, nccl_version="2.21.5",
-)  # fmt: skip
-LOOPBACK = Cluster(
-    name="rtx5090-loopback", nodes=2, gpus_per_node=1, gpu="RTX-5090", compute_capability=120, link_class="pcie",
-    link_gbps=64.0, fabric="ethernet", nics_per_node=1, nic_gbps=3.0, nccl_version="2.29.7",
-)  # fmt: skip
+ITERATIONS = " (iterations)"
+"""Part of the name where a time is that of an iteration, computation included: scored, and in a median of its own."""
+
+MODELS = ("preset", "calibrated", "probed", "nccl", "alpha_beta")
+Predict = Callable[[Setting, Message], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A landscape among the public data, and the cluster it was measured on as far as it is known."""
+class System:
+    """What was measured on one machine under one condition."""
 
     name: str
-    file: str
-    where: Mapping[str, str]
     cluster: Cluster
-
-
-_SEQUENTIAL = {"other_env": "sequential*multi-node"}
-CASES = (
-    Case(name="2 x L40S", file="l40s_a100_cs244c.csv", where={"system": "L40S*", "gpus": "2", "other_env": ""},
-         cluster=L40S.sized(gpus_per_node=2)),
-    Case(name="4 x L40S", file="l40s_a100_cs244c.csv", where={"system": "L40S*", "gpus": "4", "other_env": ""},
-         cluster=L40S),
-    Case(name="2 x 8 MI355X", file="mi355x_rccl_2node_allreduce_grid.csv", where={}, cluster=MI355X),
-    Case(name="4 x H100", file="h100_nvswitch_waynehacking8.csv",
-         where={"gpus": "4", "nccl_version": "2.18.3", "other_env": ""}, cluster=H100.sized(gpus_per_node=4)),
-    Case(name="4 x RTX 4090", file="rtx4090x4_shm_and_k500sm_channels.csv", where={"system": "4x RTX*"},
-         cluster=RTX4090),
-    Case(name="8 A100 Modal, iteration", file="a100_modal_multinode_iterproxy.csv", where={"nodes": "1", **_SEQUENTIAL},
-         cluster=MODAL.sized(nodes=1)),
-    Case(name="2 x 4 A100 Modal, iteration", file="a100_modal_multinode_iterproxy.csv",
-         where={"nodes": "2", "collective": "all_reduce", **_SEQUENTIAL}, cluster=MODAL.sized(gpus_per_node=4)),
-    Case(name="2 ranks on one RTX 5090", file="rtx5090_single_gpu_socket_loopback.csv", where={"other_env": ""},
-         cluster=LOOPBACK),
-)  # fmt: skip
+    default: tuple[ObservedPoint, ...]
+    forced: tuple[ObservedPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One landscape's scores; Kendall's tau from -1 to 1, regret as a share (0.1 = 10 % slower than the best)."""
+class Row:
+    """The scores of one model; errors, regrets: 0.1 = 10 %; None where too few settings were recorded."""
 
-    landscape: str
-    sizes: int
-    settings: int
-    kendall_ours: float
-    kendall_nccl: float
-    regret_ours: float
-    regret_nccl: float
+    system: str
+    kind: str
+    model: str
+    error_median: float | None
+    error_p90: float | None
+    tau: float | None
+    regret_mean: float | None
+    regret_worst: float | None
+    points: int
 
 
-Prediction = Callable[[Setting, Message], float]
+def systems_of(path: Path) -> tuple[list[System], list[str]]:
+    """Return the systems of a table, and what of it was left out.
+
+    Raises:
+        NccltError: the table cannot be read.
+    """
+    groups: dict[tuple[object, ...], list[LandscapeRow]] = {}
+    for row in read_rows(path, {}).rows:
+        key = (row.system, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.gpus, row.condition)
+        groups.setdefault(key, []).append(row)
+    found: list[System] = []
+    quiet: dict[str, list[System]] = {}
+    left_out, small = [], 0
+    for rows in groups.values():
+        try:
+            one = _system(path, rows)
+        except NccltError as error:
+            left_out.append(f"{path.stem}: {rows[0].system[:40]}: skipped: {error.message}")
+            continue
+        if one is None:
+            small += 1
+        elif one.forced:
+            found.append(one)
+        else:
+            quiet.setdefault(rows[0].system, []).append(one)
+    for machine, ones in quiet.items():
+        kept = [ones[i] for i in sorted(set(np.linspace(0, len(ones) - 1, min(len(ones), MOST_SHAPES)).astype(int)))]
+        found += kept
+        if len(kept) < len(ones):
+            left_out.append(
+                f"{path.stem}: {len(kept)} of {len(ones)} default-only systems of {machine[:40]} are scored"
+            )
+    if small:
+        left_out.append(f"{path.stem}: {small} of {len(groups)} groups skipped: too few sizes and settings")
+    names: dict[str, int] = {}
+    for position, one in enumerate(found):
+        names[one.name] = names.get(one.name, 0) + 1
+        if names[one.name] > 1:
+            found[position] = replace(one, name=f"{one.name} #{names[one.name]}")
+    return found, left_out
 
 
-def score(landscape: Landscape, cluster: Cluster, name: str) -> Line | None:
-    """Score both models on a landscape; None where fewer than four settings were forced at any size."""
-    runner = SimulatedRunner(cluster, seed=0, sigma=0)
+def _system(path: Path, rows: Sequence[LandscapeRow]) -> System | None:
+    first = rows[0]
+    chosen = pick_one(rows, name=path.name).rows
+    cluster = guess_cluster(first, name=path.name).cluster
+    shared = re.search(r"(\d+) (?:MPI )?ranks sharing", first.system)
+    if shared:
+        # Ranks that share a GPU over sockets are nodes of one.
+        cluster = replace(
+            cluster, nodes=int(shared[1]), gpus_per_node=1, fabric="ethernet", nics_per_node=1, nic_gbps=1.25
+        )
+    seen = [
+        ObservedPoint(
+            nodes=cluster.nodes,
+            setting=setting,
+            message=Message(collective=collective, dtype="float32", size_bytes=size),
+            time_us=statistics.median(times),
+        )
+        for (collective, setting), curve in curves_of(chosen).items()
+        for size, times in curve
+    ]
+    default = tuple(one for one in seen if one.setting.is_default)
+    forced = tuple(one for one in seen if not one.setting.is_default and _differs(one))
+    sizes = {(one.message.collective, one.message.size_bytes) for one in default}
+    if not any(len(g) >= FEWEST_SETTINGS for g in _grids(forced).values()):
+        forced = ()
+    if len(sizes) < FEWEST_SIZES:
+        default = ()
+    if not default and not forced:
+        return None
+    condition = f" {first.condition.split(';')[0]}" if first.condition else ""
+    if "iteration" in first.condition:
+        condition += ITERATIONS
+    name = f"{path.stem} {first.nodes}x{first.gpus_per_node}{condition}"
+    return System(name=name, cluster=cluster, default=default, forced=forced)
 
-    def ours(setting: Setting, message: Message) -> float:
-        return runner.expected_us(setting, message)
 
-    def nccl(setting: Setting, message: Message) -> float:
+def _differs(one: ObservedPoint) -> bool:
+    """Return whether a setting forces what the models know; sockets and queues are beyond all of them."""
+    known = {"BUFFSIZE", "NTHREADS"}
+    return bool(one.setting.algorithm or one.setting.protocol or one.setting.channels) and all(
+        name in known for name, _ in one.setting.parameters
+    )
+
+
+def _grids(seen: Iterable[ObservedPoint]) -> dict[Message, list[ObservedPoint]]:
+    found: dict[Message, list[ObservedPoint]] = {}
+    for one in seen:
+        found.setdefault(one.message, []).append(one)
+    return found
+
+
+def _simulated(cluster: Cluster, calibration: Calibration | None = None) -> Predict:
+    return SimulatedRunner(replace(cluster, calibration=calibration), seed=0, sigma=0).expected_us
+
+
+def _calibrated(system: System, seen: Sequence[ObservedPoint]) -> Predict:
+    return _simulated(system.cluster, calibrate(system.cluster, seen) if len(seen) >= FEWEST_SETTINGS else None)
+
+
+def _nccl(cluster: Cluster) -> Predict:
+    def predict(setting: Setting, message: Message) -> float:
         choice = nccl_choice(
             message.collective, message.size_bytes, cluster, algorithm=setting.algorithm, protocol=setting.protocol
         )
-        return choice.time_us if choice else float("inf")
+        return choice.time_us if choice else math.inf
 
-    grids = []
-    for collective in sorted({c for c, s in landscape.curves if not s.is_default}):
-        for size_bytes in _sizes(landscape, collective):
-            message = Message(collective=collective, dtype="float32", size_bytes=size_bytes)
-            real = _measured(landscape, message)
-            if len(real) >= FEWEST_SETTINGS:
-                grids.append((message, real))
-    if not grids:
-        return None
-    scores = [(_agreement(real, message, ours), _agreement(real, message, nccl)) for message, real in grids]
-    return Line(
-        landscape=name,
-        sizes=len(grids),
-        settings=len({setting for _, real in grids for setting in real}),
-        kendall_ours=round(statistics.mean(a.kendall for a, _ in scores), 3),
-        kendall_nccl=round(statistics.mean(b.kendall for _, b in scores), 3),
-        regret_ours=round(statistics.mean(a.regret for a, _ in scores), 4),
-        regret_nccl=round(statistics.mean(b.regret for _, b in scores), 4),
+    return predict
+
+
+def _alpha_beta(default: Sequence[ObservedPoint], probes: Sequence[ObservedPoint]) -> Predict:
+    """Return the fit of each collective's default, and of each algorithm and protocol with two probes or more."""
+    points: dict[object, list[ObservedPoint]] = {}
+    for one in default:
+        points.setdefault(one.message.collective, []).append(one)
+    for one in probes:
+        points.setdefault((one.message.collective, one.setting.algorithm, one.setting.protocol), []).append(one)
+    lines = {key: _line(found) for key, found in points.items() if len({o.message.size_bytes for o in found}) > 1}
+
+    def predict(setting: Setting, message: Message) -> float:
+        key = (message.collective, setting.algorithm, setting.protocol)
+        line = lines.get(key) or lines.get(message.collective)
+        return line[0] + line[1] * message.size_bytes if line else math.inf
+
+    return predict
+
+
+def _line(seen: Sequence[ObservedPoint]) -> tuple[float, float]:
+    """Return (alpha, beta) of least relative error in the absolute sense, both at least 0."""
+    sizes = np.array([one.message.size_bytes for one in seen], dtype=float)
+    times = np.array([one.time_us for one in seen])
+    weights = 1 / times
+    for _ in range(20):
+        rows = np.stack([weights, weights * sizes], axis=1)
+        alpha, beta = np.linalg.lstsq(rows, weights * times, rcond=None)[0]
+        alpha, beta = max(alpha, 0.5 * times.min()), max(beta, 1e-9)
+        weights = 1 / times / np.sqrt(np.maximum(np.abs(alpha + beta * sizes - times) / times, 0.01))
+    return float(alpha), float(beta)
+
+
+def _probes(system: System) -> list[ObservedPoint]:
+    """Return the forced points to launch: all that one can know beforehand is the fit to the default's times."""
+    first = calibrate(system.cluster, system.default) if len(system.default) >= FEWEST_SETTINGS else None
+    start = replace(system.cluster, calibration=first)
+    # A system with few settings keeps most of them for the score.
+    count = min(PROBES, len(system.forced) // 4)
+    candidates = [[one] for one in system.forced]
+    return [system.forced[i] for i in choose_probes(start, system.default, candidates, count)]
+
+
+def score(system: System) -> list[Row]:
+    """Return the rows of one system."""
+    plain = {"preset": _simulated(system.cluster), "nccl": _nccl(system.cluster)}
+    probes = _probes(system) if system.forced else []
+    rows = []
+    if system.default:
+        pairs: dict[str, list[tuple[ObservedPoint, float]]] = {model: [] for model in MODELS}
+        sizes = sorted({one.message.size_bytes for one in system.default})
+        for fold in range(FOLDS):
+            held = set(sizes[fold::FOLDS])
+            rest = [one for one in system.default if one.message.size_bytes not in held]
+            fits = {
+                "calibrated": _calibrated(system, rest),
+                "alpha_beta": _alpha_beta(rest, ()),
+                **({"probed": _calibrated(system, [*rest, *probes])} if probes else {}),
+                **plain,
+            }
+            for model, predict in fits.items():
+                pairs[model] += [
+                    (one, predict(one.setting, one.message)) for one in system.default if one.message.size_bytes in held
+                ]
+        rows += [_row(system, "default", model, found) for model, found in pairs.items() if found]
+    if system.forced:
+        fits = {
+            "calibrated": _calibrated(system, system.default),
+            "probed": _calibrated(system, [*system.default, *probes]),
+            "alpha_beta": _alpha_beta(system.default, probes),
+            **plain,
+        }
+        left = [one for one in system.forced if one not in probes]
+        for model in MODELS:
+            rows.append(_row(system, "forced", model, [(o, fits[model](o.setting, o.message)) for o in left]))
+    return rows
+
+
+def _row(system: System, kind: str, model: str, found: Sequence[tuple[ObservedPoint, float]]) -> Row:
+    errors = np.array([abs(guess / one.time_us - 1) for one, guess in found])
+    whole = bool(np.isfinite(errors).all())
+    guesses = {(one.setting, one.message): guess for one, guess in found}
+    taus, regrets = [], []
+    for message, ones in _grids(one for one, _ in found).items() if kind == "forced" else ():
+        if len(ones) < FEWEST_SETTINGS:
+            continue
+        times = [one.time_us for one in ones]
+        predicted = [guesses[one.setting, message] for one in ones]
+        tau = float(kendalltau(times, predicted).statistic)
+        taus.append(0.0 if math.isnan(tau) else tau)
+        named = [t for t, guess in zip(times, predicted, strict=True) if guess <= min(predicted) * (1 + 1e-9)]
+        regrets.append(statistics.mean(named) / min(times) - 1)
+    return Row(
+        system=system.name,
+        kind=kind,
+        model=model,
+        error_median=round(float(np.median(errors)), 4) if whole else None,
+        error_p90=round(float(np.quantile(errors, 0.9)), 4) if whole else None,
+        tau=round(statistics.mean(taus), 3) if taus else None,
+        regret_mean=round(statistics.mean(regrets), 4) if regrets else None,
+        regret_worst=round(max(regrets), 4) if regrets else None,
+        points=len(found),
     )
 
 
-def _sizes(landscape: Landscape, collective: Collective) -> list[int]:
-    return sorted(
-        {size for (c, s), curve in landscape.curves.items() if c is collective and s != DEFAULT for size, _ in curve}
-    )
+def medians(rows: Sequence[Row]) -> list[Row]:
+    """Return the median over the systems of each kind and model."""
+    found = []
+    for kind, model in [(kind, model) for kind in ("default", "forced") for model in MODELS]:
+        every = [row for row in rows if (row.kind, row.model) == (kind, model)]
+        calls = [row for row in every if ITERATIONS not in row.system]
+        for mine, what in ((every, "all"), (calls, "without iterations")):
+            if mine and (what == "all" or len(calls) < len(every)):
+                columns = {
+                    name: _median([getattr(row, name) for row in mine])
+                    for name in ("error_median", "error_p90", "tau", "regret_mean", "regret_worst")
+                }
+                points = sum(row.points for row in mine)
+                found.append(
+                    Row(system=f"median of {len(mine)}, {what}", kind=kind, model=model, points=points, **columns)  # type: ignore[arg-type]
+                )
+    return found
 
 
-def _measured(landscape: Landscape, message: Message) -> dict[Setting, float]:
-    """Return the measured time of every forced setting that was recorded at this very size."""
-    return {
-        setting: statistics.median(landscape.time_samples(setting, message))
-        for collective, setting in landscape.curves
-        if collective is message.collective and setting != DEFAULT and landscape.is_exact(setting, message)
-    }
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.median(known), 4) if known else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """How well a prediction orders the settings of one size."""
-
-    kendall: float
-    regret: float
-
-
-def _agreement(real: Mapping[Setting, float], message: Message, predict: Prediction) -> Agreement:
-    times = list(real.values())
-    predicted = [predict(setting, message) for setting in real]
-    tied = len(set(predicted)) == 1 or len(set(times)) == 1
-    named = [time for time, guess in zip(times, predicted, strict=True) if guess <= min(predicted) * (1 + 1e-9)]
-    return Agreement(
-        kendall=0.0 if tied else float(kendalltau(times, predicted).statistic),
-        regret=statistics.mean(named) / min(times) - 1,
-    )
+def won(rows: Sequence[Row]) -> tuple[int, int]:
+    """Return in how many systems the probed model's regret is no worse than that of both peers, and of how many."""
+    regrets: dict[str, Mapping[str, float]] = {}
+    for row in rows:
+        if row.kind == "forced" and row.regret_mean is not None:
+            regrets[row.system] = {**regrets.get(row.system, {}), row.model: row.regret_mean}
+    better = [r for r in regrets.values() if r["probed"] <= min(r["nccl"], r["alpha_beta"])]
+    return len(better), len(regrets)
 
 
-def _cases(arguments: argparse.Namespace) -> list[Line | None]:
-    if arguments.landscape:
-        where = dict(_pair(text) for text in arguments.where)
-        landscape = load_landscape(arguments.landscape, where)
-        return [score(landscape, landscape.cluster, arguments.landscape.name)]
-    if not arguments.data.is_dir():
-        raise UsageError(f"no folder {arguments.data}", hint="give --data FOLDER or --landscape FILE")
-    return [score(load_landscape(arguments.data / c.file, c.where), c.cluster, c.name) for c in CASES]
-
-
-def _pair(text: str) -> tuple[str, str]:
-    column, separator, value = text.partition("=")
-    if not separator:
-        raise UsageError(f"--where {text!r} is no COLUMN=VALUE", hint="for example --where gpus=4")
-    return column, value
+def trials_s() -> float:
+    """Return the processor time of 100,000 simulated launches of BERT on 16 ranks, s."""
+    folder = Path(__file__).resolve().parents[1] / "profiles"
+    document = tomllib.loads((folder / "clusters" / "dgx-a100.toml").read_text(encoding="utf-8"))
+    cluster = Cluster.from_document(document).sized(nodes=2)
+    workload = Workload.from_document(json.loads((folder / "workloads" / "bert.json").read_text(encoding="utf-8")))
+    placed = workload.placed(nodes=2, gpus_per_node=8)
+    messages = [calls.message for calls in placed.messages]
+    settings = cluster_space(placed.collectives, cluster, parameters={}).distinct
+    runner = SimulatedRunner(cluster, seed=0)
+    start = time.process_time()
+    for trial in range(TRIALS):
+        runner.measure(settings[trial % len(settings)], messages, repeat=trial // len(settings))
+    return round(time.process_time() - start, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with --json one document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--landscape", type=Path, help="a table of measurements instead of the known ones")
-    parser.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE", help="rows to keep")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the known tables")
+    parser.add_argument("--landscape", type=Path, nargs="+", action="extend", default=[], metavar="FILE.csv",
+                        help="tables of measurements instead of the public ones")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="only systems with forced settings")
     arguments = parser.parse_args(argv)
-    try:
-        lines = [line for line in _cases(arguments) if line]
-        if not lines:
-            raise UsageError(f"no size with {FEWEST_SETTINGS} or more forced settings", hint="use other rows")
-    except NccltError as error:
-        print(f"{error.message}\nhint: {error.hint}", file=sys.stderr)
+    rows: list[Row] = []
+    for path in arguments.landscape or sorted(DATA.glob("*.csv")):
+        try:
+            systems, left_out = systems_of(path)
+        except (NccltError, OSError) as error:
+            systems, left_out = [], [f"{path.name}: skipped: {error}"]
+        for line in left_out:
+            print(line, file=sys.stderr)
+        for system in systems:
+            if system.forced or not arguments.quick:
+                try:
+                    rows += score(system)
+                except NccltError as error:
+                    print(f"{system.name}: skipped: {error.message}", file=sys.stderr)
+    if not rows:
+        print("no table has times to compare with\nhint: give --landscape FILE.csv", file=sys.stderr)
         return 1
     if arguments.json:
-        print(json.dumps({"rows": [asdict(line) for line in lines]}))
+        document = {"rows": [asdict(row) for row in rows], "medians": [asdict(row) for row in medians(rows)]}
+        print(json.dumps(document if arguments.landscape else document | {"trials_s": trials_s()}))
         return 0
-    print(f"{'landscape':30} {'sizes':>5} {'settings':>8} {'kendall':>8} {'(nccl)':>8} {'regret':>8} {'(nccl)':>8}")
-    for line in lines:
-        print(
-            f"{line.landscape[:30]:30} {line.sizes:5} {line.settings:8} {line.kendall_ours:8.3f} "
-            f"{line.kendall_nccl:8.3f} {line.regret_ours:8.1%} {line.regret_nccl:8.1%}"
-        )
+    print(f"{'system':52} {'kind':8} {'model':10} {'error':>7} {'p90':>7} {'tau':>6} {'regret':>7} {'worst':>7} points")
+    for row in [*rows, *medians(rows)]:
+        scores = (row.error_median, row.error_p90, row.regret_mean, row.regret_worst)
+        error, p90, regret, worst = (_shown(value, "7.1%") for value in scores)
+        tau = _shown(row.tau, "6.2f")
+        print(f"{row.system[:52]:52} {row.kind:8} {row.model:10} {error} {p90} {tau} {regret} {worst} {row.points}")
+    ahead, of = won(rows)
+    if of:
+        print(f"regret of probed no worse than both peers': {ahead} of {of} systems")
+    if not arguments.landscape:
+        print(f"{TRIALS:,} simulated launches of BERT on 16 ranks: {trials_s():.1f} s of one core")
     return 0
+
+
+def _shown(value: float | None, form: str) -> str:
+    return format("-", f">{form.split('.')[0]}") if value is None else format(value, form)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,19 @@ def main() -> None:
         storage = f"sqlite:///{Path(folder) / 'bench.db'}"
         tune = ["tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "8", "--quiet"]
         subprocess.run([*NCCLT, *tune, "--storage", storage], check=True, capture_output=True)
-        env = [*NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", storage]
+        env = [
+            *NCCLT,
+            "env",
+            "--cluster",
+            "leonardo",
+            "--model",
+            "bert",
+            *SHAPE,
+            "--storage",
+            storage,
+            "--allow",
+            "simulated",
+        ]
         commands = {"python -c 'import typer' (peer)": [sys.executable, "-c", "import typer"], "ncclt env": env}
         times: dict[str, list[float]] = {name: [] for name in commands}
         for run in range(arguments.runs + 1):

@@ -27,9 +27,9 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Delivered, Effect, Form
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy, Rule
-from ncclt.deliver.render.table import NO_UPPER_END, table_checksum
 from ncclt.deliver.witnesses import attest_files
 from ncclt.errors import NccltError
+from ncclt.nccl.tuner_table import NO_UPPER_END, table_checksum
 
 KIB, MIB = 1 << 10, 1 << 20
 

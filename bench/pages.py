@@ -1,0 +1,166 @@
+"""Time and size of every page on a store with a year of studies, beside a bare route that sends as many bytes.
+
+    python bench/pages.py [--store FILE.db] [--requests 40] [--quick] [--json]
+
+Without --store a rich store is made first (bench/rich_store.py: 2,000 studies, a million measurements, a study of
+10,000 trials; minutes), with --quick a small one. The service runs in a process of its own, as `ncclt serve` does; one
+client asks for one page after the other on one connection, and each page is asked for once before it is timed. `ratio`
+is the median time over that of a FastAPI route that sends the same number of bytes from memory, in the same run.
+Everything stays on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ncclt.store import open_store
+from rich_store import SMALL, Size, fill
+
+OURS = """
+import sys
+from ncclt_api.app import create_app
+import uvicorn
+if __name__ == "__main__":
+    app = create_app(sys.argv[2], dashboard=False, large=sys.argv[2])
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
+"""
+BARE = """
+import sys
+from fastapi import FastAPI
+from starlette.responses import HTMLResponse
+import uvicorn
+app, body = FastAPI(), "x" * 4_000_000
+@app.get("/{count}")
+def send(count: int):
+    return HTMLResponse(body[:count])
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
+"""
+LONG = "10000aaaaaaa"
+"""The study of 10,000 trials."""
+
+PAGES = {
+    "map": "/",
+    "map, what changed": "/?days=30",
+    "map as JSON": "/?format=json",
+    "running studies": "/live",
+    "list of studies": "/studies",
+    "find": "/find?q=hall",
+    "cluster": "/clusters/hall-a",
+    "workload": "/workloads/chat-13b?with=chat-13b-r2",
+    "workload, many messages": "/workloads/nasnetmobile-unfused",
+    "compare releases": "/compare?model=chat-13b&cluster=hall-a",
+    "study": "/studies/{study}",
+    "study of 10,000 trials": f"/studies/{LONG}",
+}
+
+
+@contextmanager
+def serving(program: str, *arguments: str) -> Iterator[int]:
+    """Run a server until the block ends; yield its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "serving.py"  # a file, since a spawned process imports it
+        script.write_text(program)
+        process = subprocess.Popen([sys.executable, str(script), str(port), *arguments])
+        try:
+            for _ in range(1200):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                if process.poll() is not None:
+                    raise SystemExit("pages: the server ended before it listened")
+                time.sleep(0.05)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def timed(port: int, path: str, requests: int) -> tuple[list[float], int]:
+    """Return the times of some requests after a first one, ms, and the bytes of the last answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    times = []
+    for number in range(requests + 1):
+        began = time.perf_counter()
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"pages: {path} answers {answer.status}: {body[:300]!r}")
+        if number:
+            times.append(1e3 * (time.perf_counter() - began))
+    connection.close()
+    return times, len(body)
+
+
+def percentile_95(times: list[float]) -> float:
+    return statistics.quantiles(times, n=20, method="inclusive")[-1]
+
+
+def measured(url: str, requests: int) -> list[dict[str, Any]]:
+    with open_store(url) as store:
+        usual = store.recent_studies(limit=1, cluster="hall-b")
+    study = usual[0].study.id if usual else LONG
+    rows = []
+    with ExitStack() as stack:
+        ours, bare = stack.enter_context(serving(OURS, url)), stack.enter_context(serving(BARE))
+        for page, path in PAGES.items():
+            count = max(6, requests // 4) if LONG in path else requests
+            times, size = timed(ours, path.format(study=study), count)
+            empty, _ = timed(bare, f"/{size}", requests)
+            rows.append(
+                {
+                    "page": page, "ms_p50": round(statistics.median(times), 1),
+                    "ms_p95": round(percentile_95(times), 1), "kilobytes": round(size / 1e3, 1),
+                    "bare_ms_p50": round(statistics.median(empty), 2),
+                    "ratio": round(statistics.median(times) / statistics.median(empty), 1),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="a store that bench/rich_store.py made")
+    parser.add_argument("--requests", type=int, default=40, help="of each page")
+    parser.add_argument("--quick", action="store_true", help="a small store")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    if arguments.requests < 5:
+        parser.error("--requests is at least 5")
+    if arguments.store is not None and not arguments.store.is_file():
+        parser.error(f"--store: no file {arguments.store}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = arguments.store or Path(folder) / "rich.db"
+        url = f"sqlite:///{path.resolve()}"
+        if arguments.store is None:
+            with open_store(url) as store:
+                fill(store, SMALL if arguments.quick else Size())
+        rows = measured(url, arguments.requests)
+    if arguments.json:
+        print(json.dumps({"rows": rows}, indent=2))
+        return
+    print(f"{'page':26} {'ms p50':>8} {'ms p95':>8} {'kB':>8} {'bare ms':>8} {'ratio':>7}")
+    for row in rows:
+        print(
+            f"{row['page']:26} {row['ms_p50']:>8} {row['ms_p95']:>8} {row['kilobytes']:>8} "
+            f"{row['bare_ms_p50']:>8} {row['ratio']:>7}"
+        )
+
+
+if __name__ == "__main__":
+    main()

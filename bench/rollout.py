@@ -1,0 +1,223 @@
+"""How many jobs until a guarded roll-out rolls back a loss, and how often does it roll back without one?
+
+The decisions are the real ones: who gets the candidate, and what the guard says after every job. The first roll-outs of
+each case (--stored) go through a store as well: published there, each job reported, ended there by the guard. Only the
+jobs are invented, so the truth is known. A job's step time has noise of its own (its nodes, its neighbours, its input),
+one job in fifty takes 1.5 times as long, and all times drift by 5 %.
+
+Beside it, on the same jobs in the same order: Welch's t-test of the logs at the same 1 % level, looked at after every
+job from the sixth of each side on, as one would look at a dashboard. "Decided" shares of a case without a loss are
+false roll-backs.
+
+    python bench/rollout.py [--json] [--rollouts N] [--jobs N] [--stored N] [--seed N] [--case PATTERN]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+
+from scipy.special import stdtr
+
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.rollout import JobTime, RollOut, RollOutState, Variant
+from ncclt.prove.rollout import judge_roll_out, report_job_time
+from ncclt.store import Store, open_store
+from ncclt.testing.store_contract import sample_recommendation
+
+LEVEL = 0.01
+LEAST_OF_EACH = 6
+"""Jobs of each side before the t-test is looked at: with fewer it would be wrong still more often."""
+
+OUTLIERS, OUTLIER, DRIFT = 0.02, 1.5, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One truth.
+
+    Attributes:
+        name: as it is printed.
+        loss: true loss of step time, as a share; below 0 = a gain.
+        noise: standard deviation of the log of a job's step time.
+        percent: of the jobs that get the candidate.
+        loss_limit: beyond which a roll-out ends.
+    """
+
+    name: str
+    loss: float
+    noise: float = 0.02
+    percent: int = 50
+    loss_limit: float = 0.01
+
+
+CASES = (
+    *(Case(name=f"equal, noise {s:.0%}, {p} % of jobs", loss=0.0, noise=s, percent=p)
+      for s in (0.01, 0.02, 0.05) for p in (10, 50)),
+    Case(name="equal, noise 2%, 50 % of jobs, no limit", loss=0.0, loss_limit=0.0),
+    Case(name="loss at the limit, noise 2%, 50 % of jobs", loss=0.01),
+    *(Case(name=f"loss 3%, noise {s:.0%}, {p} % of jobs", loss=0.03, noise=s, percent=p)
+      for s in (0.01, 0.02, 0.05) for p in (10, 50)),
+    Case(name="loss 3%, noise 2%, 50 % of jobs, no limit", loss=0.03, loss_limit=0.0),
+    Case(name="loss 10%, noise 2%, 10 % of jobs", loss=0.10, percent=10),
+    Case(name="gain 3%, noise 2%, 50 % of jobs", loss=-0.03),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What many roll-outs of one case came to.
+
+    Attributes:
+        case: its name.
+        by: `guard`, or the t-test.
+        rollouts: how many.
+        lost, won: shares that were rolled back, and that went to all jobs.
+        jobs_median, jobs_p90: until they ended, over those that did as they should: lost where there is a loss beyond
+            the limit, won where there is a gain; None where fewer than half, or nine tenths, did.
+        jobs: most jobs of a roll-out.
+    """
+
+    case: str
+    by: str
+    rollouts: int
+    lost: float
+    won: float
+    jobs_median: int | None
+    jobs_p90: int | None
+    jobs: int
+
+
+def main() -> int:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--rollouts", type=int, default=200, help="roll-outs of each case (default 200)")
+    parser.add_argument("--jobs", type=int, default=600, help="jobs of each roll-out at most (default 600)")
+    parser.add_argument("--stored", type=int, default=1, help="of them through a store, job by job (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first roll-out (default 0)")
+    parser.add_argument("--case", default="*", help="only the cases that match")
+    args = parser.parse_args()
+    if args.rollouts < 1 or args.jobs < 2 * LEAST_OF_EACH or args.stored < 0:
+        parser.error(f"--rollouts must be at least 1, --jobs {2 * LEAST_OF_EACH}, --stored 0")
+    cases = [case for case in CASES if fnmatch.fnmatch(case.name, args.case)]
+    if not cases:
+        parser.error(f"no case matches {args.case!r}")
+    rows, began_s = [], time.monotonic()
+    for case in cases:
+        ends: dict[str, list[tuple[str, int]]] = {"guard": [], "t-test after every job": []}
+        for number in range(args.rollouts):
+            guard, t_test = _ended(case, seed=args.seed + number, jobs=args.jobs, stored=number < args.stored)
+            ends["guard"].append(guard)
+            ends["t-test after every job"].append(t_test)
+        for by, found in ends.items():
+            row = _row(case, by, found, args.jobs)
+            rows.append(row)
+            if not args.json:
+                _print(row)
+    if args.json:
+        sys.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    else:
+        print(f"{len(cases)} cases of {args.rollouts} roll-outs in {time.monotonic() - began_s:.0f} s")
+    return 0
+
+
+def _ended(case: Case, *, seed: int, jobs: int, stored: bool) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return how guard and t-test ended one roll-out, and after how many jobs."""
+    if not stored:
+        return _rolled_out(_roll_out(case, f"s{seed}"), None, case, seed=seed, jobs=jobs)
+    me = By(who="bench")
+    with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/a.db") as store:
+        store.publish(sample_recommendation("a"), by=me)
+        store.set_rules(ClusterRules(cluster="pair", percent=case.percent, loss_limit=case.loss_limit), me)
+        store.publish(sample_recommendation("b"), by=me)
+        ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
+        return _rolled_out(rollout, store, case, seed=seed, jobs=jobs)
+
+
+def _roll_out(case: Case, seed: str) -> RollOut:
+    return RollOut(
+        id="r", cluster="pair", model="toy", recommendation="b", control="a", percent=case.percent, seed=seed,
+        loss_limit=case.loss_limit,
+    )  # fmt: skip
+
+
+def _rolled_out(
+    rollout: RollOut, store: Store | None, case: Case, *, seed: int, jobs: int
+) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Report job after job of a roll-out, to a store if there is one, else to the guard alone."""
+    dice = random.Random(seed)
+    times: list[JobTime] = []
+    guard, t_test = None, None
+    test = _Welch()
+    for number in range(jobs):
+        name = f"job {seed}.{number}"
+        is_candidate = rollout.variant(name) is Variant.CANDIDATE
+        step_us = 2e5 * math.exp(dice.gauss(0.0, case.noise)) * (1 + DRIFT * number / jobs)
+        step_us *= (OUTLIER if dice.random() < OUTLIERS else 1.0) * (1 + case.loss if is_candidate else 1.0)
+        given = rollout.recommendation if is_candidate else rollout.control
+        times.append(JobTime(rollout=rollout.id, job=name, recommendation=given, step_us=step_us, steps=20))
+        if guard is None:
+            judged = report_job_time(store, times[-1]) if store else judge_roll_out(rollout, times)
+            if judged.state is not RollOutState.RUNNING:
+                guard = (judged.state.value, number + 1)
+                assert not store or store.rollout(rollout.id).state is judged.state
+        if t_test is None and (said := test.add(math.log(step_us), is_candidate)):
+            t_test = (said, number + 1)
+        if guard and t_test:
+            break
+    return guard or ("running", jobs), t_test or ("running", jobs)
+
+
+class _Welch:
+    """Welch's t-test of two running samples."""
+
+    def __init__(self) -> None:
+        self._sums = {True: (0, 0.0, 0.0), False: (0, 0.0, 0.0)}
+
+    def add(self, log_time: float, is_candidate: bool) -> str:
+        """Add a job; return `lost` or `won` where the difference is significant, two-sided."""
+        number, mean, squares = self._sums[is_candidate]
+        step = log_time - mean  # Welford's update
+        mean += step / (number + 1)
+        self._sums[is_candidate] = (number + 1, mean, squares + step * (log_time - mean))
+        sides = (self._sums[True], self._sums[False])
+        if min(number for number, _, _ in sides) < LEAST_OF_EACH:
+            return ""
+        shares = [squares / (number - 1) / number for number, _, squares in sides]
+        freedom = sum(shares) ** 2 / sum(
+            share**2 / (number - 1) for share, (number, _, _) in zip(shares, sides, strict=True)
+        )
+        difference = sides[0][1] - sides[1][1]
+        if 2 * float(stdtr(freedom, -abs(difference) / math.sqrt(sum(shares)))) > LEVEL:
+            return ""
+        return "lost" if difference > 0 else "won"
+
+
+def _row(case: Case, by: str, ends: list[tuple[str, int]], jobs: int) -> Row:
+    right = "won" if case.loss < 0 else "lost" if case.loss > case.loss_limit else ""
+    took = sorted(number for state, number in ends if state == right)
+
+    def quantile(share: float) -> int | None:
+        place = math.ceil(share * len(ends)) - 1
+        return took[place] if right and place < len(took) else None
+
+    shares = {word: sum(state == word for state, _ in ends) / len(ends) for word in ("lost", "won")}
+    return Row(case=case.name, by=by, rollouts=len(ends), jobs_median=quantile(0.5), jobs_p90=quantile(0.9), jobs=jobs,
+               **shares)  # fmt: skip
+
+
+def _print(row: Row) -> None:
+    took = f"after {row.jobs_median} jobs, 9 of 10 after {row.jobs_p90}" if row.jobs_median else ""
+    print(f"{row.case:46} {row.by:24} rolled back {row.lost:6.1%}  to all {row.won:6.1%}  {took}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
