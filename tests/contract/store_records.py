@@ -16,9 +16,13 @@ from ncclt.store import known_names, open_store, published
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
 
 FROM_HEAD_TO_0001 = (
-    "DROP TABLE leases", "DROP TABLE records", "DROP TABLE changes", "DROP TABLE keys",
-    "DROP INDEX ix_recommendations_newest",
-    "ALTER TABLE recommendations DROP COLUMN origin", "UPDATE ncclt_alembic_version SET version_num = '0001'",
+    *(f"DROP TABLE {name}" for name in ("leases", "records", "changes", "keys")),
+    *(f"DROP TABLE {name}" for name in ("history", "cluster_rules", "rollouts", "job_times")),
+    "DROP TABLE job_workers", "DROP TABLE job_rules",
+    "DROP INDEX ix_recommendations_newest", "DROP INDEX ix_recommendations_state",
+    "DROP INDEX ix_studies_state", "DROP INDEX ix_trials_score",
+    *(f"ALTER TABLE recommendations DROP COLUMN {name}" for name in ("origin", "state", "pinned", "unverified")),
+    "UPDATE ncclt_alembic_version SET version_num = '0001'",
 )  # fmt: skip
 """Makes a store one that has never heard of anything later."""
 

@@ -53,7 +53,7 @@ def answer(cluster, workload, folder):
     variables = found["variables"]
     shape = [word for name in ("nodes", "gpus_per_node", "nccl_version")
              for word in (f"--{name.replace('_', '-')}", str(found[name]))]  # fmt: skip
-    code, text = command("env", "--cluster", cluster, "--model", workload, *shape, *storage)
+    code, text = command("env", "--cluster", cluster, "--model", workload, *shape, *storage, "--allow", "simulated")
     return {
         "cluster": cluster,
         "workload": workload,

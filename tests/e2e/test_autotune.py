@@ -210,13 +210,13 @@ def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
 
 
 def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
-    asked = ("autotune", "--profile", "gpt2", "--cluster", "leonardo", "--nodes", "2", *STORE)
+    asked = ("autotune", "--profile", "vit-l-32", "--cluster", "mi355x-2x8", "--nodes", "2", *STORE)
     plan = ncclt(*asked, "--dry-run", "--", "torchrun", "train.py").stdout
     assert [line.split()[1] for line in plan.splitlines() if line[0].isdigit()] == ["look", "tune"]
     assert "step times are not compared there" in plan
     done = ncclt(*asked, "--", "torchrun", "train.py").stdout
-    assert "SIMULATED: tuned: gpt2 on leonardo" in done
-    assert "step times cannot be compared: no job runs on a recording or a model; on 2 x 4 real GPUs" in done
+    assert "tuned: vit-l-32 on mi355x-2x8" in done
+    assert "step times cannot be compared: no job runs on a recording or a model; on 2 x 8 real GPUs" in done
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def stored_trials(folder):
     path = folder / "ncclt.db"
     if not path.exists():
         return 0
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)
     try:
         return connection.execute("select count(*) from trials").fetchone()[0]
     except sqlite3.OperationalError:

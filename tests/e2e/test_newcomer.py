@@ -1,13 +1,15 @@
 """What the issue promises to a newcomer, typed as it stands there."""
 
 import json
-import socket
+import runpy
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 STORE = ("--storage", "sqlite:///ncclt.db")
 LEONARDO = ("--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NASNET = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "40", "--seed", "1")
@@ -40,7 +42,9 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
 
     assert "trials run on: simulate (SIMULATED), as asked" in first.stderr
     assert "SIMULATED: " in first.stdout
-    use = "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
+    use = (
+        "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3 --allow simulated"
+    )
     assert "use it:   nothing to do: NCCL's own choice stays" in first.stdout
     assert "searches 275 settings" in first.stderr
     assert "is finished, nothing was launched; --continue N adds launches to it" in second.stderr
@@ -69,7 +73,13 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     assert picture.count("all_reduce") == len(document["messages"])
     assert "1.11x ring/ll128 c=" in picture
     assert max(map(len, picture.splitlines())) <= 80
-    env = ncclt("env", "--cluster", "mi355x-2x8", "--model", "vit-l-32", *shape_of(document))
+    words = ("env", "--cluster", "mi355x-2x8", "--model", "vit-l-32", *shape_of(document))
+    assert "was not measured there: it is recorded" in ncclt(*words, rc=3).stderr
+    unchanged = ncclt("run", *words[1:], "--", "env")
+    assert "NCCL_" not in unchanged.stdout
+    assert "was not measured there" in unchanged.stderr
+    assert "--allow recorded" in first.stdout
+    env = ncclt(*words, "--allow", "recorded")
     assert "export NCCLT_RECORDED=1" in env.stdout
     assert f"# {label}" in env.stdout
     assert label in env.stderr
@@ -123,7 +133,9 @@ def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
     assert document["launcher"] == "replay"
     assert document["cluster"] == "l40s-server-stanford-farmshare-oat"
     assert all(m["interpolated"] for m in document["messages"])
-    env = ncclt("env", "--cluster", document["cluster"], "--model", "mine", *shape_of(document), *STORE).stdout
+    env = ncclt(
+        "env", "--cluster", document["cluster"], "--model", "mine", *shape_of(document), *STORE, "--allow", "recorded"
+    ).stdout
     assert "# recorded: L40S server Stanford FarmShare oat, github yumibyte/CS244C-Research@61d4dbe" in env
     assert "export NCCLT_RECORDED=1" in env
     assert document["label"].startswith("recorded: L40S server Stanford FarmShare oat, ")
@@ -134,9 +146,7 @@ def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
 @pytest.fixture
 def server(ncclt):
     """`ncclt serve` on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = ncclt.start("serve", "--port", str(port), *STORE)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -156,12 +166,12 @@ def server(ncclt):
 
 def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(ncclt, server):
     ncclt(*NASNET, *STORE, "--quiet")
-    words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile", *LEONARDO, "--nodes", "2")
+    names = ("--cluster", "leonardo", "--model", "nasnetmobile")
+    words = ("env", *names, *LEONARDO, "--allow", "simulated", "--nodes", "2")
 
     fetched, stored = ncclt(*words, "--server", server), ncclt(*words, *STORE)
-    with urllib.request.urlopen(
-        f"{server}/v1/clusters/leonardo/env?model=nasnetmobile&nodes=2&gpus_per_node=4&nccl_version=2.22.3&format=export"
-    ) as answer:
+    job = "model=nasnetmobile&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
+    with urllib.request.urlopen(f"{server}/v1/clusters/leonardo/env?{job}&format=export") as answer:
         curled = answer.read().decode()
         assert answer.headers["X-Ncclt-Simulated"] == "true"
     assert fetched.stdout == stored.stdout == curled
@@ -181,4 +191,4 @@ def test_every_format_says_simulated(ncclt):
 
     for form in ("export", "dotenv", "json", "nccl-conf", "tuner-csv"):
         words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile-unfused", "--format", form, *LEONARDO)
-        assert "simulated" in ncclt(*words, "--nodes", "2", *STORE).stdout.lower(), form
+        assert "simulated" in ncclt(*words, "--nodes", "2", *STORE, "--allow", "simulated").stdout.lower(), form

@@ -1,5 +1,6 @@
 """The pages in a real browser, from a real server."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import StudyState
 from ncclt.store import open_store
 from ncclt_api.app import create_app
 
@@ -39,26 +42,35 @@ def load_samples():
 samples = load_samples()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """Address of a service with three studies."""
-    folder = tmp_path_factory.mktemp("pages")
-    profiles = samples.store_profiles(folder / "profiles")
-    with open_store(f"sqlite:///{folder}/ncclt.db", profiles=profiles) as store, socket.socket() as listening:
-        samples.fill(store)
+@contextlib.contextmanager
+def serving(store):
+    """Serve a store on loopback; give its address."""
+    with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(store), log_level="warning")
-        process = uvicorn.Server(config)
+        process = uvicorn.Server(uvicorn.Config(create_app(store), log_level="warning"))
         thread = threading.Thread(target=process.run, kwargs={"sockets": [listening]})
         thread.start()
         deadline = time.monotonic() + 240
         while not process.started and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert process.started
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        process.should_exit = True
-        thread.join(timeout=240)
+        try:
+            assert process.started
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            process.should_exit = True
+            thread.join(timeout=240)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Address of a service with three studies."""
+    folder = tmp_path_factory.mktemp("pages")
+    profiles = samples.store_profiles(folder / "profiles")
+    with open_store(f"sqlite:///{folder}/ncclt.db", profiles=profiles) as store:
+        samples.fill(store)
+        with serving(store) as address:
+            yield address
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +116,7 @@ def fits(page):
 
 
 def test_the_list_shows_every_study(visit):
-    page = visit("/", picture="index")
+    page = visit("/studies", picture="index")
     assert page.locator("h1").inner_text() == "Studies"
     assert page.locator("tbody tr").count() == 3
     assert page.locator("svg.interval").count() == 2
@@ -119,11 +131,74 @@ def test_a_study_shows_verdict_pictures_and_evidence(visit):
     assert page.locator("h1").inner_text() == "bert on leonardo"
     assert "SIMULATED" in page.locator(".banner").inner_text()
     assert "In the simulation 1.083×" in page.locator(".lead").inner_text()
-    assert page.locator("svg.plot").count() == 2
-    assert page.locator("svg.plot circle.trial").count() > 20
+    playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
     assert page.locator("#evidence-heading").is_visible()
+    playwright_api.expect(page.locator("#closing-chart canvas")).to_have_count(1)
     assert "ncclt run --cluster leonardo --model bert" in page.locator(".copyable code").first.inner_text()
     assert fits(page)
+
+
+def test_the_first_screen_answers_and_says_what_to_type(visit):
+    page = visit("/studies/5e1f00aa", picture="first")
+    answers = page.locator(".answers")
+    assert "1.083×" in answers.inner_text()
+    assert "Simulated" in answers.inner_text()
+    for part in (page.locator(".lead"), answers, page.locator(".copyable pre").first):
+        assert part.bounding_box()["y"] < page.viewport_size["height"]
+
+
+def test_parts_of_a_study_fold_by_key(visit):
+    page = visit("/studies/5e1f00aa", picture="folded")
+    part = page.locator("details#log")
+    assert part.get_attribute("open") is None
+    part.locator(":scope > summary").focus()
+    page.keyboard.press("Enter")
+    playwright_api.expect(part.locator("ol.log")).to_be_visible()
+    assert "Revision 1 was published" in part.inner_text()
+    page.locator("details#importance > summary").click()
+    playwright_api.expect(page.locator("#importance")).to_contain_text("matters")
+    assert fits(page)
+
+
+def test_a_study_is_readable_without_scripts(browser, server):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(server + "/studies/5e1f00aa")
+    wins = page.locator("#wins-chart .as-table table")
+    playwright_api.expect(wins).to_be_visible()
+    assert "tree/ll128 c=8" in wins.inner_text()
+    playwright_api.expect(page.locator("#wins-chart .plot")).to_be_hidden()
+    context.close()
+
+
+def test_a_running_study_changes_without_reload_until_it_ends(browser, tmp_path):
+    """What is polled replaces verdict, search and log; the end replaces the whole page, which polls no more."""
+    study = samples.study(state=StudyState.RUNNING)
+    with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
+        store.open_study(study)
+        store.add_trial(study.id, samples.trial(0, DEFAULT, study))
+        context = browser.new_context()
+        page = context.new_page()
+        complaints = []
+        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"{address}/studies/{study.id}")
+        loaded = []
+        page.on("load", lambda: loaded.append(page.url))
+        page.locator("details#log > summary").click()
+        verdict = page.locator("#verdict")
+        playwright_api.expect(verdict).to_contain_text("1 launch")
+        store.add_trial(study.id, samples.trial(1, samples.TREE, study))
+        playwright_api.expect(verdict).to_contain_text("2 launches", timeout=120_000)
+        playwright_api.expect(page.locator("ol.log")).to_contain_text("best single setting")
+        playwright_api.expect(page.locator("details#log")).to_have_attribute("open", "")
+        playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
+        store.set_state(study.id, StudyState.DONE, "enough was seen")
+        playwright_api.expect(verdict).to_contain_text("no verdict", timeout=120_000)
+        playwright_api.expect(page.locator("main")).to_have_count(1)
+        assert page.locator("[hx-trigger^=every]").count() == 0
+        assert loaded == complaints == []
+        context.close()
 
 
 def test_a_study_shows_what_real_jobs_told(visit):
@@ -146,7 +221,8 @@ def test_keeping_the_default_is_said_in_words(visit):
 def test_hostile_names_are_only_text(visit):
     page = visit("/studies/bad00003", picture="hostile")
     assert page.locator("h1").inner_text() == f"{samples.HOSTILE} on {samples.HOSTILE}"
-    assert page.locator("script").count() == 1
+    mine = page.locator('script[src^="/assets/"], script[type="application/json"]')
+    assert page.locator("script").count() == mine.count() > 0
     assert fits(page)
 
 
@@ -155,6 +231,6 @@ def test_the_line_can_be_copied(visit):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button = page.locator("[data-copy]").first
     button.click()
-    page.wait_for_function("document.querySelector('[data-copy]').textContent === 'Copied'")
+    playwright_api.expect(button).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == page.locator(".copyable code").first.text_content()

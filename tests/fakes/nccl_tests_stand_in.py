@@ -9,12 +9,15 @@ own path first. What it is told stands in FOLDER/stand_in.json (`install` in Pyt
                 NCCL_ALGO alone, so tests can foretell them
     sigma       deviation of each time from the simulated one, as a share; every launch of a setting has the same, so
                 that two settings which are equal in truth are told apart in the same way each time
+    lacks       ["tree/simple", ...]: choices that NCCL does not offer to a tuner plugin
     faults      {"seed", "share", "kinds"}: such a share of the launches that force something fail, drawn from the seed
                 and the number of the launch
 
+A tuner plugin that NCCL_TUNER_PLUGIN names is loaded and asked, as NCCL does, and changes the times as NCCL_ALGO does.
 The variable STAND_IN names the misbehaviour of one launch. Written for `python -I -S`: standard library only.
 """
 
+import ctypes
 import hashlib
 import json
 import math
@@ -154,11 +157,53 @@ def sizes(job, element):
     return found
 
 
-def times_us(job, wanted):
+FUNCTIONS = ("broadcast_perf", "reduce_perf", "all_gather_perf", "reduce_scatter_perf", "all_reduce_perf")
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+
+
+class Tuner(ctypes.Structure):
+    """ncclTuner_v6_t."""
+
+    _fields_ = [
+        (name, ctypes.c_char_p if name == "name" else ctypes.c_void_p)
+        for name in ("name", "init", "choose", "end", "chunk")
+    ]
+
+
+def chosen_by_plugin(job, wanted):
+    """Open a communicator for each GPU of this process; return size -> algorithm that the plugin made the cheapest."""
+    library, chosen = os.environ.get("NCCL_TUNER_PLUGIN", ""), {}
+    if not Path(library).is_file() or job.program not in FUNCTIONS or job.fault == "plugin_not_loaded":
+        return chosen
+    tuner = Tuner.in_dll(ctypes.CDLL(library), "ncclTunerPlugin_v6")
+    size_t, pointer = ctypes.c_size_t, ctypes.c_void_p
+    init = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_uint64, size_t, size_t, pointer, pointer, pointer)
+    numbers = [ctypes.c_int] * 3
+    choose = ctypes.CFUNCTYPE(
+        ctypes.c_int, pointer, ctypes.c_int, size_t, ctypes.c_int, pointer, *numbers, ctypes.POINTER(ctypes.c_int)
+    )
+    nodes = int(job.told.get("nodes", 1))
+    for _ in range(job.gpus):
+        context, channels = pointer(), ctypes.c_int()
+        assert init(tuner.init)(ctypes.addressof(context), 1, job.ranks, nodes, None, None, None) == 0
+        for size in wanted:
+            words = [f"{algorithm}/{protocol}" for algorithm in ALGORITHMS for protocol in PROTOCOLS]
+            costs = (ctypes.c_float * 21)(*(-1.0 if word in job.told.get("lacks", ()) else 1.0 for word in words))
+            function, table = FUNCTIONS.index(job.program), ctypes.addressof(costs)
+            assert choose(tuner.choose)(context, function, size, 1, table, 7, 3, 0, ctypes.byref(channels)) == 0
+            cheapest = min(range(21), key=lambda at: costs[at] if costs[at] >= 0 else math.inf)
+            if costs[cheapest] < 1:
+                chosen[size] = words[cheapest].partition("/")[0]
+        assert ctypes.CFUNCTYPE(ctypes.c_int, pointer)(tuner.end)(context) == 0
+    return chosen
+
+
+def times_us(job, wanted, chosen):
     """The time of each size: of the simulated cluster, or 20 µs and 10e9 bytes/s, twice that for a tree."""
     if "cluster" not in job.told:
-        tree = os.environ.get("NCCL_ALGO", "").lower().rpartition(":")[2] == "tree"
-        return {size: (20 + size / 10_000) * (2 if tree else 1) for size in wanted}
+        named = os.environ.get("NCCL_ALGO", "").lower().rpartition(":")[2]
+        return {size: (20 + size / 10_000) * (2 if chosen.get(size, named) == "tree" else 1) for size in wanted}
     request = {
         "cluster": job.told["cluster"], "program": job.program, "dtype": job.dtype, "ranks": job.ranks,
         "spans": job.ranks > 1 and len(set(job.groups())) > 1 and "MOD" in os.environ.get("NCCL_TESTS_SPLIT", ""),
@@ -262,12 +307,13 @@ def main(place, arguments):
     if job.fault == "usage":
         return usage(job, "J") if job.rank == 0 else 0
     misbehave(job)
+    element = ELEMENT_BYTES[job.dtype]
+    swept = sizes(job, element)
+    chosen = chosen_by_plugin(job, swept)
     if job.rank:
         return 0  # the others have nothing to say
-    element = ELEMENT_BYTES[job.dtype]
     heading(job)
-    swept = sizes(job, element)
-    times = times_us(job, swept)
+    times = times_us(job, swept, chosen)
     draw = random.Random(f"{swept} {forced()}")
     rows = [row(job, size, element, times[size], draw) for _ in range(int(job.options.get("-N", 1))) for size in swept]
     for number, found in enumerate(rows):

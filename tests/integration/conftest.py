@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import runpy
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-START_S = 30.0
+START_S = 120.0
+free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +23,6 @@ class Sshd:
 
     hosts: tuple[str, str]
     options: tuple[str, ...]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def new_key(path):

@@ -89,7 +89,7 @@ class TestKubernetesLauncher(LauncherContract):
 
     def test_time_is_limited_and_nothing_is_left(self):
         """The time of the command is counted from its start; a container ends with all that is in it."""
-        result = run(self.launcher(), SLEEP, variables={"WORD": "hangs-in-a-pod"}, timeout_s=1.5)
+        result = run(self.launcher(), SLEEP, variables={"WORD": "hangs-in-a-pod"}, timeout_s=5.0)
         assert result.timed_out
         assert "begun" in result.stdout
         assert (result.survivors, result.left_elsewhere) == ((), ())

@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-import socket
+import runpy
 import subprocess
 import sys
 import threading
@@ -22,6 +22,7 @@ from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS, LoadedPlugin
 
 pytest.importorskip("torch.distributed")
+free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 _spec = importlib.util.spec_from_file_location("persistent", Path(__file__).with_name("test_persistent.py"))
 persistent = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(persistent)
@@ -119,12 +120,6 @@ def test_kill_9_while_ranks_start_leaves_no_token(tmp_path):
         time.sleep(0.05)
     assert list(scratch.iterdir()) == []
     assert not LEFTOVERS["soon_gone"](word, PATIENCE_S)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def ended(processes):

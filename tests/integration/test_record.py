@@ -3,9 +3,9 @@
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +21,7 @@ from ncclt.store import open_store
 
 pytest.importorskip("torch.distributed")
 FOLDER = Path(__file__).parent / "training"
+free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 _spec = importlib.util.spec_from_file_location("models_of_training", FOLDER / "models.py")
 models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(models)
@@ -54,12 +55,6 @@ def _table(calls):
     return {(c.message.collective, c.message.dtype, c.message.size_bytes): c.calls_per_step for c in calls}
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def _command(launcher, *arguments):
     script = [str(FOLDER / "train.py"), *arguments]
     if launcher == "torchrun":
@@ -69,12 +64,12 @@ def _command(launcher, *arguments):
             "torch.distributed.run",
             "--nproc-per-node=2",
             "--master-port",
-            _free_port(),
+            str(free_port()),
             *script,
         ]
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    address = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={_free_port()}"]
+    address = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()!s}"]
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *address, sys.executable, *script]
 
 

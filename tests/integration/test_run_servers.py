@@ -34,7 +34,7 @@ def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, attack):
     assert FAKE.all_legal({name: value for name, value in added.items() if value != own.get(name)}), added
     if attack in FAKE.OUTAGES:
         assert added == {}
-        assert time.monotonic() - begun_s < timeout_s + 20
+        assert time.monotonic() - begun_s < timeout_s + 120
     if attack in FAKE.HARMLESS:
         assert added["NCCLT_RECOMMENDATION"]
 

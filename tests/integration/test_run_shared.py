@@ -50,7 +50,8 @@ def ended(process):
 
 
 def given(environ):
-    return {name: value for name, value in environ.items() if name.startswith("NCCL") and name != "NCCLT_PLUGIN"}
+    own = ("NCCLT_PLUGIN", "NCCLT_ALLOW")
+    return {name: value for name, value in environ.items() if name.startswith("NCCL") and name not in own}
 
 
 def test_an_outage_on_some_nodes_does_not_divide_the_job(tmp_path, shared, serving):
@@ -211,7 +212,7 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
     )
     choose = f'[ "$SLURM_NODEID" = 0 ] && url={AWAY} || url={serving[0]}; exec "$@" --server $url -- {SHOW[0]} {show}'
     where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--shared", str(shared)]
-    where += ["--timeout", "30", "--wait", "120"]
+    where += ["--timeout", "30", "--wait", "120", "--allow", "simulated"]
     with slurm_cluster.allocation() as environment:
         clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
         for steps in (1, 2):

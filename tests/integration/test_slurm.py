@@ -132,7 +132,7 @@ def test_what_slurm_refuses_was_not_started(allocation):
 
 def test_a_hang_is_ended_on_all_nodes(slurm_cluster, launcher):
     """The tasks ignore SIGTERM, and half of them have left their session."""
-    result = run(launcher, STUBBORN, variables={"WORD": "stubborn-in-time", "FLEES": "yes"}, timeout_s=1.5)
+    result = run(launcher, STUBBORN, variables={"WORD": "stubborn-in-time", "FLEES": "yes"}, timeout_s=8.0)
     assert result.timed_out
     assert result.stdout.count("begun") == 8
     assert (result.survivors, result.left_elsewhere) == ((), ())

@@ -84,7 +84,8 @@ def wait_for_trials(folder, study, count):
         if len(stored(folder)[0]) >= count:
             return
         time.sleep(0.1)
-    pytest.fail(f"there are no {count} trials: {study.communicate(timeout=5)}")
+    study.kill()
+    pytest.fail(f"there are no {count} trials: {study.communicate()}")
 
 
 def test_variables_of_a_task_prolog_stop_a_study_before_anything_is_measured(slurm_cluster, tuning, tmp_path):

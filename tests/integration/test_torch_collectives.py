@@ -1,8 +1,8 @@
 """The PyTorch benchmark with real ranks over gloo: every collective, every kind of group, and all that goes wrong."""
 
 import os
+import runpy
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ from ncclt.measure.benchmarks.torch_collectives_result import parse_result
 pytest.importorskip("torch.distributed")
 FAULTS = Path(__file__).parents[1] / "fakes" / "torch_faults"
 PATIENCE_S = 240
+free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 """A busy machine of two cores may need a minute to start four ranks."""
 
 
@@ -37,19 +38,13 @@ def _environment(**more):
     return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"OMP_NUM_THREADS": "1"} | more
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def _measure(
     benchmark, messages, *, folder=None, world_size=2, per_node=2, started=None, of_rank=None, copies=None, **variables
 ):
     """Start the ranks as torchrun would, without torchrun's own second; return the command and what it gave."""
     (command,) = benchmark.commands(messages, folder=folder)
     argv = [(copies or {}).get(word, word) for word in command.argv]
-    port = _free_port()
+    port = str(free_port())
     ranks = [
         subprocess.Popen(
             argv,
@@ -158,7 +153,7 @@ def test_mpirun_and_standard_output():
     """Open MPI's variables are understood too, and the result is found in what mpirun forwards."""
     (command,) = QUICK.commands([_message()], folder=None)
     mpirun = ["mpirun", "-np", "2", "--oversubscribe", "--allow-run-as-root"]
-    exported = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={_free_port()}", "-x", "OMP_NUM_THREADS"]
+    exported = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()!s}", "-x", "OMP_NUM_THREADS"]
 
     done = subprocess.run(
         [*mpirun, *exported, *command.argv],

@@ -3,90 +3,28 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "nccl_tuner_abi.h"
+#include "played.h"
 #include "shared.h"
 #include "table.h"
 
-extern const struct nccl_tuner_v2 ncclTunerPlugin_v2;
-extern const struct nccl_tuner_v3 ncclTunerPlugin_v3;
-extern const struct nccl_tuner_v4 ncclTunerPlugin_v4;
-extern const struct nccl_tuner_v5 ncclTunerPlugin_v5;
-extern const struct nccl_tuner_v6 ncclTunerPlugin_v6;
+enum { THREADS = 4, CALLS = 20000 };
 
-enum { RANKS = 16, NODES = 2, THREADS = 4, CALLS = 20000 };
-
-static long checks;
-
-#define CHECK(condition) \
-  (__atomic_add_fetch(&checks, 1, __ATOMIC_RELAXED), \
-   (condition) ? (void)0 : (fprintf(stderr, "line %d: %s\n", __LINE__, #condition), exit(1)))
-
-static int lines;
-
-static void log_line(int level, unsigned long subsystems, const char *file, int line, const char *format, ...) {
-  (void)file, (void)line;
-  va_list values;
-  char text[2048];
-  va_start(values, format);
-  vsnprintf(text, sizeof text, format, values);
-  va_end(values);
-  CHECK(level == NCCL_LOG_INFO && subsystems && strncmp(text, "TUNER/ncclt: ", 13) == 0);
-  __atomic_add_fetch(&lines, 1, __ATOMIC_RELAXED);
-}
-
-/* One communicator under any API. */
-struct played {
-  int api;
-  void *context;
-};
-
-/* NCCL's constants: 7x3 + 3x7x3 + 5 times 4x3 doubles; the plugin has to leave them alone. */
+/* NCCL's constants: 7x3 + 3x7x3 + 5 times 4x3 doubles, from v7 on 5x3; the plugin has to leave them alone. */
 static const double CONSTANT = 0.625;
 
 static struct played open_communicator(int api) {
-  struct played played = {api, NULL};
-  double constants[144], before[144];
-  for (int i = 0; i < 144; i++) constants[i] = before[i] = CONSTANT;
+  double constants[159], before[159];
+  for (int i = 0; i < 159; i++) constants[i] = before[i] = CONSTANT;
   struct nccl_nvl_domain_v5 domain = {2, 8, 8};
-  int code = -1;
-  void *model = constants;
-  if (api == 2) code = ncclTunerPlugin_v2.init(RANKS, NODES, log_line, &played.context);
-  if (api == 3) code = ncclTunerPlugin_v3.init(RANKS, NODES, log_line, &played.context);
-  if (api == 4) code = ncclTunerPlugin_v4.init(RANKS, NODES, log_line, &played.context);
-  if (api == 5) code = ncclTunerPlugin_v5.init(&played.context, 7, RANKS, NODES, log_line, &domain, model);
-  if (api == 6) code = ncclTunerPlugin_v6.init(&played.context, 7, RANKS, NODES, log_line, &domain, model);
-  CHECK(code == NCCL_SUCCESS && played.context);
+  struct played played = open_with(api, constants, &domain);
   CHECK(memcmp(constants, before, sizeof before) == 0 && domain.domains == 2);
   return played;
 }
 
-static void close_communicator(struct played played) {
-  int code = -1;
-  if (played.api == 2) code = ncclTunerPlugin_v2.destroy(played.context);
-  if (played.api == 3) code = ncclTunerPlugin_v3.destroy(played.context);
-  if (played.api == 4) code = ncclTunerPlugin_v4.destroy(played.context);
-  if (played.api == 5) code = ncclTunerPlugin_v5.finalize(played.context);
-  if (played.api == 6) code = ncclTunerPlugin_v6.finalize(played.context);
-  CHECK(code == NCCL_SUCCESS);
-}
-
 static int ask(struct played played, int function, size_t bytes, float *costs, int algorithms, int protocols,
                int *channels) {
-  float **table = (float **)(void *)costs;
-  if (played.api == 3)
-    return ncclTunerPlugin_v3.get_coll_info(played.context, function, bytes, 1, table, algorithms, protocols, channels);
-  if (played.api == 4)
-    return ncclTunerPlugin_v4.get_coll_info(played.context, function, bytes, 1, table, algorithms, protocols, 0,
-                                            channels);
-  if (played.api == 5)
-    return ncclTunerPlugin_v5.get_coll_info(played.context, function, bytes, 1, table, algorithms, protocols, 0,
-                                            channels);
-  return ncclTunerPlugin_v6.get_coll_info(played.context, function, bytes, 1, table, algorithms, protocols, 0, channels);
+  return ask_with(played, function, bytes, costs, algorithms, protocols, 0, channels);
 }
 
 /* NCCL up to 2.30: the first strict minimum among the entries that are not negative. */
@@ -196,7 +134,7 @@ static void check_v2(void) {
 static _Atomic int waiting;
 
 static void *many_calls(void *argument) {
-  struct played *shared = argument, own = open_communicator(6);
+  struct played *shared = argument, own = open_communicator(7);
   for (atomic_fetch_sub(&waiting, 1); atomic_load(&waiting);) { /* all at once */
   }
   for (int i = 0; i < CALLS; i++) {
@@ -314,7 +252,7 @@ int main(int count, char **arguments) {
   setenv("NCCLT_POLICY", path, 1);
   setenv("NCCLT_PLUGIN_REPORT", arguments[1], 1);
   int opened = 0;
-  for (int api = 3; api <= 6; api++) {
+  for (int api = 3; api <= NEWEST_API; api++) {
     struct played several[3];
     for (int i = 0; i < 3; i++, opened++) several[i] = open_communicator(api);
     check_costs(several[0], 7);
@@ -329,9 +267,9 @@ int main(int count, char **arguments) {
   check_shared();
   check_ranges();
   CHECK(lines == opened + 1 + THREADS + 1); /* one line per communicator */
-  CHECK(ncclTunerPlugin_v6.get_chunk_size == NULL);
+  CHECK(ncclTunerPlugin_v6.get_chunk_size == NULL && ncclTunerPlugin_v7.get_chunk_size == NULL);
   CHECK(ncclTunerPlugin_v6.init(NULL, 0, 8, 1, NULL, NULL, NULL) == NCCL_SUCCESS);
-  open_communicator(6); /* left open: reported when the process ends */
+  open_communicator(7); /* left open: reported when the process ends */
   printf("%ld checks\n", checks);
   return 0;
 }

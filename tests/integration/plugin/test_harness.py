@@ -1,6 +1,7 @@
-"""The plugin under the sanitizers of gcc: harness.c plays NCCL, fuzz_table.c throws text at the parser."""
+"""The plugin under gcc's sanitizers: harness.c and delegation.c play NCCL, fuzz_table.c throws text at the parser."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,14 +15,18 @@ GOLDEN = HERE.parents[1] / "golden" / "env"
 ROUNDS = 20_000
 
 
+def sanitized(sanitizers):
+    return [compiler(), "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-g", "-O1", f"-fsanitize={sanitizers}",
+            "-fno-sanitize-recover=all"]  # fmt: skip
+
+
 def compile_with(sanitizers, files, target, *extra):
     """Compile a program, or skip where the compiler lacks the sanitizers' runtime."""
     if compiler() is None:
         pytest.skip("no C compiler here")
     probe = target.with_suffix(".probe.c")
     probe.write_text("int main(void) { return 0; }\n")
-    checked = [compiler(), "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-g", "-O1", f"-fsanitize={sanitizers}",
-               "-fno-sanitize-recover=all"]  # fmt: skip
+    checked = sanitized(sanitizers)
     probed = subprocess.run([*checked, "-o", target, probe], capture_output=True, text=True)
     if probed.returncode or subprocess.run([target], capture_output=True).returncode:
         pytest.skip(f"this compiler has no working -fsanitize={sanitizers} here")
@@ -43,11 +48,91 @@ def test_every_api_threads_and_ranges_under_a_sanitizer(sanitizers, tmp_path):
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 100_000
     # The number of the one that all threads used: no count is lost where they meet.
-    [shared] = tmp_path.glob("ncclt-plugin.*.13.*.jsonl")
+    [shared] = tmp_path.glob("ncclt-plugin.*.16.*.jsonl")
     assert sum(json.loads(line)["calls"] for line in shared.read_text().splitlines()[1:]) == 4 * 20_000 // 2
-    # 3 communicators of 4 APIs, one of API v2, one shared and 4 of the threads, and one that was left open.
-    assert len(list(tmp_path.glob("ncclt-plugin.*.jsonl"))) == 12 + 1 + 1 + 4 + 1
+    # 3 communicators of 5 APIs, one of API v2, one shared and 4 of the threads, and one that was left open.
+    assert len(list(tmp_path.glob("ncclt-plugin.*.jsonl"))) == 15 + 1 + 1 + 4 + 1
     assert not list(tmp_path.glob("*.part"))
+
+
+def other_tuner(target, flags, api, *extra):
+    """Compile the tuner of other_tuner.c as a library."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [*flags, "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{source_folder()}", f"-DAPI={api}", *extra,
+         "-o", target, HERE / "other_tuner.c"], check=True
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_another_tuner_of_any_api_answers_what_no_row_covers(sanitizers, tmp_path):
+    program = compile_with(sanitizers, [*sources(), HERE / "delegation.c"], tmp_path / "delegation")
+    for api in range(2, 8):
+        other_tuner(tmp_path / f"api{api}.so", sanitized(sanitizers), api)
+    other_tuner(tmp_path / "incomplete.so", sanitized(sanitizers), 5, "-DINCOMPLETE", "-Wno-unused-function")
+    other_tuner(tmp_path / "ours.so", sanitized(sanitizers), 5, '-DNAME="ncclt"')
+
+    done = subprocess.run([program, tmp_path], capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 50_000
+    heads = [json.loads(path.read_text().splitlines()[0]) for path in tmp_path.glob("ncclt-plugin.*.jsonl")]
+    pairs = {(head["tuner_api"], head["delegate_api"]) for head in heads if head["delegate_api"]}
+    assert pairs == {(api, other) for api in range(2, 8) for other in range(2, 8)}
+    [used] = [head for head in heads if (head["tuner_api"], head["delegate_api"]) == (6, 4)]
+    # Of 32 calls without a row and one whose row NCCL does not offer, 4 made the tuner fail.
+    assert (used["delegate_name"], used["delegated"], used["delegate_failures"]) == ("other", 29, 4)
+    assert used["delegate"] == str(tmp_path / "api4.so")
+    reasons = {head["delegate_not_in_use"].replace(f"{tmp_path}/", "") for head in heads}
+    assert reasons == {
+        "",
+        "the tuner of incomplete.so lacks functions of API v5",
+        *(f"the tuner other of api{api}.so could not begin: error 3" for api in range(2, 8)),
+        "NCCLT_DELEGATE=missing.so is no tuner plugin that can be loaded",
+        "NCCLT_DELEGATE=table.csv is no tuner plugin that can be loaded",
+        "NCCLT_DELEGATE=ours.so is the plugin of ncclt itself",
+    }
+
+
+@pytest.fixture
+def said(tmp_path):
+    """Return what the plugin writes to NCCL's log, in an environment where these libraries can be found."""
+    plain = [compiler(), "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1"]
+    program = tmp_path / "delegation"
+
+    def said_with(*libraries, **variables):
+        if compiler() is None:
+            pytest.skip("no C compiler here")
+        files = [*sources(), HERE / "delegation.c"]
+        subprocess.run([*plain, f"-I{source_folder()}", "-o", program, *files, "-lpthread"], check=True)
+        for name, api, *extra in libraries:
+            other_tuner(tmp_path / "lib" / name, plain, api, *extra)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("NCCL")}
+        environ = {**kept, "LD_LIBRARY_PATH": str(tmp_path / "lib"), **variables}
+        return subprocess.run([program, "open"], env=environ, check=True, capture_output=True, text=True).stdout
+
+    return said_with
+
+
+ASKED = "no table: NCCLT_POLICY is not set; every call goes to the tuner other of"
+
+
+def test_it_finds_the_tuner_that_nccl_would_find(said):
+    network = {"NCCL_NET_PLUGIN": "absent,mine", "LOADED_BEFORE": "libnccl-net-mine.so"}
+
+    assert f"{ASKED} libnccl-tuner.so (API v6)" in said(("libnccl-tuner.so", 6))
+    assert f"{ASKED} libnccl-net-mine.so (API v3)" in said(
+        ("libnccl-tuner.so", 5, '-DNAME="ncclt"'), ("libnccl-net-mine.so", 3), **network
+    )
+    assert f"{ASKED} libnccl-net.so (API v7)" in said(
+        ("libnccl-tuner.so", 5, '-DNAME="ncclt"'), ("libnccl-net.so", 7), LOADED_BEFORE="libnccl-net.so"
+    )
+    assert f"{ASKED} libnccl-tuner-vendor.so (API v2)" in said(("libnccl-tuner-vendor.so", 2), NCCLT_DELEGATE="vendor")
+
+
+def test_a_network_plugin_that_nccl_did_not_load_is_not_asked(said):
+    assert said(("libnccl-net.so", 6)).rstrip().endswith("NCCLT_POLICY is not set; NCCL's own choice stays")
+    assert "NCCL's own choice stays" in said(("libnccl-tuner.so", 6), NCCLT_DELEGATE="none")
 
 
 def test_no_text_breaks_the_parser(tmp_path):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import runpy
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,7 +24,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "squeue
 NODES = ("n1", "n2")
 CPUS = 8
 
-_PATIENT_S = 60.0
+_PATIENT_S = 120.0
+_free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
 _SYSTEM_FOLDERS = ":/usr/sbin:/sbin:/usr/local/sbin"
 
 _CONFIGURATION = """\
@@ -121,7 +122,7 @@ class SlurmCluster:
 
     def start(self) -> None:
         """Start all daemons and wait until both nodes are idle."""
-        ports = _free_ports(3)
+        ports = [_free_port() for _ in range(3)]
         (self.folder / "slurm.conf").write_text(
             _CONFIGURATION.format(
                 user=getpass.getuser(), folder=self.folder, cpus=CPUS,
@@ -229,11 +230,3 @@ def missing_programs() -> list[str]:
 def _dying_with_us() -> tuple[str, ...]:
     """Words before a command that end it when this process is killed, where util-linux has them."""
     return ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

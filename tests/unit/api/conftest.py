@@ -1,9 +1,13 @@
 """A filled store behind a running application."""
 
+import contextlib
 import importlib.util
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 from ncclt.store import open_store
@@ -46,3 +50,31 @@ def client(filled_store):
     """The service on the filled store."""
     with TestClient(create_app(filled_store, fresh_s=0)) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def serving():
+    """Return a context manager that serves an application on loopback and gives its address."""
+
+    @contextlib.contextmanager
+    def served(app):
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return served
+
+
+@pytest.fixture
+def live(filled_store, serving):
+    """The address of the service on the filled store."""
+    with serving(create_app(filled_store, fresh_s=0)) as url:
+        yield url

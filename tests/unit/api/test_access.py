@@ -8,25 +8,46 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.tuning_job import JobRule, TuningJob
 from ncclt.errors import StoreError
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, _wrong_cluster, needed_role
 from ncclt_api.app import create_app
+from ncclt_api.job_queue import JobQueue, prepare
+from ncclt_api.sign_in import Sessions
 
-ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3"
+ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
+JOB = "00000000000000aa"
 SECRETS = {(role, cluster): f"{PREFIX}{role}-{cluster}" for role in Role for cluster in ("", "leonardo", "elsewhere")}
+VERBS = ("approve", "activate", "rollback", "pin", "unpin", "retire")
 PATHS = {
-    "/healthz": None, "/readyz": None,
+    "/healthz": None, "/readyz": None, "/client.py": None, "/metrics": Role.READ,
     "/v1/clusters": Role.READ, "/v1/clusters/{cluster}": Role.READ, "/v1/clusters/{cluster}/env": Role.READ,
     "/v1/workloads": Role.READ, "/v1/workloads/{name}": Role.READ,
     "/v1/studies": Role.READ, "/v1/studies/{id}": Role.READ, "/v1/studies/{id}/trials": Role.READ,
     "/v1/studies/{id}/evidence": Role.READ,
     "/v1/recommendations": Role.READ, "/v1/recommendations/{id}": Role.READ,
     "/v1/attestations": Role.READ, "POST /v1/attestations": Role.REPORT,
-    "/": Role.READ, "/studies/{id}": Role.READ,
+    "/v1/recommendations/{id}/life": Role.READ, "/v1/recommendations/{id}/history": Role.READ,
+    **{f"POST /v1/recommendations/{{id}}/{verb}": Role.APPROVE for verb in VERBS},
+    "/v1/clusters/{cluster}/history": Role.READ, "/v1/clusters/{cluster}/rules": Role.READ,
+    "PUT /v1/clusters/{cluster}/rules": Role.ADMIN, "POST /v1/step-times": Role.REPORT,
+    "POST /v1/workloads": Role.TUNE,
+    "/v1/jobs": Role.READ, "POST /v1/jobs": Role.TUNE, "/v1/jobs/{id}": Role.READ, "/v1/jobs/{id}/events": Role.READ,
+    "/v1/rules": Role.READ, "PUT /v1/rules/{id}": Role.TUNE, "DELETE /v1/rules/{id}": Role.TUNE,
+    "POST /v1/jobs/{id}/cancel": Role.TUNE, "POST /v1/jobs/{id}/retry": Role.TUNE,
+    "/": Role.READ, "/live": Role.READ, "/studies": Role.READ, "/find": Role.READ, "/studies/{id}": Role.READ,
+    "/studies/{id}/trials": Role.READ, "/studies/{id}/trials/{number}": Role.READ,
+    "/clusters/{name:path}": Role.READ, "/workloads/{name:path}": Role.READ, "/compare": Role.READ,
+    "/sign-in": None, "POST /sign-in": None, "POST /sign-out": Role.READ,
+    "/recommendations": Role.READ, "/recommendations/{id}": Role.READ, "/recommendations/{id}/rollout": Role.READ,
+    "POST /recommendations/{id}/{verb}": Role.APPROVE,
+    "/jobs": Role.READ, "POST /jobs": Role.TUNE, "POST /jobs/{id}/cancel": Role.TUNE,
+    "POST /jobs/{id}/retry": Role.TUNE,
 }  # fmt: skip
 """What each route needs; None = nothing."""
 
-OF_ALL = ("/v1/workloads", "/v1/workloads/{name}")
+OF_ALL = ("/v1/workloads", "/v1/workloads/{name}", "POST /v1/workloads", "POST /sign-out")
 """Routes of no cluster."""
 
 
@@ -49,17 +70,29 @@ def service(samples, profiles, tmp_path_factory):
 
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('keys')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
+        store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+        store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9"))
         for (role, cluster), secret in SECRETS.items():
             key = ApiKey(id=f"{role}-{cluster}", role=role, clusters=(cluster,) if cluster else ())
             store.add_key(key, digest=digest_of(secret))
+        prepare(store.url)
+        with JobQueue(store.url) as queue:
+            queue.submit(TuningJob(id=JOB, cluster="leonardo", model="bert"))
+            queue.cancel(JOB)
         with TestClient(create_app(store, fresh_s=0)) as client:
             client.store = store
             yield client
 
 
 def ask(service, method, path, secret, **more):
+    path = path.replace(":path", "")
     path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
-    path = path.replace("{id}", "0c0ffee1" if "recommendations" in path else "5e1f00aa")
+    ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa", "rules": "r1"}
+    path = path.replace("{verb}", "pin").replace("{number}", "0")
+    if method == "DELETE":  # the one before may have removed it
+        job = TuningJob(id="", cluster="leonardo", model="bert")
+        service.store.add_job_rule(JobRule(id="r1", job=job, stale=True))
+    path = path.replace("{id}", next((id for kind, id in ids.items() if kind in path), ""))
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     return service.request(method, path, headers=headers, **more)
 
@@ -80,7 +113,14 @@ def test_roles(service, name):
         assert (status == 403) == (needed is not None and not role.includes(needed))
 
 
-@pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name]])
+def test_figures_are_of_all_clusters(service):
+    for path in ("/metrics", "/dashboard", "/api/studies", "/csv/1"):
+        for query in ({}, {"cluster": "leonardo"}):
+            assert ask(service, "GET", path, SECRETS[Role.ADMIN, "leonardo"], params=query).status_code == 403
+    assert ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).status_code == 200
+
+
+@pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name] and name != "/metrics"])
 def test_keys_of_one_cluster(service, name, samples):
     """A list must be asked for by cluster; what belongs to another cluster is refused."""
     method, path = routes(service.app)[name]
@@ -88,13 +128,27 @@ def test_keys_of_one_cluster(service, name, samples):
     query = {
         "/v1/clusters/{cluster}/env": {"model": "bert"}, "/v1/attestations": {"recommendation": "0c0ffee1"},
         "/v1/studies": {"cluster": "leonardo"}, "/v1/recommendations": {"cluster": "leonardo"},
-        "/": {"cluster": "leonardo"}, "/v1/clusters": {"cluster": "leonardo"},
+        "/v1/jobs": {"cluster": "leonardo"}, "POST /v1/workloads": {"name": "uploaded"},
+        "/jobs": {"cluster": "leonardo"}, "/recommendations": {"cluster": "leonardo", "model": "bert"},
+        "/v1/rules": {"cluster": "leonardo"},
+        "/v1/clusters": {"cluster": "leonardo"}, "/compare": {"study": "5e1f00aa"},
+        **{path: {"cluster": "leonardo"} for path in ("/", "/live", "/studies", "/find", "/workloads/{name:path}")},
     }.get(name, {})  # fmt: skip
     report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document()
-    body = {"json": report} if method == "POST" else {}
+    time = {"rollout": service.store.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1}
+    given = {
+        "POST /v1/attestations": report,
+        "POST /v1/step-times": time,
+        "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"},
+        "PUT /v1/rules/{id}": {"cluster": "leonardo", "model": "bert", "stale": True},
+    }.get(name, {"no": "change"})
+    body = {"json": given} if method in ("POST", "PUT") else {}
+    if method == "POST" and not path.startswith("/v1/"):
+        token = service.app.state.sessions.form_token("")
+        body = {"data": {"token": token, "cluster": "leonardo", "model": "bert"}, "follow_redirects": False}
     assert ask(service, method, path, mine, params=query, **body).status_code not in (401, 403)
     status = ask(service, method, path, other, params=query, **body).status_code
-    assert status == (200 if name in OF_ALL else 403)
+    assert (status != 403) == (name in OF_ALL)
     if "cluster" in query:
         assert ask(service, method, path, mine).status_code == 403
 
@@ -169,7 +223,7 @@ def test_the_last_known_keys_hold_while_the_database_is_away():
         await send({"type": "http.response.body", "body": b""})
 
     store, now = Store(), [0.0]
-    access = AccessMiddleware(app, store=lambda: store, fresh_s=0, clock=lambda: now[0])
+    access = AccessMiddleware(app, store=lambda: store, fresh_s=0, sessions=Sessions(), clock=lambda: now[0])
 
     async def status(secret):
         sent = []

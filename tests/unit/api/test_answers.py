@@ -1,7 +1,7 @@
 """Answers to jobs are made once, dropped when they change, and served while the database is away."""
 
 import asyncio
-import time
+import threading
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,14 @@ from ncclt_api.answers import LAST_GOOD_S, AnswersMiddleware
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
-JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+PATIENT_S = 60.0
+JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A look into the database that takes a second on a busy machine is no database that is away."""
+    monkeypatch.setattr(answers, "_LOOK_S", PATIENT_S)
 
 
 class Application:
@@ -42,14 +49,15 @@ class Store:
     def __init__(self):
         self.number, self.pairs = 0, {}
         self.away = self.old = False
-        self.hangs_s = 0.0
+        self.answering = threading.Event()
+        self.answering.set()
 
     def change(self, cluster, model):
         self.number += 1
         self.pairs[cluster, model] = self.number
 
     def changes(self, since):
-        time.sleep(self.hangs_s)
+        assert self.answering.wait(PATIENT_S)
         if self.away:
             raise StoreError("away")
         if self.old:
@@ -82,12 +90,19 @@ def run(test):
     asyncio.run(test())
 
 
+async def until(holds):
+    """Wait until something holds, while the other tasks go on."""
+    async with asyncio.timeout(PATIENT_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 def test_a_burst_is_answered_by_one():
     async def test():
         service = Service()
         service.app.held = asyncio.Event()
         waiting = [asyncio.create_task(service.get()) for _ in range(200)]
-        await asyncio.sleep(0.1)
+        await until(lambda: service.app.made)
         service.app.held.set()
         assert {body for _, body, _ in await asyncio.gather(*waiting)} == {b"answer 1"}
         assert (await service.get())[1] == b"answer 1"
@@ -127,7 +142,7 @@ def test_an_answer_from_before_a_change_is_not_kept():
         service = Service()
         held = service.app.held = asyncio.Event()
         first = asyncio.create_task(service.get())
-        await asyncio.sleep(0.1)
+        await until(lambda: service.app.made)
         service.store.change("a", "m")
         service.app.held = None
         await service.get("b")  # notices the change while the first is still being made
@@ -161,13 +176,14 @@ def test_a_database_that_hangs_counts_as_away(monkeypatch):
     async def test():
         service = Service()
         await service.get()
-        service.store.hangs_s = 0.5
+        service.store.answering.clear()
         service.now_s += 100
         assert (await service.get())[2][b"age"] == b"100"
         service.now_s += 100
         assert (await service.get())[2][b"age"] == b"200"  # without waiting for the first look
-        await asyncio.sleep(0.6)
-        service.store.hangs_s = 0
+        service.store.answering.set()
+        await until(lambda: service.asks._look is None)
+        monkeypatch.setattr(answers, "_LOOK_S", PATIENT_S)
         assert b"age" not in (await service.get())[2]
 
     run(test)

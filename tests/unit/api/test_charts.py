@@ -1,21 +1,16 @@
-"""The pictures: well formed, described, escaped, and showing what was measured."""
+"""The charts: what the browser is given, escaped, with the same figures as a table."""
 
+import json
 import math
-from dataclasses import replace
 from xml.etree import ElementTree
 
-from ncclt.core.recommendation import Decision, PolicyVerdict
+import pytest
+
+from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
-from ncclt.prove.evidence import collect_evidence
-from ncclt_api.pages.charts import (
-    CHART_MESSAGES,
-    SearchPoint,
-    history_chart,
-    interval_chart,
-    interval_reach,
-    messages_chart,
-)
-from ncclt_api.pages.message_rows import policy_rows
+from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span, interval_chart, interval_reach
+from ncclt_api.pages.environment import render_page
+from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, SearchPoint, search_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -24,72 +19,106 @@ def of_class(root, name):
     return [element for element in root.iter() if element.get("class") == name]
 
 
-def points(*scores):
+def points(*scores, phase=Phase.SEARCH):
     return [
-        SearchPoint(number=i, score_us=score, outcome=Outcome.OK if score else Outcome.CRASHED, label="<b>")
+        SearchPoint(
+            number=i, phase=phase, score_us=score, outcome=Outcome.OK if score else Outcome.CRASHED, label="</script>"
+        )
         for i, score in enumerate(scores)
     ]
 
 
-def test_history_has_a_dot_per_trial_and_a_cross_per_failure():
-    root = ElementTree.fromstring(history_chart(points(100.0, None, 90.0, 120.0), 100.0))
-    assert len([c for c in of_class(root, "trial") if c.get("r") == "3.2"]) == 3
-    assert [t.text for t in root.iter(f"{SVG}title")].count("trial 1: crashed, <b>") == 1
-    assert root.get("aria-labelledby") == "history-title history-desc"
-    assert "best 90.0 µs" in root.find(f"{SVG}desc").text
+def drawn(chart):
+    return json.loads(str(chart.to_json()))
 
 
-def test_the_best_line_only_goes_down():
-    root = ElementTree.fromstring(history_chart(points(100.0, 110.0, 90.0, 95.0), 100.0))
-    (line,) = [element for element in of_class(root, "best-line") if element.tag == f"{SVG}path"]
-    heights = [float(part.split("H")[0]) for part in line.get("d").split("V")[1:]]
-    assert heights == sorted(heights)
+def line(chart, label):
+    return next(one for one in drawn(chart)["lines"] if one["label"].startswith(label))
 
 
-def test_history_says_ms_and_logarithmic_where_it_is():
-    assert "time, ms (logarithmic)" in history_chart(points(4_000.0, 90_000.0), None)
-    assert "time, µs<" in history_chart(points(100.0, 101.0), None)
+def test_no_tag_can_end_the_data_of_a_chart():
+    text = str(search_chart(points(100.0, 90.0), 100.0).to_json())
+    assert not set(text) & set("<>&")
+    assert line(search_chart(points(100.0, 90.0), 100.0), "searched")["notes"] == ["</script>"] * 2
+
+
+def test_the_search_is_drawn_as_speed_up_over_the_default():
+    chart = search_chart(points(100.0, None, 80.0, 125.0), 100.0)
+    assert line(chart, "searched")["y"] == [1.0, 1.25, 0.8]
+    assert line(chart, "failed")["x"] == [1]
+    assert line(chart, "failed")["notes"] == ["crashed: </script>"]
+    assert drawn(chart)["rules"][0]["at"] == 1.0
+
+
+def test_the_best_line_only_rises_and_reaches_the_end():
+    best = line(search_chart(points(100.0, 110.0, 90.0, 95.0), 100.0), "best")
+    assert best["x"] == [0, 2, 3]
+    assert best["y"] == sorted(best["y"])
+
+
+def test_outliers_are_drawn_at_the_edge_and_say_what_they_were():
+    chart = search_chart(points(100.0, 1000.0, 90.0), 100.0)
+    edge = line(chart, "below")
+    assert (edge["x"], edge["y"]) == ([1], [LEAST_RATIO])
+    assert edge["notes"] == ["0.100×: </script>"]
+    assert drawn(chart)["y"]["low"] < LEAST_RATIO
+
+
+def test_a_long_search_is_thinned_and_keeps_its_extremes():
+    scores = [100.0 + i % 7 for i in range(10_000)]
+    scores[5000] = 50.0
+    chart = search_chart(points(*scores), 100.0)
+    dots = line(chart, "searched")
+    assert len(dots["x"]) <= MOST_POINTS
+    assert 2.0 in dots["y"]
+    assert dots["x"] == sorted(set(dots["x"]))
+    assert "10000 measured" in chart.description
 
 
 def test_without_a_measurement_there_is_no_picture():
-    assert history_chart(points(None, None), None) is None
-    assert history_chart([], None) is None
-    assert messages_chart([], policy_name="policy") is None
+    assert search_chart(points(None, None), 100.0) is None
+    assert search_chart(points(100.0), None) is None
 
 
-def proven(samples):
-    """The policy of the samples, proven."""
-    return PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision.TUNED))
+def test_what_is_not_a_number_is_a_gap():
+    chart = Chart(
+        id="a", title="A", description="", x=Axis(label="size", unit="bytes", log=2), y=Axis(label="", unit="us"),
+        lines=[Line(label="one", tone="policy", x=[1, 2], y=[math.inf, 1.23456789], low=[1, 1], high=[2, math.nan])],
+        levels=[Level(at=1.0, label="here")],
+    )  # fmt: skip
+    only = line(chart, "one")
+    assert only["y"] == [None, 1.2346]
+    assert only["high"] == [2, None]
 
 
-def test_messages_are_drawn_with_their_gain(samples):
-    study = samples.study()
-    evidence = collect_evidence(samples.verify_trials(study, first=0))
-    rows = policy_rows(study, evidence, proven(samples))
-    root = ElementTree.fromstring(messages_chart(rows, policy_name="policy"))
-    values = [element.text for element in of_class(root, "value")]
-    assert values == [f"{row.speedup:.2f}×" for row in rows]
-    assert len(of_class(root, "loss")) == sum(1 for row in rows if row.policy_us > row.default_us)
+def test_a_name_is_in_the_legend_once():
+    spans = [Span(row=0, start=1, end=2, label="ring", tone="c1"), Span(row=0, start=2, end=4, label="ring", tone="c1")]
+    spans += [Span(row=0, start=4, end=8, label="NCCL's own", tone="quiet", gap=True)]
+    axis = Axis(label="", unit="bytes", log=2)
+    chart = Chart(id="a", title="A", description="", x=axis, y=axis, rows=["all_reduce"], spans=spans)
+    assert [entry.label for entry in chart.legend] == ["ring"]
 
 
-def test_messages_that_were_not_measured_under_both_are_left_out(samples):
-    study = samples.study()
-    rows = policy_rows(study, collect_evidence(samples.verify_trials(study, first=0)), proven(samples))
-    half = [replace(row, policy_us=None) for row in rows]
-    assert messages_chart(half, policy_name="policy") is None
-    many = [rows[0]] * 50
-    root = ElementTree.fromstring(messages_chart(many, policy_name="policy"))
-    assert len(of_class(root, "value")) == CHART_MESSAGES
+def test_the_interval_is_in_its_words_and_colour():
+    root = ElementTree.fromstring(interval_chart(1.08, (1.05, 1.11), id="one"))
+    assert root.get("class") == "interval gain"
+    assert root.get("aria-labelledby") == "one-title one-desc"
+    assert "1.080×, from 1.050–1.110" in root.find(f"{SVG}desc").text
+    assert ElementTree.fromstring(interval_chart(0.9, (0.85, 0.95), id="one")).get("class") == "interval loss"
+    assert ElementTree.fromstring(interval_chart(1.0, (0.95, 1.05), id="one")).get("class") == "interval open"
 
 
-def test_an_interval_is_coloured_by_what_it_excludes():
-    assert 'class="interval gain"' in interval_chart(1.08, (1.06, 1.1), id="a")
-    assert 'class="interval loss"' in interval_chart(0.9, (0.85, 0.95), id="a")
-    assert 'class="interval open"' in interval_chart(1.0, (0.98, 1.03), id="a")
-    assert interval_chart(1.0, (0.0, math.inf), id="a") is None
+def test_intervals_that_are_compared_share_an_axis():
+    reach = interval_reach([(0.9, 1.1), (1.2, 1.5)])
+    (whisker,) = of_class(ElementTree.fromstring(interval_chart(1.3, (1.2, 1.5), id="one", reach=reach)), "whisker")
+    assert 0 < float(whisker.get("x1")) < float(whisker.get("x2")) < 112
+    assert interval_reach([(1.0, math.inf)]) == pytest.approx(0.055)
 
 
-def test_one_axis_holds_all_intervals():
-    reach = interval_reach([(1.0, 1.5), (0.9, 1.1), (0.0, math.inf)])
-    assert 0.5 < reach < 0.6
-    assert interval_reach([]) > 0.05
+def test_an_interval_without_bounds_is_not_drawn():
+    assert interval_chart(1.0, (0.0, math.inf), id="one") is None
+
+
+def test_an_unknown_template_value_is_an_error():
+    with pytest.raises(Exception, match="undefined"):
+        render_page("study.html")

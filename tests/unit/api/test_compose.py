@@ -1,12 +1,15 @@
-"""The files for containers, as far as they can be judged without an engine."""
+"""The files for containers, as far as they can be judged without an engine; the one of integration runs them."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
+OURS = ("migrate", "api-1", "api-2", "worker")
+MONITORING = {"prometheus", "grafana"}
 
 
 @pytest.fixture(scope="module")
@@ -14,34 +17,63 @@ def services():
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 
 
-def test_the_four_services_wait_for_each_other(services):
-    assert set(services) == {"db", "migrate", "api", "tuner"}
+def test_the_services_wait_for_each_other(services):
+    assert set(services) == {"db", "nginx", *OURS, *MONITORING}
     assert services["migrate"]["depends_on"]["db"]["condition"] == "service_healthy"
-    for name in ("api", "tuner"):
+    for name in ("api-1", "api-2", "worker"):
         assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+    for replica in ("api-1", "api-2"):
+        assert services["nginx"]["depends_on"][replica]["condition"] == "service_healthy"
+    assert {name for name, service in services.items() if service.get("profiles") == ["monitoring"]} == MONITORING
 
 
-def test_every_command_is_ours(services):
-    commands = {name: service["command"] for name, service in services.items() if name != "db"}
-    assert commands == {
-        "migrate": ["ncclt", "store", "migrate"],
-        "api": ["ncclt", "serve", "--host", "0.0.0.0", "--insecure-no-auth"],
-        "tuner": ["ncclt", "tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate"],
-    }
+def test_only_loopback_is_opened_and_never_the_database_or_a_replica(services):
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert set(published) == {"nginx", *MONITORING}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
-def test_only_loopback_is_opened_and_never_the_database(services):
-    assert services["api"]["ports"] == ["127.0.0.1:8080:8080"]
-    assert "ports" not in services["db"]
+def test_nothing_is_written_but_volumes_and_tmp_and_all_that_stays_is_watched(services):
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "/tmp" in service["tmpfs"], name
+        assert ("healthcheck" in service) == (name != "migrate"), name
 
 
 def test_all_use_the_database_with_its_password(services):
     password = services["db"]["environment"]["POSTGRES_PASSWORD"]
-    for name in ("migrate", "api", "tuner"):
+    for name in OURS:
         assert services[name]["environment"]["NCCLT_STORAGE"] == f"postgresql://ncclt:{password}@db:5432/ncclt"
 
 
-@pytest.mark.parametrize("name", ["api", "tuner"])
+def test_every_file_that_is_mounted_exists(services):
+    files = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())]
+    mounted = [name for name in files if name.startswith("./")]
+    assert len(mounted) == 6
+    assert all((ROOT / name).is_file() for name in mounted)
+
+
+def test_prometheus_asks_each_replica_by_a_name_that_it_answers_to(services):
+    jobs = yaml.safe_load((ROOT / "api/deploy/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    (targets,) = [found["targets"] for found in jobs[0]["static_configs"]]
+    names = [target.removesuffix(":8080") for target in targets]
+    command = services["api-1"]["command"]
+    allowed = [value for word, value in pairwise(command) if word == "--allow-host"]
+    assert names == allowed == ["api-1", "api-2"]
+
+
+def test_the_data_source_of_grafana_is_that_prometheus(services):
+    folder = ROOT / "api/deploy/grafana"
+    (source,) = yaml.safe_load((folder / "datasources.yml").read_text(encoding="utf-8"))["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    (provider,) = yaml.safe_load((folder / "dashboards.yml").read_text(encoding="utf-8"))["providers"]
+    targets = [volume.split(":")[1] for volume in services["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/ncclt.json" in targets
+
+
+@pytest.mark.parametrize("name", ["api-1", "worker"])
 def test_images_run_as_nobody_special_and_copy_only_what_exists(services, name):
     build = services[name]["build"]
     text = (ROOT / build["context"] / build["dockerfile"]).read_text(encoding="utf-8")

@@ -35,6 +35,14 @@ def test_the_dashboard_shows_the_studies(searched):
         assert client.get("/static/bundle.js").status_code == 200
 
 
+def test_a_study_is_linked_by_its_name(searched):
+    with TestClient(create_app(searched), follow_redirects=False) as client:
+        answer = client.get("/dashboard?study=bert-leonardo")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/studies/1")
+        assert client.get(answer.headers["location"]).status_code == 200
+        assert client.get("/dashboard?study=none").status_code == 404
+
+
 def test_a_client_without_accept_encoding_is_served(searched):
     with TestClient(create_app(searched)) as client:
         del client.headers["accept-encoding"]

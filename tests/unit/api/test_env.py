@@ -5,13 +5,15 @@ import pytest
 from ncclt.deliver.render.formats import FORMATS, render
 
 ENV = "/v1/clusters/leonardo/env"
-JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+SHAPE = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+JOB = {**SHAPE, "simulated": "allow"}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_text_is_what_the_core_renders(client, filled_store, format):
     answer = client.get(ENV, params={"model": "bert", **JOB, "format": format})
-    expected = render(filled_store.recommendation("0c0ffee1"), format=format)
+    said = {"variant": "active", "reason": "TARGETING_MATCH", "rollout": ""}
+    expected = render(filled_store.recommendation("0c0ffee1"), format=format, said=said)
     assert answer.status_code == 200
     assert answer.text == expected
     media = "application/json" if format == "json" else "text/plain; charset=utf-8"
@@ -19,6 +21,7 @@ def test_the_text_is_what_the_core_renders(client, filled_store, format):
     assert answer.headers["x-ncclt-recommendation"] == "0c0ffee1"
     assert answer.headers["x-ncclt-simulated"] == "true"
     assert answer.headers["x-ncclt-decision"] == "tuned"
+    assert [answer.headers[f"x-ncclt-{name}"] for name in ("variant", "reason")] == ["active", "TARGETING_MATCH"]
 
 
 def test_keeping_the_default_is_an_answer_and_not_an_error(client):
@@ -59,21 +62,26 @@ def test_another_job_gets_nothing_rather_than_the_nearest(client, job):
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
     assert "ncclt tune" in answer.json()["hint"]
-    assert [{part: row[part] for part in JOB} for row in answer.json()["available"]] == [JOB]
+    assert [{part: row[part] for part in SHAPE} for row in answer.json()["available"]] == [SHAPE]
 
 
-@pytest.mark.parametrize("left_out", [tuple(JOB), *((part,) for part in JOB)], ids=" ".join)
+@pytest.mark.parametrize("left_out", [tuple(SHAPE), *((part,) for part in SHAPE)], ids=" ".join)
 def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, left_out):
     """The whole shape or nothing: the hint has the options of the command line, `available` the parameters of HTTP."""
-    job = {part: value for part, value in JOB.items() if part not in left_out}
+    job = {part: value for part, value in SHAPE.items() if part not in left_out}
     answer = client.get(ENV, params={"model": "bert", **job})
     problem = answer.json()
     assert (answer.status_code, problem["type"]) == (409, "urn:ncclt:problem:no-recommendation")
-    options = " ".join(f"--{part.replace('_', '-')} {JOB[part]}" for part in left_out)
+    options = " ".join(f"--{part.replace('_', '-')} {SHAPE[part]}" for part in left_out)
     assert f"\n    {options}   (SIMULATED)" in problem["hint"]
     (row,) = problem["available"]
-    assert row == {**JOB, "recommendation": "0c0ffee1", "simulated": True, "recorded": False, "stale": False}
-    assert client.get(ENV, params={"model": "bert", **{part: row[part] for part in JOB}}).status_code == 200
+    assert row == {**SHAPE, "recommendation": "0c0ffee1", "simulated": True, "recorded": False, "stale": False}
+    assert (
+        client.get(
+            ENV, params={"model": "bert", **{part: row[part] for part in SHAPE}, "simulated": "allow"}
+        ).status_code
+        == 200
+    )
 
 
 def test_unknown_names_are_answered_with_close_ones(client):
@@ -99,3 +107,24 @@ def test_nothing_is_given_to_a_plugin_that_would_run_everything_on_one_channel(c
     answer = client.get(ENV, params={"model": "resnet101", **JOB, "format": "nvidia-csv"})
     assert answer.status_code == 404
     assert "one channel" in answer.json()["detail"]
+
+
+def test_what_was_not_measured_is_only_for_a_job_that_allows_it(client):
+    """A real cluster may have the name, shape and NCCL of a simulated one."""
+    for options in ({}, {"recorded": "allow"}):
+        refused = client.get(ENV, params={"model": "bert", **SHAPE, **options})
+        assert refused.status_code == 409
+        assert "not measured there: it is SIMULATED" in refused.json()["detail"]
+        assert "simulated=allow" in refused.json()["hint"]
+        assert refused.json()["available"][0]["simulated"] is True
+    given = client.get(ENV, params={"model": "bert", **JOB})
+    assert (given.status_code, given.headers["x-ncclt-recorded"]) == (200, "false")
+    assert "SIMULATED" in given.text
+    assert client.get(ENV, params={"model": "bert", **SHAPE, "simulated": "yes"}).status_code == 422
+
+
+def test_a_job_that_names_its_driver_or_topology_gets_nothing_of_another(client):
+    for name, word in (("driver", "driver"), ("topology", "topology")):
+        refused = client.get(ENV, params={"model": "bert", **JOB, name: "x1"})
+        assert refused.status_code == 409
+        assert f"{word}: measured with an unknown one, asked for x1" in refused.json()["detail"]

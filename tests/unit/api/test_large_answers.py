@@ -52,7 +52,7 @@ def test_when_too_many_wait_the_next_is_refused_and_jobs_are_not(service, monkey
     monkeypatch.setattr(large_answers, "_MOST_WAITING", 0)
     refused = service.get("/v1/studies/5e1f00aa/trials")
     assert (refused.status_code, refused.headers["content-type"]) == (503, "application/problem+json")
-    job = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+    job = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
     assert service.get("/v1/clusters/leonardo/env", params=job).status_code == 200
 
 

@@ -17,13 +17,20 @@ def test_operations_have_unique_names_and_problems():
     paths = json.loads(openapi_text())["paths"]
     operations = [operation for path in paths.values() for operation in path.values()]
     names = [operation["operationId"] for operation in operations]
-    assert len(set(names)) == len(names) == 15
+    assert len(set(names)) == len(names) == 37
     versioned = {path: methods for path, methods in paths.items() if path.startswith("/v1/")}
     assert len(versioned) == len(paths) - 2, "all but /healthz and /readyz"
-    for path, methods in versioned.items():
-        assert set(methods) == ({"get", "post"} if path == "/v1/attestations" else {"get"})
-        assert {"404", "422", "503"} <= set(methods["get"]["responses"])
-        assert list(methods["get"]["responses"]["422"]["content"]) == ["application/problem+json"]
+    writing = {path: set(methods) - {"get"} for path, methods in versioned.items() if set(methods) != {"get"}}
+    verbs = ("approve", "activate", "rollback", "pin", "unpin", "retire")
+    assert writing == {
+        "/v1/attestations": {"post"}, "/v1/step-times": {"post"}, "/v1/jobs": {"post"}, "/v1/workloads": {"post"},
+        "/v1/jobs/{id}/cancel": {"post"}, "/v1/jobs/{id}/retry": {"post"}, "/v1/clusters/{cluster}/rules": {"put"},
+        "/v1/rules/{id}": {"put", "delete"},
+        **{f"/v1/recommendations/{{id}}/{verb}": {"post"} for verb in verbs},
+    }  # fmt: skip
+    for operation in (operation for methods in versioned.values() for operation in methods.values()):
+        assert {"404", "422", "503"} <= set(operation["responses"])
+        assert list(operation["responses"]["422"]["content"]) == ["application/problem+json"]
 
 
 def test_the_pages_are_not_part_of_the_api():

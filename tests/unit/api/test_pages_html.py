@@ -1,13 +1,14 @@
 """What the pages say, without a browser."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.study import StudyState
 from ncclt_api.app import create_app
-from ncclt_api.pages.study_view import TRIALS_PER_PAGE
+from ncclt_api.pages.trial_table import TRIALS_PER_PAGE
 
 
 @pytest.fixture
@@ -21,23 +22,25 @@ def test_an_empty_store_says_what_to_type(empty_client):
 
 
 def test_a_filter_without_a_study_says_so_and_keeps_the_choice(client):
-    page = client.get("/?cluster=elsewhere&model=").text
-    assert "No study matches" in page
-    assert '<option value="elsewhere" selected>' in page
+    for path, words in (("/", "Nothing matches"), ("/studies", "No study matches")):
+        page = client.get(f"{path}?cluster=elsewhere&model=").text
+        assert words in page
+        assert '<option value="elsewhere" selected>' in page
 
 
 def test_the_list_is_filtered(client):
-    page = client.get("/?cluster=leonardo&model=bert").text
-    assert 'href="/studies/5e1f00aa"' in page
-    assert 'href="/studies/7a6bbb02"' not in page
+    for path in ("/", "/studies"):
+        page = client.get(f"{path}?cluster=leonardo&model=bert").text
+        assert 'href="/studies/5e1f00aa"' in page
+        assert 'href="/studies/7a6bbb02"' not in page
 
 
 def test_the_list_is_paged_on_the_server(empty_store, empty_client, samples):
     for number in range(30):
         empty_store.open_study(samples.study(f"{number:08x}", name=f"study {number}"))
-    first = empty_client.get("/").text
+    first = empty_client.get("/studies").text
     assert len(re.findall('class="study"', first)) == 25
-    older = re.search(r'href="(/\?[^"]*cursor=[^"]*)">Older', first)[1].replace("&amp;", "&")
+    older = re.search(r'href="(/studies\?[^"]*cursor=[^"]*)">Older', first)[1].replace("&amp;", "&")
     second = empty_client.get(older).text
     assert len(re.findall('class="study"', second)) == 5
     assert "Newest" in second
@@ -49,7 +52,16 @@ def test_nothing_is_loaded_from_outside_and_nothing_is_inline(client):
         assert not re.search(r'(src|href)="(https?:)?//', page)
         assert " style=" not in page
         assert "<style" not in page
-        assert re.findall(r"<script[^>]*>", page) == ['<script src="/assets/copy.js" defer>']
+        scripts = set(re.findall(r"<script[^>]*>", page)) - {'<script type="application/json">'}
+        assert all(re.fullmatch(r'<script src="/assets/[a-zA-Z0-9./-]+" defer>', script) for script in scripts)
+        assert not re.search(r"<[^>]*\son\w+=", page)
+
+
+def test_every_file_a_page_loads_is_served(client):
+    page = client.get("/studies/5e1f00aa").text
+    files = re.findall(r'(?:src|href)="(/assets/[^"]+)"', page)
+    assert len(files) >= 7
+    assert {client.get(file).status_code for file in files} == {200}
 
 
 def test_hostile_names_and_output_are_escaped(client, samples):
@@ -98,10 +110,15 @@ def test_trials_are_paged(empty_store, empty_client, samples):
     assert "page 2 of 2" in second
 
 
-def test_the_line_to_type_names_this_server_and_the_job(client):
-    page = client.get("/studies/5e1f00aa", headers={"Host": "tuner.example:9000"}).text
+@pytest.mark.parametrize(("public_url", "source"), [("", ""), ("https://tuner", " --server https://tuner")])
+def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_request(
+    filled_store, public_url, source
+):
+    with TestClient(create_app(filled_store, public_url=public_url)) as client:
+        page = client.get("/studies/5e1f00aa", headers={"Host": "evil.example:9000"}).text
     line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
-    line += " --server http://tuner.example:9000 -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
+    line += f"{source} --allow simulated -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
+    assert "evil.example" not in page
     assert page.count('<div class="copyable">') == 1
     assert f"<code>{line}</code>" in page
 
@@ -122,3 +139,31 @@ def test_a_study_says_what_it_cost_and_whether_that_was_real(client):
     assert said[True]
     assert all(line.startswith('<p class="note">Cost of all launches: SIMULATED, about ') for line in said[True])
     assert not any("SIMULATED" in line for line in said[False])
+
+
+def test_the_page_of_a_study_reads_only_the_measurements_that_it_shows(empty_store, empty_client, samples, monkeypatch):
+    study = samples.study()
+    empty_store.open_study(study)
+    for trial in samples.search_trials(study):
+        empty_store.add_trial(study.id, trial)
+    whole, outline = empty_store.trials(study.id), empty_store.trial_outline(study.id)
+    assert empty_store.measured(study.id, outline) == whole
+    assert not any(trial.result.measurements for trial in outline)
+    monkeypatch.setattr(empty_store, "trials", None)
+    assert empty_client.get(f"/studies/{study.id}").status_code == 200
+
+
+def test_a_superseded_study_links_to_what_jobs_are_given(empty_store, empty_client, samples):
+    store, client = empty_store, empty_client
+    samples.fill(store)
+    page = client.get("/studies/5e1f00aa").text
+    assert "Superseded." not in page
+    assert 'href="/clusters/leonardo"' in page
+    assert 'href="/workloads/bert"' in page
+    assert 'href="/compare?study=5e1f00aa"' in page
+    store.open_study(samples.study("5e1f00bb", name="later"))
+    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffeeb", study="5e1f00bb"))
+    page = client.get("/studies/5e1f00aa").text
+    assert "Superseded." in page
+    assert 'href="/studies/5e1f00bb"' in page
+    assert "Superseded." not in client.get("/studies/5e1f00bb").text

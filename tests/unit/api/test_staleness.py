@@ -10,7 +10,7 @@ from ncclt.core.recommendation import Decision
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
-JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+JOB = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
 
 
 @pytest.fixture

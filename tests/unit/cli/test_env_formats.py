@@ -126,3 +126,22 @@ def test_a_failure_leaves_the_old_file_alone(ask, tmp_path):
     folder.mkdir()
     assert ask("--output", str(folder))[0] == 2
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".folder")]
+
+
+def test_what_was_simulated_takes_a_word_of_the_job(ask, monkeypatch):
+    monkeypatch.delenv("NCCLT_ALLOW")
+    code, out, err = ask()
+    assert (code, out) == (3, "")
+    assert "was not measured there: it is SIMULATED" in err
+    assert "`--allow simulated`" in err
+    assert ask("--allow", "recorded")[0] == 3
+    code, out, err = ask("--allow", "simulated")
+    assert code == 0
+    assert "export NCCLT_SIMULATED=1" in out
+    assert "SIMULATED" in err
+    monkeypatch.setenv("NCCLT_ALLOW", "recorded, simulated")
+    assert ask()[0] == 0
+    monkeypatch.setenv("NCCLT_ALLOW", "all")
+    code, out, err = ask()
+    assert (code, out) == (2, "")
+    assert "NCCLT_ALLOW is 'all'" in err

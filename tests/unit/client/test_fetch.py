@@ -14,10 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_recommendation, post_attestation
+from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_recommendation
+from ncclt.client.report import post_attestation, post_step_time
 from ncclt.deliver.render.formats import FORMATS
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
+free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
 SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
 GOOD, PROBLEM, SENT = SERVERS.GOOD, SERVERS.PROBLEM, SERVERS.SENT
 reply, serving = SERVERS.reply, SERVERS.serving
@@ -130,12 +132,6 @@ def test_a_server_that_drips_is_cut_off():
             released.set()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_nobody_there_is_said_clearly():
     with pytest.raises(ClientError, match="nothing listens at 127") as caught:
         fetch(f"http://127.0.0.1:{free_port()}")
@@ -201,7 +197,7 @@ def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
     format, options = FORMS.get(form, (form, {}))
     sent = path if format in ncclt.client.answer.TABLES else GOLDEN / f"{case}.json"
     with serving(reply(body=sent.read_text())) as server:
-        text = fetch(server.url, format=format, **options).text
+        text = fetch(server.url, format=format, allow=["simulated"], **options).text
 
     if format == "json":
         assert json.loads(text) == json.loads(path.read_text())
@@ -210,6 +206,19 @@ def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
         # A TaskProlog is a file and no text for `eval`; what it says of itself was written here.
         remarks = [line for line in text.splitlines() if line.startswith("# ") and format != "slurm-taskprolog"]
         assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
+
+
+@pytest.mark.parametrize("format", ["export", "json", "tuner-csv"])
+def test_a_simulated_answer_that_was_not_asked_for_is_refused_whoever_sends_it(format):
+    sent = GOLDEN / f"tuned.{format if format == 'tuner-csv' else 'json'}"
+    with serving(reply(body=sent.read_text())) as server:
+        for allow in ([], ["recorded"]):
+            with pytest.raises(ClientError, match="SIMULATED, which this job does not allow"):
+                fetch(server.url, format=format, allow=allow)
+        assert fetch(server.url, format=format, allow=["simulated"]).text
+        with pytest.raises(ClientError, match="nothing can be allowed as 'all'"):
+            fetch(server.url, allow=["all"])
+    assert "simulated=allow" in server.seen[-1].path
 
 
 def test_every_format_of_the_renderer_is_one_of_the_client():
@@ -232,7 +241,9 @@ def test_what_a_table_leaves_open_is_asked_for():
     assert server.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
 
 
-@pytest.mark.parametrize("options", [{"format": "yaml"}, {"shell": "zsh"}, {"format": "json", "unset": True}])
+@pytest.mark.parametrize(
+    "options", [{"format": "yaml"}, {"shell": "zsh"}, {"shell": "ash"}, {"format": "json", "unset": True}]
+)
 def test_an_unknown_format_is_refused_before_anything_is_sent(options):
     with serving(reply()) as server, pytest.raises(ClientError, match="unknown format"):
         fetch(server.url, **options)
@@ -276,6 +287,17 @@ def test_an_attestation_is_posted_with_the_key():
 def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
     with serving(answer) as server, pytest.raises(ClientError, match=message):
         post_attestation(server.url, {"id": "a1"})
+
+
+def test_a_step_time_is_posted_and_what_all_show_comes_back():
+    kept = {"rollout": "r1", "state": "running", "reason": "83 jobs\nso far", "job": "7"}
+    with serving(reply(200, json.dumps(kept), "application/json")) as server:
+        told = post_step_time(server.url, {"rollout": "r1", "job": "7"}, api_key="k-1")
+        with pytest.raises(ClientError, match="did not keep the step time"):
+            post_step_time(server.url, {"rollout": "r2", "job": "7"})
+    assert told == {"rollout": "r1", "state": "running", "reason": "83 jobs so far"}
+    assert (server.seen[0].path, server.seen[0].body["job"]) == ("/v1/step-times", "7")
+    assert server.seen[0].headers["Authorization"] == "Bearer k-1"
 
 
 @pytest.mark.parametrize("body", ["[]", "1", "{", ""])

@@ -1,5 +1,7 @@
 """Rules by size range: order, overlap, which one applies, and documents."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +136,26 @@ def test_a_uniform_policy_has_rules_only_where_something_is_chosen():
 def test_a_document_that_is_no_policy_is_refused(document):
     with pytest.raises(SettingError, match="not a policy document"):
         Policy.from_document(document)
+
+
+def test_an_impossible_policy_says_what_is_impossible_about_it():
+    rule = Rule(collective=AR, algorithm=Algorithm.TREE).to_document()
+    with pytest.raises(SettingError, match=r"^two rules for all_reduce overlap at 0 bytes$"):
+        Policy.from_document({"rules": [rule, rule], "parameters": {}})
+
+
+def test_groups_of_one_size_have_rules_by_placement():
+    inside = Rule(collective=AR, group_size=8, spans_nodes=False, algorithm=Algorithm.NVLS)
+    across = Rule(collective=AR, group_size=8, spans_nodes=True, algorithm=Algorithm.TREE)
+    either = Rule(collective=AR, group_size=8, algorithm=Algorithm.RING)
+    policy = Policy(rules=(either, across, inside))
+
+    assert policy.setting_for(replace(message(1), spans_nodes=True)).algorithm is Algorithm.TREE
+    assert policy.setting_for(message(1)).algorithm is Algorithm.NVLS
+    assert Policy(rules=(either, across)).setting_for(message(1)).algorithm is Algorithm.RING
+    assert Policy.from_document(policy.to_document()) == policy
+    assert "spans_nodes" not in either.to_document()
+    with pytest.raises(SettingError, match="overlap"):
+        Policy(rules=(across, replace(across, min_bytes=5)))
+    with pytest.raises(SettingError, match="groups of any size"):
+        Rule(collective=AR, spans_nodes=True)

@@ -80,6 +80,17 @@ def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
     assert f"your {own}=mine stays" in handover.notes[0]
 
 
+def test_override_lets_the_users_own_tuner_answer_what_has_no_row():
+    vendors = dict(plan(environ={"NCCL_TUNER_PLUGIN": "/opt/vendor.so"}, override=True).set_env)
+    named = {"NCCL_TUNER_PLUGIN": "/opt/vendor.so", "NCCLT_DELEGATE": "none"}
+    none = dict(plan(environ={"NCCL_TUNER_PLUGIN": "none"}, override=True).set_env)
+
+    assert vendors["NCCL_TUNER_PLUGIN"] == str(PLUGIN)
+    assert vendors["NCCLT_DELEGATE"] == "/opt/vendor.so"
+    assert dict(plan(environ=named, override=True).set_env)["NCCLT_DELEGATE"] == "none"
+    assert "NCCLT_DELEGATE" not in none
+
+
 def test_override_replaces_them_and_takes_away_what_stands_against_the_table():
     handover = plan(environ={"NCCL_ALGO": "Tree", "NCCL_BUFFSIZE": "1", "NCCL_IB_HCA": "mlx5"}, override=True)
     assert (handover.form, handover.unset_env) == (Form.TABLE, ("NCCL_ALGO",))

@@ -32,7 +32,7 @@ def test_a_plan_word_by_word():
 def test_what_reaches_the_command(keep_env, reaches):
     """Nothing inherited, or all of it but NCCL_DEBUG."""
     launcher = LocalLauncher(environment=ENVIRONMENT, keep_env=keep_env)
-    result = launcher.run(launcher.plan(SHOW, variables={"NCCL_PROTO": "LL"}, timeout_s=20.0))
+    result = launcher.run(launcher.plan(SHOW, variables={"NCCL_PROTO": "LL"}, timeout_s=60.0))
     assert result.stdout.strip() == reaches
 
 
@@ -53,7 +53,7 @@ def test_the_environment_is_a_snapshot(monkeypatch):
 def test_what_cannot_be_started_is_a_result(argv):
     """A missing program, and something that is none."""
     launcher = LocalLauncher(environment={})
-    result = launcher.run(launcher.plan(argv, variables={}, timeout_s=5.0))
+    result = launcher.run(launcher.plan(argv, variables={}, timeout_s=60.0))
     assert result.exit_code is None
     assert f"cannot start {argv[0]}" in result.failure
 

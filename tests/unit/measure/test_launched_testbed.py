@@ -13,6 +13,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import UsageError
 from ncclt.measure import LaunchedRunner, PersistentRunner
 from ncclt.measure.launched_testbed import cluster_here, launched_testbed, on_cpus
+from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import Target
 
 CLUSTER = Cluster(
@@ -134,6 +135,23 @@ def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_persis
     assert isinstance(by_variables.runner, LaunchedRunner)
 
 
+def test_nccl_tests_are_forced_by_a_table_if_told_to(tmp_path):
+    plugin = tmp_path / "libnccl-tuner-ncclt.so"
+    plugin.touch()
+    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin), "NCCLT_DELEGATE": "vendor"}
+    asked = {"launcher": "mpirun", "scratch": tmp_path, "environ": environ}
+    found = make_testbed(**asked, through="plugin")
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=8)
+    told = [str(runner.plans(DEFAULT, [message])) for runner in (found.runner, found.by_variables)]
+
+    assert isinstance(found.runner, TableRunner)
+    assert found.expressible(LL128)
+    assert type(found.by_variables) is LaunchedRunner
+    assert [str(plugin) in plan and "NCCLT_DELEGATE=vendor" in plan for plan in told] == [True, False]
+    assert type(make_testbed(**asked).runner) is LaunchedRunner
+    assert "--through plugin can" in make_testbed(**asked).why_not(LL128)
+
+
 def test_gloo_needs_no_plugin(tmp_path):
     """No NCCL loads it there."""
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
@@ -218,7 +236,10 @@ def test_the_plugin_is_the_default_wherever_it_is_found_and_can_be_used(tmp_path
     leaves = (
         {**torch, "through": "variables"}, {**torch, "container": "i"}, {**torch, "backend": "gloo"},
         {"launcher": "local"}, {"launcher": "slurm"}, {"launcher": "kubernetes", "benchmark": "torch_collectives"},
+        {"launcher": "slurm", "through": "plugin"}, {"launcher": "slurm", "scratch": tmp_path},
     )  # fmt: skip
+    told = ({"launcher": "local", "through": "plugin"}, {"launcher": "slurm", "scratch": tmp_path, "through": "plugin"})
+    assert [Target(**place).plugin(environ) for place in told] == [plugin] * 2
     assert [Target(**place).plugin(environ) for place in uses] == [plugin] * len(uses)
     assert [Target(**place).plugin(environ) for place in leaves] == [None] * len(leaves)
     assert Target(**torch).plugin(NO_PLUGIN) is None

@@ -87,10 +87,34 @@ def test_faster_steps_are_a_gain_and_slower_ones_none(tmp_path):
     assert faster.verdict.speedup == pytest.approx(1.1, rel=0.01)
     assert faster.verdict.reason.startswith("training steps are faster by +")
     assert (faster.verdict.default_us, faster.verdict.policy_us) == pytest.approx((1.1e5, 1e5), rel=0.01)
-    assert [launch.side for launch in seen] == [Side.BASE, Side.TUNED, Side.TUNED, Side.BASE] * 4
-    assert ["X" in dict(plan.set_env) for plan in launcher.plans] == [False, True, True, False] * 4
+    sides = [launch.side for launch in seen]
+    assert all(set(pair) == set(Side) for pair in zip(sides[::2], sides[1::2], strict=True))
+    assert ["X" in dict(plan.set_env) for plan in launcher.plans] == [side is Side.TUNED for side in sides]
     slower, *_ = _verify(tmp_path, _by_side(0.10, 0.11))
     assert slower.verdict.decision is Decision.KEEP_DEFAULT
+
+
+def _order(**options):
+    both = {"argv": ("train",), "base_env": (), "tuned_env": (("X", "1"),), "how": Comparison(blocks=40)}
+    return VerifyRequest(**both | options).order
+
+
+def test_a_coin_decides_each_pair_but_the_first():
+    orders = [_order(argv=("train", str(seed))) for seed in range(8)]
+    assert all(order[0] is Side.BASE for order in orders), "where the base does not run, nothing else is launched"
+    assert len(set(orders)) == 8
+    begins = [order[first] for order in orders for first in range(2, 160, 2)]
+    assert 0.4 < begins.count(Side.BASE) / len(begins) < 0.6
+    assert _order() == _order(tuned_env=(("X", "another folder"),)), "what is resumed has the same order"
+    assert _order(how=Comparison(blocks=4)) == _order()[:16]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_disturbance_with_a_rhythm_is_no_gain(tmp_path, seed):
+    """Launches 0, 3, 4, 7 ... are slow: with a fixed order A B B A these would all be those of the base."""
+    slow = itertools.cycle((1.1, 1.0, 1.0, 1.1))
+    made, *_ = _verify(tmp_path, lambda _variables, _number: [[0.1 * next(slow)] * 2], argv=("train", str(seed)))
+    assert made.verdict.decision is not Decision.TUNED
 
 
 def test_gain_below_the_minimum_is_none(tmp_path):
@@ -232,18 +256,21 @@ def test_what_no_gpu_measured_needs_one_to_be_verified(launcher):
 
 
 def test_two_commands_are_launched_in_turn_and_judged_in_words_of_their_own(tmp_path):
+    commands = {"argv": ("new",), "base_argv": ("old", "1"), "base_env": (), "tuned_env": ()}
+    order = _order(**commands)
+
     def play(fast):
         noise = itertools.cycle((1.0, 1.001, 0.999, 1.0005))
 
         def play_one(_variables, number):
-            time_s = (0.10 if (number % 4 in (1, 2)) is fast else 0.11) * next(noise)
+            time_s = (0.10 if (order[number] is Side.TUNED) is fast else 0.11) * next(noise)
             return [[time_s, time_s]]
 
         return play_one
 
-    commands = {"argv": ("new",), "base_argv": ("old", "1"), "base_env": (), "tuned_env": ()}
     faster, launcher, _ = _verify(tmp_path, play(True), **commands)
-    assert [plan.argv for plan in launcher.plans] == [("old", "1"), ("new",), ("new",), ("old", "1")] * 4
+    argv = {Side.BASE: ("old", "1"), Side.TUNED: ("new",)}
+    assert [plan.argv for plan in launcher.plans] == [argv[side] for side in order[:16]]
     assert faster.verdict.reason.startswith(
         "the command is 1.10x as fast as that of --against (95 % interval 1.10x to "
     )

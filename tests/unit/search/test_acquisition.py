@@ -124,6 +124,19 @@ def test_an_untried_pair_keeps_a_chance_that_the_model_denies_it():
     assert gains[0, 0] > 100 * gains[1, 0]
 
 
+def test_gains_are_the_mean_over_the_likely_hyperparameters():
+    """What one of two models expects counts for half, where the mean of both would promise nothing."""
+    calm = beliefs([[-0.3], [0.0]], [[0.01], [0.01]], measured=[True, False])
+    wild = beliefs([[-0.3], [0.0]], [[0.01], [0.5]], measured=[True, False])
+    both = replace(calm, mixture=((0.5, calm.mean, calm.variance), (0.5, wild.mean, wild.variance)))
+    now = standing(calm)
+
+    gains = launch_gains(both, now)
+
+    np.testing.assert_allclose(gains, (launch_gains(calm, now) + launch_gains(wild, now)) / 2)
+    assert gains[1, 0] > 10 * launch_gains(calm, now)[1, 0]
+
+
 def test_a_step_towards_another_group_counts_what_the_whole_policy_would_win_per_launch():
     big = (("BUFFSIZE", 8 << 20),)
     settings = [Setting(channels=8), Setting(channels=8, parameters=big), Setting(channels=2, parameters=big)]

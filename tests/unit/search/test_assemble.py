@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_a_size_that_keeps_the_default_leaves_larger_ones_their_rules():
     policy = assemble(times, workload(SMALL, LARGE), version=VERSION)
     assert policy.setting_for(message(SMALL)).is_default
     assert policy.setting_for(message(LARGE)) == TREE
+
+
+def test_groups_of_one_size_are_tuned_by_placement_and_the_whole_job_is_not():
+    inside = message(LARGE)
+    across, whole = replace(inside, spans_nodes=True), replace(inside, spans_nodes=True, group_size=32)
+    times = measured(
+        (DEFAULT, dict.fromkeys((inside, across, whole), 1000.0)),
+        (TREE, {inside: 1200.0, across: 700.0, whole: 700.0}),
+        (RING_LL, {inside: 700.0, across: 1200.0, whole: 1200.0}),
+    )
+    rows = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in (inside, across, whole))
+    jobs = Workload(name="w", messages=rows, provenance=Provenance(source="test"))
+
+    policy = assemble(times, jobs, version=VERSION)
+
+    found = {(rule.group_size, rule.spans_nodes): rule.algorithm for rule in policy.rules}
+    assert found == {(8, False): Algorithm.RING, (8, True): Algorithm.TREE, (32, None): Algorithm.TREE}
 
 
 def test_the_noise_is_what_repeated_launches_show():

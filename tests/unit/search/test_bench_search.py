@@ -60,17 +60,36 @@ def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     table = write_table(tmp_path / "new.csv")
     done = run(
         "search.py", "--json", "--landscape", table, "--seeds", "2", "--budget", "8", "--mixes", "middle,64KiB",
-        "--methods", "ours,tpe,random,grid,coordinate,racing",
+        "--methods", "ours,tpe,random,grid,coordinate,racing", "--noise", "0.02", "--noise", "0.1",
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == 2 * 6 * 2
+    assert len(rows) == 2 * 2 * 6 * 2
     assert set(rows[0]) >= FIELDS
     assert {row["launches"] for row in rows} == {5, 8}
     assert all(0 <= row["regret_mean"] <= row["regret_worst"] and math.isfinite(row["regret_worst"]) for row in rows)
-    ours = [row["regret_mean"] for row in rows if row["method"] == "ours" and row["launches"] == 8]
+    assert {row["noise"] for row in rows} == {0.02, 0.1}
+    assert all((row["above_1pct"] > 0) is (row["regret_worst"] > 0.01) for row in rows)
+    quiet = [row for row in rows if row["noise"] == 0.02]
+    ours = [row["regret_mean"] for row in quiet if row["method"] == "ours" and row["launches"] == 8]
     assert max(ours) <= 0.02
+
+
+def test_the_table_says_how_many_searches_stick_and_sums_up_each_noise(run, tmp_path):
+    table = write_table(tmp_path / "new.csv")
+    done = run(
+        "search.py", "--landscape", table, "--seeds", "2", "--budget", "8", "--mixes", "64KiB",
+        "--methods", "ours,random", "--noise", "0.02", "--noise", "0.05",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "> 1 % after 8 " in done.stdout
+    summed = [line.split() for line in done.stdout.splitlines() if line.startswith("all recorded")]
+    assert [(words[3], words[4]) for words in summed] == [
+        ("ours", "2%"), ("random", "2%"), ("ours", "5%"), ("random", "5%")
+    ]  # fmt: skip
+    assert "ours at 5% noise: mean above 0.5% after 8 launches in" in done.stdout
 
 
 def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path):
@@ -99,7 +118,11 @@ def test_a_table_without_a_default_says_what_stands_in(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--methods", "magic"), "no method magic"), (("--landscape", "nowhere.csv"), "nowhere.csv")],
+    [
+        (("--methods", "magic"), "no method magic"),
+        (("--noise", "2"), "--noise must be 0 to below 1"),
+        (("--landscape", "nowhere.csv"), "nowhere.csv"),
+    ],
 )
 def test_mistakes_are_named(run, arguments, said):
     done = run("search.py", *arguments)

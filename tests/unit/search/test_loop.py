@@ -15,8 +15,9 @@ from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch
 from ncclt.search import loop, proposer
-from ncclt.search.assemble import assemble, collect_times
+from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.loop import EQUAL_FAILURES, nothing_more, search
+from ncclt.search.posterior import believed
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -49,6 +50,23 @@ def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landsc
     large, small = (policy.setting_for(calls.message) for calls in workload.messages)
     assert (small.algorithm, small.protocol) == (Algorithm.TREE, Protocol.LL)
     assert (large.algorithm, large.protocol, large.channels) == (Algorithm.RING, Protocol.SIMPLE, 16)
+
+
+def test_what_is_shown_so_far_is_what_the_model_believes_and_not_a_lucky_launch(cluster, workload, landscape):
+    """Settings are 6 % too fast or too slow by chance: the fastest of them is partly luck."""
+    shown = []
+    _, _, trial_log = run(
+        cluster, workload,
+        lambda setting, *launched: landscape(setting, *launched) * (0.94, 1.06)[int(setting.digest(), 16) % 2],
+        budget=Effort(trials=12, patience=0), watch=shown.append,
+    )  # fmt: skip
+
+    raw = collect_times(trial_log.trials())
+    times = believed(raw, workload, cluster)
+    policy = assemble(times, workload, version=cluster.version)
+    assert shown[-1].policy_us == expected_us(policy, times, workload, version=cluster.version)
+    fastest = assemble(raw, workload, version=cluster.version)
+    assert shown[-1].policy_us != expected_us(fastest, raw, workload, version=cluster.version)
 
 
 def test_a_launch_must_pay_for_itself_over_the_steps_of_the_training(cluster, workload, landscape):

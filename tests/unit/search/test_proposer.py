@@ -10,8 +10,9 @@ from ncclt.core.effort import Effort
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
-from ncclt.errors import StudyStoppedError
+from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch, launch_claim, searched
+from ncclt.search import proposer as proposer_module
 from ncclt.search.loop import search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
 from ncclt.search.proposer import MOST_ASKS, Proposer
@@ -93,6 +94,21 @@ def test_a_launch_that_fails_has_a_value_that_samplers_learn_from(worker, trial_
 
     assert (told.state.name, told.user_attrs["outcome"]) == ("COMPLETE", "crashed")
     assert told.value > 0.5
+
+
+def test_a_database_that_is_away_is_asked_again_before_the_study_ends(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(proposer_module.time, "sleep", pauses.append)
+    answers = iter(["away", "away", "here"])
+
+    def ask_database():
+        if (answer := next(answers, "away")) == "away":
+            raise optuna.exceptions.StorageInternalError("the server is away")
+        return answer
+
+    assert (proposer_module._kept(ask_database), len(pauses)) == ("here", 2)
+    with pytest.raises(StoreError, match="Optuna's tables cannot be used: the server is away"):
+        proposer_module._kept(ask_database)
 
 
 def test_what_was_only_proposed_is_no_launch(worker, trial_log, url):
@@ -241,6 +257,7 @@ def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_n
     assert [trial.user_attrs["ncclt_trial"] for trial in shown if trial.state.name == "COMPLETE"] == list(range(12))
     assert {trial.user_attrs.get("reason", f"asked for by {name}") for trial in shown} == {f"asked for by {name}"}
     assert settings == whole
+    assert len(set(settings)) > len(settings) // 2
 
 
 def test_another_sampler_asks_the_same_for_the_same_seed(cluster, workload, landscape):

@@ -14,7 +14,6 @@ from ncclt.search.observations import Launch, observe
 from ncclt.search.proposer import Proposer
 from ncclt.search.sampler import OUTCOME, SETTING, TIMES_US, PolicySampler, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
-from ncclt.search.warm_start import WarmSetting
 
 
 @pytest.fixture
@@ -235,24 +234,19 @@ def _trial(number, setting, workload, time_of):
     return Trial(number=number, phase=Phase.SEARCH, setting=setting, repeat=0, result=result, score_us=1.0)
 
 
-def test_settings_of_other_studies_come_first_and_are_marked(space, workload, cluster, landscape):
-    good = [s for s in space.distinct if not s.is_default][:2]
-    foreign = Setting(parameters=(("BUFFSIZE", 1 << 20),))
-    warm = [WarmSetting(setting=s, study="other") for s in (*good, foreign)]
+def test_what_a_user_enqueued_comes_first_and_is_marked(space, workload, cluster, landscape, tmp_path):
+    url, good = f"sqlite:///{tmp_path / 'optuna.db'}", next(s for s in space.distinct if not s.is_default)
+    optuna.create_study(storage=url, study_name="s").enqueue_trial(space.params(good))
     trials = [_trial(0, DEFAULT, workload, landscape)]
-    with Proposer(space, workload, cluster, name="s", seed=0, prior_trials=warm) as proposer:
+    with Proposer(space, workload, cluster, name="s", seed=0, storage_url=url) as proposer:
         proposer.resume(trials[0], trials)
         first, one = _started(proposer, trials, 1)
-        second, two = _started(proposer, trials, 2, running=[one])
-        for claim in (one, two):
-            trials.append(_trial(claim.number, claim.setting, workload, landscape))
-            proposer.tell(claim, trials[-1])
-        third = proposer.propose(trials)
+        trials.append(_trial(1, one.setting, workload, landscape))
+        proposer.tell(one, trials[-1])
+        second = proposer.propose(trials)
 
-    assert [first.setting, second.setting] == good
-    assert first.reason == second.reason == "was good in study other"
-    assert 0 <= third.expected_gain < 1
-    assert third.reason.startswith("the default again")
+    assert (first.setting, first.reason) == (good, "enqueued by a user")
+    assert 0 <= second.expected_gain < 1
 
 
 def _started(proposer, trials, number, *, running=()):

@@ -1,12 +1,18 @@
 """The search space: legal settings only, exactly the recorded ones in a replay."""
 
+import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.errors import LandscapeError
+from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import parameter
-from ncclt.search.space import MAX_POINTS, SearchSpace, cluster_space, recorded_space
+from ncclt.search.space import MAX_POINTS, SearchSpace, cluster_space, recorded_space, space_of
+from ncclt.testing.fakes import FakeRunner
+
+RING, TREE = (Setting(algorithm=algorithm, protocol=Protocol.LL) for algorithm in (Algorithm.RING, Algorithm.TREE))
 
 
 def test_every_setting_is_legal_for_a_collective_of_the_workload(cluster):
@@ -29,6 +35,21 @@ def test_a_pair_that_cannot_be_forced_is_left_out(cluster):
     )
 
     assert Protocol.LL128 not in {s.protocol for s in space.distinct}
+
+
+def replayed(cluster, *forcible):
+    """A testbed with two recorded settings beside the default."""
+    return Testbed(
+        runner=FakeRunner(cluster, lambda *_: 1.0), reason="", covers=lambda _message: True,
+        recorded=(DEFAULT, RING, TREE), why_not=lambda s: "" if s.algorithm in forcible else "no plugin",
+    )  # fmt: skip
+
+
+def test_a_replay_offers_what_was_recorded_and_can_be_forced(cluster, workload):
+    """The default needs no forcing."""
+    assert set(space_of(replayed(cluster, Algorithm.RING), workload, ()).distinct) == {RING}
+    with pytest.raises(LandscapeError, match="none of the recorded settings can be forced: no plugin"):
+        space_of(replayed(cluster), workload, ())
 
 
 def test_untunable_collectives_leave_the_parameters_alone_to_search(cluster):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.recheck import Change, Check, Freshness
-from ncclt.core.recommendation import Request, select
+from ncclt.core.recommendation import Request, TimesOrigin, select
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
 from ncclt.store import open_store, published
 from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
@@ -41,7 +41,7 @@ def chosen(url, model):
     found = published(url, cluster="pair", model=model)
     measured = found[0].fingerprint
     shape = {part: getattr(measured, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
-    return select(found, Request(cluster="pair", model=model, **shape))
+    return select(found, Request(cluster="pair", model=model, allowed=frozenset(TimesOrigin), **shape))
 
 
 def both_ways(store, url):

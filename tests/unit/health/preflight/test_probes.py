@@ -90,6 +90,18 @@ def test_a_node_is_in_one_launch_at_a_time():
     assert [sorted(hosts) for hosts in together] == [list("abcd")] * 2
 
 
+@pytest.mark.parametrize(
+    ("wanted", "at_once", "waves"),
+    [
+        (("ab", "bc", "cd", "ad"), 6, [[0, 2], [1, 3]]),
+        (("ab", "cd", "ce", "df"), 6, [[0, 1], [2, 3]]),
+        (("ab", "cd", "ef"), 2, [[0, 1], [2]]),
+    ],
+)
+def test_nodes_that_joined_a_wave_are_taken_too(wanted, at_once, waves):
+    assert probes([], at_once=at_once)._waves(pairs(*wanted)) == waves
+
+
 def test_no_launch_is_begun_that_would_not_fit():
     seconds = iter((0.0, 1.0, 6.0))
     seen = []

@@ -57,3 +57,16 @@ def test_what_is_no_word(word):
     """Nothing else gets into a manifest."""
     with pytest.raises(UsageError, match="--kubernetes"):
         site_options([word])
+
+
+def test_labels_reach_the_job_and_replace_none_of_ours():
+    """Kueue looks at the labels of the job itself."""
+    words = ("label.kueue.x-k8s.io/queue-name=team", "label.app.kubernetes.io/managed-by=another")
+    launcher = kubernetes.create(
+        shape=JobShape(nodes=2, processes_per_node=8), image="lab/torch:1", kind="trainjob", pods=words
+    )
+    text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.json"]
+    job = next(document for document in json.loads(text)["items"] if document["kind"] == "TrainJob")
+    labels = job["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team"
+    assert labels["app.kubernetes.io/managed-by"] == "ncclt"

@@ -14,6 +14,9 @@ from ncclt.launch.launcher import FILES, MARK, LaunchPlan
 from ncclt.launch.process.process_tree import members
 from ncclt.launch.process.session import ProcessSession, filled
 
+FAR_TOO_LONG_S = 300.0
+"""What waits for its children, or for a grace that it need not give, waits for ten minutes."""
+
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
 
@@ -32,20 +35,20 @@ def is_running(pid):
 
 def test_a_command_that_ignores_sigterm_is_killed():
     """After the grace, and what it said is kept."""
-    result = session(DEAF, timeout_s=1.0).run()
+    result = session(DEAF, timeout_s=2.0).run()
     assert result.timed_out
     assert result.exit_code == -signal.SIGKILL
     assert "deaf" in result.stdout
-    assert 1.2 < result.wall_s < 10
+    assert 1.2 < result.wall_s < FAR_TOO_LONG_S
 
 
 def test_a_command_that_obeys_sigterm_gets_time_to_clean_up():
     """mpirun ends its remote ranks in that time."""
     code = "import signal,sys,time; signal.signal(15, lambda *_: (print('tidy', flush=True), sys.exit(3)));"
-    result = session(f"{code} print('up', flush=True); time.sleep(600)", timeout_s=1.0, grace_s=5.0).run()
+    result = session(f"{code} print('up', flush=True); time.sleep(600)", timeout_s=2.0, grace_s=600.0).run()
     assert (result.exit_code, result.timed_out) == (3, True)
     assert "tidy" in result.stdout
-    assert result.wall_s < 5
+    assert result.wall_s < FAR_TOO_LONG_S
 
 
 @pytest.mark.parametrize("own_group", [False, True])
@@ -57,7 +60,7 @@ def test_children_are_ended_with_their_parent(own_group):
         f"process_group={group}, stdout=subprocess.PIPE); "
         "p.stdout.readline(); print(p.pid, flush=True); time.sleep(600)"
     )
-    result = session(code, timeout_s=1.5).run()
+    result = session(code, timeout_s=3.0).run()
     assert result.timed_out
     assert not result.survivors
     assert not is_running(int(result.stdout))
@@ -71,7 +74,7 @@ def test_an_orphan_that_holds_the_output_open_is_ended_too():
     )
     result = session(code).run()
     assert (result.exit_code, result.timed_out) == (0, False)
-    assert result.wall_s < 5
+    assert result.wall_s < FAR_TOO_LONG_S
     assert not is_running(int(result.stdout))
 
 
@@ -92,14 +95,14 @@ def test_broken_characters_are_replaced():
 
 def test_kill_from_another_thread_ends_at_once():
     """A second Ctrl-C does not wait for any grace."""
-    running = session(DEAF, grace_s=60.0)
+    running = session(DEAF, timeout_s=900.0, grace_s=600.0)
     timer = threading.Timer(0.3, running.kill)
     timer.start()
     result = running.run()
     timer.join()
     assert result.killed
     assert not result.timed_out
-    assert result.wall_s < 5
+    assert result.wall_s < FAR_TOO_LONG_S
 
 
 def test_an_exception_of_the_callers_own_handler_ends_the_command():
@@ -116,7 +119,7 @@ def test_an_exception_of_the_callers_own_handler_ends_the_command():
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(StopError):
-            session(DEAF, grace_s=60.0).run()
+            session(DEAF, timeout_s=900.0, grace_s=600.0).run()
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert not [child for child in set(children()) - before if members("no mark at all", session_id=child)]

@@ -74,6 +74,17 @@ def test_a_variable_that_nobody_asked_for_is_blamed_on_the_prolog_where_there_is
     assert made.run(plan).stderr == f"ncclt: unfit: NCCL_ALGO on n1{told}\n"
 
 
+@pytest.mark.parametrize(("exit_code", "told"), [(0, False), (7, True)])
+def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_code, told):
+    said = "srun: error: n1: task 0: Exited with exit code 7"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{said}' >&2; exit {exit_code}\n")
+    (tmp_path / "srun").chmod(0o755)
+    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    result = made.run(replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=()))
+    assert (result.exit_code, result.failure) == (exit_code, "")
+    assert ("ncclt: Slurm says: task 0 on n1" in result.stderr) == told
+
+
 def test_files_travel_in_variables(tmp_path):
     """The worker is read from a descriptor, and its variable wins over the container's environment as well."""
     worker = tmp_path / "worker.py"

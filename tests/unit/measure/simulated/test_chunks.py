@@ -42,6 +42,12 @@ def test_an_ll128_tree_takes_smaller_chunks_for_smaller_messages():
     assert chunks[0] < chunks[-1]
 
 
+def test_a_simple_tree_of_rccl_takes_smaller_chunks_for_smaller_messages():
+    """Two nodes of four: a depth of 4, so 8, 4 and 1 times 4 chunks per channel are wanted before one may be larger."""
+    sizes = (1 << 18, 1 << 21, 1 << 22, 1 << 25, 1 << 26)
+    assert [chunk(TREE, size=size, by_depth=True) / 1024 for size in sizes] == [32, 64, 64, 256, 512]
+
+
 @given(size=st.integers(1, 1 << 36), channels=st.integers(1, 64), ranks=st.integers(1, 64))
 def test_loops_cover_the_message_and_no_more(size, channels, ranks):
     count = loops(RING, size, 65536.0, channels=channels, ranks=ranks)

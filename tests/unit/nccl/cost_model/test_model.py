@@ -165,3 +165,29 @@ def test_the_choice_is_the_cheapest_pair_everywhere(cluster, collective, size):
     assert choice.time_us == min(t for t in offered if t is not None)
     assert 1 <= choice.channels <= 64
     assert 64 <= choice.threads <= 640
+
+
+def test_two_ends_have_the_table_that_nccl_logged():
+    """2 H100 (NCCL 2.29.2) and 2 x 1 over TCP (2.29.7): tree, PAT and broadcast as their jobs printed them."""
+    from ncclt.nccl.cost_model.model import _latency_and_bandwidth
+
+    pair = Cluster(
+        name="pair", gpus_per_node=2, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
+        nccl_version="2.29.2",
+    )  # fmt: skip
+    nodes = Cluster(
+        name="nodes", nodes=2, gpus_per_node=1, gpu="RTX-5090", compute_capability=120, link_class="pcie",
+        link_gbps=64.0, fabric="ethernet", nics_per_node=1, nic_gbps=2.4, nccl_version="2.29.7",
+    )  # fmt: skip
+    for cluster, collective, algorithm, protocol, logged in (
+        (pair, Collective.ALL_REDUCE, Algorithm.TREE, Protocol.LL, (8.0, 61.1)),
+        (pair, Collective.ALL_REDUCE, Algorithm.TREE, Protocol.LL128, (16.5, 180.6)),
+        (pair, Collective.ALL_REDUCE, Algorithm.TREE, Protocol.SIMPLE, (16.4, 232.2)),
+        (nodes, Collective.ALL_REDUCE, Algorithm.TREE, Protocol.SIMPLE, (36.4, 1.9)),
+        (nodes, Collective.ALL_REDUCE, Algorithm.TREE, Protocol.LL, (16.8, 0.5)),
+        (nodes, Collective.REDUCE_SCATTER, Algorithm.PAT, Protocol.SIMPLE, (17.6, 3.6)),
+        (nodes, Collective.BROADCAST, Algorithm.RING, Protocol.LL, (9.3, 1.2)),
+        (nodes, Collective.BROADCAST, Algorithm.RING, Protocol.SIMPLE, (22.4, 2.4)),
+    ):
+        costs = _latency_and_bandwidth(collective, algorithm, protocol, graph_of(cluster))
+        assert tuple(round(cost, 1) for cost in costs) == logged, (cluster.name, collective, algorithm, protocol)

@@ -139,7 +139,7 @@ def test_registered_buffers_can_have_rows_of_their_own(opened):
         assert chosen(comm.ask(ALL_REDUCE, 64, registered=0)) == ("tree", "ll")
 
 
-@pytest.mark.parametrize(("api", "most"), [(3, 32), (4, 64), (5, 64), (6, 64)])
+@pytest.mark.parametrize(("api", "most"), [(3, 32), (4, 64), (5, 64), (6, 64), (7, 64)])
 def test_channels_are_limited_to_what_nccl_has(opened, api, most):
     with opened("allreduce,0,100,ring,ll,4000,-1,-1", api=api) as comm:
         assert comm.ask(ALL_REDUCE, 64).channels == most
@@ -289,7 +289,7 @@ def test_a_plugin_without_finalize_is_refused(tmp_path):
         "static int f(void) { return 0; }\n"
         "void *ncclTunerPlugin_v2[4] = {0, f, f, f}, *ncclTunerPlugin_v3[4] = {0, f, f, f};\n"
         "void *ncclTunerPlugin_v4[4] = {0, f, f, f}, *ncclTunerPlugin_v5[4] = {0, f, f, f};\n"
-        "void *ncclTunerPlugin_v6[5] = {0, f, f, 0, f};\n"
+        "void *ncclTunerPlugin_v6[5] = {0, f, f, 0, f}, *ncclTunerPlugin_v7[5] = {0, f, f, f, 0};\n"
     )
     subprocess.run([compiler(), "-shared", "-fPIC", "-o", tmp_path / "old.so", source], check=True)
     with pytest.raises(InputError, match="API v6 has no finalize"):

@@ -44,7 +44,7 @@ def no_nvls():
     return costs
 
 
-@pytest.mark.parametrize("api", [2, 4, 6])
+@pytest.mark.parametrize("api", [2, 4, 6, 7])
 def test_calls_are_counted_by_size_outcome_and_choice(watched, tmp_path, monkeypatch, api):
     monkeypatch.setenv("SLURM_PROCID", "11")
     monkeypatch.delenv("RANK", raising=False)

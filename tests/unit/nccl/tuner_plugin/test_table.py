@@ -1,11 +1,16 @@
 """Tables that the plugin refuses, each with one line that says why, and NCCL's own choice."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from ncclt.deliver.render.table import table_checksum
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Rule
 from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
+from ncclt.nccl.tuner_table import communicator_shape, table_checksum, table_text
 
 GOOD = "allreduce,0,65536,tree,ll,2,-1,-1"
 ALL_REDUCE = FUNCTIONS.index("allreduce")
@@ -142,3 +147,38 @@ def test_every_communicator_reads_its_table_anew(opened):
     with opened(GOOD) as first, opened("reduce,0,1,ring,ll,-1,-1,-1") as second:
         assert first.ask(ALL_REDUCE, 64).costs[0] < 1
         assert second.ask(ALL_REDUCE, 64).costs[0] == 1
+
+
+def test_each_communicator_takes_the_section_of_its_shape(opened):
+    """Tensor parallel groups in a node, data parallel ones of the same size across four, and the whole job."""
+
+    def row(size, nodes, ranks):
+        return f"allreduce,0,{size},ring,ll,4,{nodes},{ranks}"
+
+    rows = ["# communicators of 8 ranks on 1 node", row(100, 1, 8), row(200, 4, 8), row(300, 4, 32)]
+    found = {}
+    for nodes, ranks in ((1, 8), (4, 8), (4, 32), (2, 8), (2, 16)):
+        with opened(*rows, ranks=ranks, nodes=nodes) as comm:
+            answers = {size: comm.ask(FUNCTIONS.index("allreduce"), size).channels for size in (100, 200, 300)}
+            found[nodes, ranks] = max((size for size, channels in answers.items() if channels), default=0)
+    assert found == {(1, 8): 100, (4, 8): 200, (4, 32): 300, (2, 8): 0, (2, 16): 0}
+
+
+def test_a_rule_is_for_the_placement_that_was_measured():
+    rule = Rule(collective=Collective.ALL_REDUCE, group_size=8, algorithm=Algorithm.RING, protocol=Protocol.LL)
+    shapes = {
+        (spans, nodes): communicator_shape(replace(rule, spans_nodes=spans), nodes=nodes, ranks=8 * nodes)
+        for spans in (None, False, True)
+        for nodes in (4, 16)
+    }
+    assert shapes == {
+        (None, 4): (-1, 8), (None, 16): (-1, 8), (False, 4): (1, 8), (False, 16): (1, 8),
+        (True, 4): (4, 8), (True, 16): (8, 8),
+    }  # fmt: skip
+    assert communicator_shape(replace(rule, group_size=0), nodes=4, ranks=32) == (4, 32)
+
+
+def test_comments_among_the_rows_are_not_counted():
+    rows = ["# communicators of 8 ranks on 1 node", GOOD]
+    text = table_text(rows, table_id="r", version=NcclVersion(2, 28, 9), nodes=1, ranks=8)
+    assert f"rows=1 fnv1a={table_checksum([GOOD]):016x}" in text.splitlines()[0]

@@ -1,0 +1,217 @@
+"""Every page against axe-core's rules, and the way from the map to a copied command with the keyboard alone."""
+
+import contextlib
+import importlib.util
+import re
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.tuning_job import TuningJob
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+from ncclt_api.job_queue import JobQueue, prepare
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
+expect = playwright_api.expect
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENT_MS = 120_000
+
+
+def rich_store():
+    """Return the module that fills a store."""
+    path = Path(__file__).parents[2] / "bench" / "rich_store.py"
+    spec = importlib.util.spec_from_file_location("rich_store", path)
+    module = sys.modules["rich_store"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def served(store):
+    """Serve a store on a free port of loopback."""
+    server = uvicorn.Server(uvicorn.Config(create_app(store, fresh_s=0), port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A small rich store with a roll-out and jobs in the queue."""
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('accessible')}/ncclt.db") as opened:
+        rich_store().fill(opened)
+        found = tuned(opened)
+        opened.set_rules(ClusterRules(cluster=found.cluster, percent=50), By(who="ann"))
+        prepare(opened.url)
+        with JobQueue(opened.url) as queue:
+            for id, model in (("00000000000000aa", "bert"), ("00000000000000bb", "<b>'\"&")):
+                queue.submit(TuningJob(id=id, cluster="hall-a", model=model))
+            queue.cancel("00000000000000bb")
+        yield opened
+
+
+def tuned(store):
+    """Return a revision that jobs of hall-a get and that has a command."""
+    from ncclt.deliver.use import use_of
+
+    served = store.newest_each(cluster="hall-a")
+    return next(one for one in served if use_of(one).command)
+
+
+@pytest.fixture(scope="module")
+def address(store):
+    with served(store) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium of the system."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def opened(browser, **options):
+    """Yield a page in a context of its own, with time for a busy machine."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENT_MS)
+    context.set_default_navigation_timeout(PATIENT_MS)
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def paths(store):
+    """Every kind of page, by name."""
+    found = tuned(store)
+    return {
+        "map": "/", "changed": "/?days=30", "studies": "/studies", "find": "/find?q=hall",
+        "cluster": "/clusters/hall-a", "workload": "/workloads/chat-13b?with=chat-13b-r2",
+        "compare": "/compare?model=chat-13b", "study": f"/studies/{found.study}",
+        "recommendation": f"/recommendations/{found.id}", "jobs": "/jobs", "error": "/nothing",
+    }  # fmt: skip
+
+
+PAGES = (
+    "map", "changed", "studies", "find", "cluster", "workload", "compare", "study", "recommendation", "jobs", "error",
+)  # fmt: skip
+
+
+def violations(page):
+    """Return what axe-core finds, each rule with the first places."""
+    found = axe_api.Axe().run(page).response["violations"]
+    return [(one["id"], [node["target"] for node in one["nodes"][:3]]) for one in found]
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_axe_finds_nothing(browser, address, paths, name, scheme, width):
+    """axe-core is injected: only for that, the page's own policy against such scripts is set aside."""
+    size = {"width": width, "height": 900}
+    with opened(browser, bypass_csp=True, color_scheme=scheme, viewport=size) as page:
+        page.goto(address + paths[name], wait_until="networkidle")
+        for details in page.locator("details").all()[:12]:
+            details.evaluate("one => { one.open = true; }")
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def press_until(page, selector):
+    """Press Tab until what has the focus fits a selector."""
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => !!document.activeElement.closest(selector)", selector):
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            return
+    raise AssertionError(f"Tab does not reach {selector} on {page.url}")
+
+
+def test_from_the_map_to_a_copied_command_with_the_keyboard_alone(browser, address, store):
+    found = tuned(store)
+    with opened(browser, permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.goto(address + "/?cluster=hall-a", wait_until="networkidle")
+        press_until(page, f"td.cell a[href='/studies/{found.study}']")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/studies/{found.study}")
+        press_until(page, f"a[href='/recommendations/{found.id}']")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/recommendations/{found.id}")
+        press_until(page, "button[data-copy]")
+        page.keyboard.press("Enter")
+        expect(page.locator("button[data-copy]").first).to_have_text("Copied", timeout=PATIENT_MS)
+        copied = page.evaluate("navigator.clipboard.readText()")
+    assert re.match(r'eval "\$\(ncclt env |ncclt run ', copied)
+    assert f"--model {found.model}" in copied
+
+
+def test_a_job_is_started_in_a_browser_and_followed_without_a_reload(browser, address, store):
+    with opened(browser) as page:
+        page.goto(address + "/jobs?cluster=hall-a", wait_until="networkidle")
+        rows = page.locator("#queue tbody tr")
+        before = rows.count()
+        page.locator("form.write select[name=model]").select_option("bert")
+        page.locator("form.write input[name=trials]").fill("9")
+        page.get_by_role("button", name="Start").click()
+        expect(rows).not_to_have_count(before, timeout=PATIENT_MS)
+        page.evaluate("document.title = 'not loaded again'")
+        with JobQueue(store.url) as queue:
+            (mine,) = [one for one in queue.statuses() if one.job.trials == 9]
+            queue.cancel(mine.job.id)
+        row = rows.filter(has_text=mine.job.id)
+        expect(row).to_contain_text("cancelled", timeout=PATIENT_MS)
+        assert page.title() == "not loaded again"
+
+
+def test_sign_in_and_out_in_a_browser(browser, tmp_path):
+    """Also by a link on another site, which does not bring the strict cookie."""
+    secret = new_secret()
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        store.add_key(ApiKey(id="reader", role=Role.READ), digest=digest_of(secret))
+        with served(store) as url, opened(browser, bypass_csp=True) as page:
+            page.goto(url + "/studies")
+            expect(page.locator("h1")).to_have_text("Sign in")
+            assert violations(page) == []
+            page.locator("input[name=key]").fill(secret)
+            page.keyboard.press("Enter")
+            page.wait_for_url(url + "/studies")
+            (cookie,) = page.context.cookies()
+            assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+            assert secret not in str(cookie) + page.content()
+            link = tmp_path / "chat.html"
+            link.write_text(f"<a href='{url}/jobs'>look</a>")
+            page.goto(link.as_uri())
+            page.locator("a").click()
+            page.wait_for_url(url + "/jobs")
+            expect(page.locator("h1")).to_have_text("Jobs")
+            page.get_by_role("button", name="Sign out").click()
+            page.wait_for_url("**/sign-in")
+            assert page.context.cookies() == []
+            page.goto(url + "/jobs")
+            expect(page.locator("h1")).to_have_text("Sign in")

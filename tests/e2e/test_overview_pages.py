@@ -1,0 +1,197 @@
+"""The pages over many studies in a real browser, on a store with a year of made-up studies."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from ncclt.core.study import StudyState
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
+"""Folder to keep pictures in, for a look by eye."""
+
+PAGES = {
+    "map": "/", "changed": "/?days=30", "studies": "/studies", "find": "/find?q=hall", "cluster": "/clusters/hall-a",
+    "workload": "/workloads/chat-13b?with=chat-13b-r2", "compare": "/compare?model=chat-13b",
+}  # fmt: skip
+
+
+def load_rich_store():
+    """Return the module that fills a store."""
+    path = Path(__file__).parents[2] / "bench" / "rich_store.py"
+    spec = importlib.util.spec_from_file_location("rich_store", path)
+    module = sys.modules["rich_store"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A small rich store."""
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('rich')}/ncclt.db") as store:
+        load_rich_store().fill(store)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def server(store):
+    """Address of a service on it."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        process = uvicorn.Server(uvicorn.Config(create_app(store), log_level="warning"))
+        thread = threading.Thread(target=process.run, kwargs={"sockets": [listening]})
+        thread.start()
+        deadline = time.monotonic() + 240
+        while not process.started and thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.started
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        process.should_exit = True
+        thread.join(timeout=240)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium of the system."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, server):
+    """Open pages in a given size; fails at the end if the browser complained about anything."""
+    contexts, complaints = [], []
+
+    def go(path="/", *, width=1440, height=900, scheme="light", scripts=True):
+        context = browser.new_context(
+            color_scheme=scheme, viewport={"width": width, "height": height}, java_script_enabled=scripts
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
+        page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url}"))
+        page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
+        page.goto(server + path, wait_until="networkidle")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (360, "light"), (360, "dark")])
+def test_no_page_complains_or_scrolls_sideways(visit, name, width, scheme):
+    page = visit(PAGES[name], width=width, scheme=scheme)
+    assert page.locator("h1").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.querySelectorAll('bdi script, bdi img').length") == 0
+    if SCREENSHOTS:
+        page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{width}-{scheme}.png", full_page=True)
+
+
+@pytest.mark.parametrize("name", ["map", "studies", "cluster", "workload", "compare"])
+def test_pages_say_everything_without_scripts(visit, name):
+    with_scripts, without = (visit(PAGES[name], scripts=scripts) for scripts in (True, False))
+    assert without.locator("main table").count() == with_scripts.locator("main table").count() > 0
+
+
+def test_a_page_can_be_walked_from_the_map_to_a_study_with_the_keyboard_alone(visit):
+    page = visit("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("!!document.activeElement.closest('td.cell')"):
+            break
+    chosen = page.evaluate("document.activeElement.getAttribute('href')")
+    assert chosen.startswith("/studies/")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert page.url.endswith(chosen)
+
+
+def test_what_is_typed_is_found_and_reached_with_the_keyboard(visit):
+    page = visit("/")
+    page.locator("input[name=q]").first.focus()
+    page.keyboard.type("hall-b")
+    page.wait_for_selector("#found a")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "/clusters/hall-b"
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert page.locator("h1").inner_text() == "hall-b"
+
+
+def test_filters_survive_reload_and_back(visit):
+    page = visit("/")
+    page.select_option("select[name=cluster]", "hall-a")
+    page.select_option("select[name=days]", "30")
+    with page.expect_navigation():
+        page.locator("form.filters button").click()
+    assert "cluster=hall-a" in page.url
+    assert "days=30" in page.url
+    assert page.locator("table.map tbody tr").count() == 1
+    page.reload()
+    assert page.input_value("select[name=cluster]") == "hall-a"
+    page.locator("td.cell a").first.click()
+    page.go_back()
+    assert page.input_value("select[name=days]") == "30"
+
+
+def test_ticked_studies_are_compared(visit):
+    page = visit("/studies")
+    for box in page.locator("input[name=study]").all()[:3]:
+        box.check()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Compare the ticked ones").click()
+    assert page.locator("table.compare thead th").count() == 3
+
+
+def test_a_phone_shows_cards_with_the_gain_first(visit):
+    page = visit("/", width=390, height=844)
+    card = page.locator("td.cell.tuned a").first
+    gain, name = (card.locator(part).bounding_box() for part in ("strong", ".what"))
+    assert gain["y"] < name["y"]
+    assert not page.locator("table.map thead").is_visible()
+
+
+def test_running_studies_are_refreshed_without_a_reload(visit, store):
+    page = visit("/")
+    row = page.locator("#live tbody tr")
+    before = row.count()
+    assert before > 0
+    study = store.running_studies()[0].study
+    store.set_state(study.id, StudyState.INTERRUPTED, "for this test")
+    try:
+        playwright_api.expect(row).to_have_count(before - 1, timeout=60_000)
+    finally:
+        store.set_state(study.id, StudyState.RUNNING, "")

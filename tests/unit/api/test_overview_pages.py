@@ -1,0 +1,337 @@
+"""The pages over many studies: what they say, without a browser."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.preflight import ExpectedSize, Preflight, ProbeReading, Section, State
+from ncclt.core.recommendation import Decision
+from ncclt.core.study import StudyState
+from ncclt.core.trial import Outcome
+from ncclt_api.app import create_app
+
+HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000, "a/../b?c#d")
+PAGES = (
+    "/", "/?days=30", "/live", "/studies", "/find?q=leo", "/clusters/leonardo", "/workloads/bert",
+    "/compare?study=5e1f00aa&study=7a6bbb02",
+)  # fmt: skip
+
+
+class Checker(HTMLParser):
+    """Notices what must not be in a page: scripts of its own, handlers, styles, ids that occur twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.ids = [], []
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        if "id" in named:
+            self.ids.append(named["id"])
+        wrong = [name for name in named if name.startswith("on") or name == "style"]
+        if tag == "script" and not (named.get("src") or "").startswith("/assets/"):
+            wrong.append("script")
+        if wrong:
+            self.found.append((tag, wrong))
+
+
+def checked(page):
+    checker = Checker()
+    checker.feed(page)
+    assert checker.found == []
+    assert len(checker.ids) == len(set(checker.ids))
+    return page
+
+
+@pytest.fixture
+def empty_client(empty_store):
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        yield client
+
+
+def publish(store, samples, id, *, days=0, model="bert", cluster="leonardo", **changes):
+    """Store a study that ended so many days ago with a recommendation, and return it."""
+    when = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    study = samples.study(id, model=model, cluster_name=cluster, created=when, updated=when)
+    store.open_study(study)
+    return store.publish(samples.recommendation(study, f"r{id}", created=when, **changes))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_inert_html_of_one_answer(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    checked(answer.text)
+    assert len(answer.content) < 200_000
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if "days" not in path])
+def test_every_page_has_a_json_twin(client, path):
+    answer = client.get(path + ("&" if "?" in path else "?") + "format=json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()
+
+
+def test_the_map_shows_verdict_gain_interval_age_and_mark(client):
+    page = client.get("/").text
+    cell = re.search(r'<td class="cell tuned[^"]*">(.*?)</td>', page, re.DOTALL)[1]
+    for text in ("1.083×", "1.061–1.104", "simulated", 'href="/studies/5e1f00aa"'):
+        assert text in cell
+    assert '<td class="cell keep-default' in page
+    assert "1 tuned, typically <strong>1.083×</strong>" in page
+
+
+def test_the_map_in_json_has_the_same_numbers(client):
+    rows = client.get("/?format=json").json()["map"]["rows"]
+    cells = {(cell["cluster"], cell["model"]): cell for row in rows for cell in row["cells"] if cell}
+    tuned = cells["leonardo", "bert"]["gain"]
+    assert (tuned["decision"], tuned["speedup"], tuned["low"], tuned["high"]) == ("tuned", 1.083, 1.061, 1.104)
+    assert (tuned["label"], tuned["origin"]) == ("SIMULATED", "simulated")
+    assert cells["leonardo", "resnet101"]["gain"]["label"] == ""
+
+
+def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
+    publish(empty_store, samples, "aa", source_digest="0" * 12)  # not that of the workload that is shipped
+    page = empty_client.get("/").text
+    assert '<td class="cell failed shade0">' in page
+    assert "<strong>stale</strong>" in page
+    assert "1 stale" in page
+
+
+def test_a_running_study_is_live_and_first(empty_store, empty_client, samples):
+    publish(empty_store, samples, "aa")
+    empty_store.open_study(samples.study("bb", state=StudyState.RUNNING))
+    page = empty_client.get("/").text
+    assert 'hx-get="/live?"' in page
+    assert page.index("/studies/bb") < page.index("Recent studies")
+    assert "1 searching" in page
+    assert "/studies/bb" in empty_client.get("/live").text
+    empty_store.set_state("bb", StudyState.DONE, "")
+    assert "hx-get" not in empty_client.get("/live").text
+
+
+def test_what_changed_is_told_from_what_was_only_measured_again(empty_store, empty_client, samples):
+    publish(empty_store, samples, "a1", days=40)
+    publish(empty_store, samples, "a2", days=2)  # the same again
+    publish(empty_store, samples, "b1", days=40, model="gpt2", decision=Decision.KEEP_DEFAULT)
+    publish(empty_store, samples, "b2", days=3, model="gpt2")
+    publish(empty_store, samples, "c1", days=4, model="new one")
+    rows = empty_client.get("/?days=30&format=json").json()["map"]["rows"]
+    cells = {cell["model"]: (cell["is_same"], cell["before"]) for row in rows for cell in row["cells"] if cell}
+    assert cells == {"bert": (True, ""), "gpt2": (False, "was keep"), "new one": (False, "new")}
+    assert "<strong>2 changed</strong> in the last 30 days" in empty_client.get("/?days=30").text
+
+
+def test_filters_are_in_the_address_and_stay_in_the_form(client):
+    page = client.get("/?cluster=leonardo&model=bert&days=7").text
+    assert page.count(" selected>") == 3
+    assert "7a6bbb02" not in page
+    assert client.get("/?colour=red").status_code == 422
+    assert client.get("/?days=0").status_code == 422
+
+
+def test_find_answers_a_fragment_to_the_field_and_a_page_to_a_form(client):
+    fragment = client.get("/find?q=leon", headers={"HX-Request": "true"}).text
+    assert fragment.lstrip().startswith("<ul")
+    assert 'href="/clusters/leonardo"' in fragment
+    assert "<html" in client.get("/find?q=leon").text
+    assert "called anything like that" in client.get("/find?q=nothing-like-it").text
+    assert client.get(f"/find?q={'x' * 201}").status_code == 422
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text_on_every_page(empty_store, empty_client, samples, name):
+    place = replace(samples.cluster(), name=name, description=name, sources=(name,))
+    empty_store.add_cluster(place)
+    empty_store.add_workload(samples.workload(name))
+    published = publish(empty_store, samples, "aa", model=name, cluster=name)
+    empty_store.add_attestation(samples.attestation(published, notes=(name,), tuner_lines=(name,)))
+    for path, parameters in (
+        ("/", {}), ("/studies", {}), ("/find", {"q": name[:200]}), ("/", {"cluster": name}),
+        ("/compare", {"study": "aa"}),
+    ):  # fmt: skip
+        page = checked(empty_client.get(path, params=parameters).text)
+        assert HOSTILE[0] not in page
+    found = empty_client.get("/find", params={"q": name[:200], "format": "json"}).json()["hits"]
+    assert [hit["kind"] for hit in found] == ["cluster", "workload", "study"]
+    assert "/" not in found[0]["href"].removeprefix("/clusters/")
+    for hit in found[:2]:
+        answer = empty_client.get(hit["href"])
+        assert answer.status_code == 200, hit
+        checked(answer.text)
+        assert len(answer.content) < 200_000
+
+
+def test_a_cluster_shows_what_jobs_get_and_whether_it_took_effect(client):
+    page = client.get("/clusters/leonardo").text
+    served = page[page.index("served-heading") : page.index("history-heading")]
+    for text in ("1.083×", "1.061–1.104", ">tuned<", ">simulated<", ">partly<", "/workloads/bert"):
+        assert text in served
+    assert "2 × 4 A100-SXM-64GB" in page
+
+
+def test_a_cluster_of_which_little_is_known_says_which_command_fills_it(empty_client):
+    page = empty_client.get("/clusters/leonardo").text
+    for command in (
+        "ncclt tune --model bert --cluster leonardo", "ncclt preflight --cluster leonardo --full", "ncclt doctor",
+        "ncclt attest FILES", "ncclt cluster detect",
+    ):  # fmt: skip
+        assert command in page
+
+
+def test_an_unknown_cluster_is_not_found_but_one_that_left_the_catalogue_is(empty_store, empty_client, samples):
+    assert empty_client.get("/clusters/leonard").status_code == 404
+    publish(empty_store, samples, "aa", cluster="gone")
+    page = empty_client.get("/clusters/gone").text
+    assert "no longer in the catalogue" in page
+
+
+def test_releases_of_nccl_are_compared_on_the_default(empty_store, empty_client, samples):
+    slower = samples.verdict()
+    for id, version, factor in (("a1", "2.22.3", 1.0), ("a2", "2.27.7", 1.1), ("a3", "2.28.9", 1.11)):
+        place = replace(samples.cluster(), nccl_version=version)
+        study = replace(samples.study(id), cluster=place)
+        empty_store.open_study(study)
+        one = samples.recommendation(study, f"r{id}")
+        verdict = replace(slower, default_us=slower.default_us * factor)
+        empty_store.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
+    view = empty_client.get("/clusters/leonardo?format=json").json()
+    assert view["versions"] == ["2.22.3", "2.27.7", "2.28.9"]
+    first, second, third = view["regressions"][0]["releases"]
+    assert (first["slower"], second["mood"], third["mood"]) == (None, "loss", "")
+    assert second["slower"] == pytest.approx(0.1)
+    assert '<span class="loss">+10.0 %</span>' in empty_client.get("/clusters/leonardo").text
+    assert [era["revisions"] for era in view["eras"]] == [1, 1, 1]
+    assert [era["is_current"] for era in view["eras"]] == [False, False, True]
+
+
+def preflight(id, *, slow):
+    """Return a preflight of three nodes, one pair of which reaches half of the others if `slow`."""
+    hosts = ("n1", "n2", "n3")
+
+    def reading(hosts, time_us):
+        return ProbeReading(
+            section=Section(hosts=hosts), ranks=4 * len(hosts), repeat=0, outcome=Outcome.OK,
+            times_us=((1 << 30, time_us),), expected_gbps=100.0,
+        )  # fmt: skip
+
+    pairs = [(("n1", "n2"), 2e4 * (2 if slow else 1)), (("n2", "n3"), 2e4), (("n1", "n3"), 2e4)]
+    return Preflight(
+        id=id, created="2026-11-20T10:00:00+00:00", state=State.HEALTHY, simulated=True, cluster="leonardo",
+        fingerprint="f", launcher="simulate", benchmark="simulated", hosts=hosts, gpus_per_node=4, source="the links",
+        expected=(ExpectedSize(size_bytes=1 << 30, busbw_gbps=100.0),), tolerance=0.15,
+        readings=(reading(hosts, 2e4), *(reading(pair, time) for pair, time in pairs)),
+    )  # fmt: skip
+
+
+def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_store, empty_client):
+    empty_store.add_preflight(preflight("old", slow=False))
+    empty_store.add_preflight(preflight("new", slow=True))
+    view = empty_client.get("/clusters/leonardo?format=json").json()
+    assert [row["id"] for row in view["preflights"]] == ["new", "old"]
+    assert view["preflights"][0]["share"] == pytest.approx(0.984, abs=0.01)
+    (matrix,) = view["matrices"]
+    assert matrix["of"] == "new"
+    assert matrix["rows"][0] == [None, [0.5, 1], [1.0, 3]]
+    page = empty_client.get("/clusters/leonardo").text
+    assert '<td class="heat1">50 %</td>' in page
+    assert page.count(">simulated</span>") == 3
+
+
+def test_a_workload_says_what_tuning_can_gain_at_most(empty_store, empty_client, samples):
+    recorded = replace(samples.workload("mine"), step_time_us=100_000.0, exposed_us=20_000.0)
+    empty_store.add_workload(recorded)
+    page = empty_client.get("/workloads/mine").text
+    assert "20.0 % of a step waits for communication" in page
+    assert "<strong>1.250×</strong>" in page
+    assert "What tuning can gain at most is not known" in empty_client.get("/workloads/bert").text
+
+
+def test_a_workload_shows_where_calls_and_bytes_are(client):
+    view = client.get("/workloads/bert?format=json").json()
+    assert sum(bar["calls"] for bar in view["bars"]) == view["calls"] == 32.5
+    assert view["bars"][0]["sizes"] == "64 B to 128 B"
+    assert max(bar["bytes_bar"] for bar in view["bars"]) == 1.0
+    assert sum(row["share"] for row in view["messages"]) == pytest.approx(1.0)
+    assert [one["cluster"] for one in view["placed"]] == ["leonardo"]
+
+
+def test_a_workload_is_compared_with_another(empty_store, empty_client, samples):
+    base = samples.workload("mine")
+    more = replace(base.messages[0], calls_per_step=99.0)
+    empty_store.add_workload(replace(base, messages=(more, *base.messages[2:])))
+    page = empty_client.get("/workloads/bert?with=mine").text
+    assert "lacks 1, and sends 1 more or less often; 4 are the same" in page
+    assert "Both send the same" in empty_client.get("/workloads/bert?with=bert").text
+    assert empty_client.get("/workloads/bert?with=nope").status_code == 404
+
+
+def test_studies_side_by_side_mark_what_differs(client):
+    page = client.get("/compare?study=5e1f00aa&study=7a6bbb02").text
+    assert '<tr class="differs"><th scope="row">Times' in page
+    assert '<tr><th scope="row">NCCL' in page
+    assert "not the times" not in page
+    view = client.get("/compare?study=5e1f00aa&study=7a6bbb02&format=json").json()
+    assert [column["label"] for column in view["columns"]] == ["SIMULATED", ""]
+    assert [column["is_best"] for column in view["columns"]] == [False, False]  # one is simulated, the other is not
+    facts = {row["name"]: row for row in view["facts"]}
+    assert facts["Times"]["values"] == ["SIMULATED", "measured there"]
+
+
+def test_ranges_of_policies_are_split_where_any_of_them_changes(empty_store, empty_client, samples):
+    publish(empty_store, samples, "aa", plain=False)
+    study = samples.study("bb", cluster_name="other")
+    empty_store.open_study(study)
+    one = samples.recommendation(study, "rbb", plain=False)
+    empty_store.publish(replace(one, table=replace(one.table, policy=samples.PLAIN)))
+    view = empty_client.get("/compare?model=bert&cluster=leonardo&cluster=other&format=json").json()
+    rows = [(row["name"], row["values"], row["differs"]) for row in view["rules"]]
+    assert rows == [
+        ("all_reduce, up to 1 MiB", ["tree/ll128 c=8", "ring/simple c=16"], True),
+        ("all_reduce, above 1 MiB", ["ring/simple c=16", "ring/simple c=16"], False),
+    ]
+
+
+def test_one_cluster_compares_its_releases_and_revisions_compare_themselves(empty_store, empty_client, samples):
+    first = publish(
+        empty_store, samples, "aa", fingerprint=replace(samples.cluster(), nccl_version="2.27.7").fingerprint()
+    )
+    second = publish(empty_store, samples, "bb")
+    by_release = empty_client.get("/compare?model=bert&cluster=leonardo&format=json").json()
+    by_revision = empty_client.get(f"/compare?revision={second.id}&revision={first.id}&format=json").json()
+    assert [c["gain"]["nccl_version"] for c in by_release["columns"]] == ["2.22.3", "2.27.7"]
+    assert by_release["columns"] == by_revision["columns"]
+    assert [column["is_best"] for column in by_release["columns"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("", "Choose two to six results"),
+        ("?study=5e1f00aa", "There is only one result"),
+        ("?model=bert&cluster=elsewhere&cluster=nowhere", "There is no result"),
+        ("?" + "&".join(["study=5e1f00aa"] * 7), "These are 7: choose at most 6"),
+    ],
+)
+def test_a_choice_that_cannot_be_compared_says_why(client, query, words):
+    assert words in client.get(f"/compare{query}").text
+    refused = client.get(f"/compare{query}{'&' if query else '?'}format=json")
+    assert refused.status_code == 422
+    assert client.get("/compare?study=nope").status_code == 404
+
+
+def test_what_json_cannot_write_is_null(empty_store, empty_client, samples):
+    study = samples.study("aa")
+    empty_store.open_study(study)
+    one = samples.recommendation(study)
+    verdict = samples.verdict(Decision.UNDECIDED, 1.0, (0.0, float("inf")))
+    empty_store.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
+    gain = json.loads(empty_client.get("/?format=json").text)["map"]["rows"][0]["cells"][0]["gain"]
+    assert (gain["low"], gain["high"]) == (None, None)
+    assert Cluster.from_document(samples.cluster().to_document()).name == "leonardo"

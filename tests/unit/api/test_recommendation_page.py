@@ -1,0 +1,172 @@
+"""The page of a revision: how it is used, its life, and the forms that change it."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.rollout import JobTime, Variant
+from ncclt.deliver.render.formats import FORMATS
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+
+PAGE = "/recommendations/0c0ffee1"
+BROWSER = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def store(tmp_path, profiles, samples):
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
+        samples.fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def browser(store):
+    with TestClient(create_app(store, fresh_s=0, public_url="https://tuner"), headers=BROWSER) as opened:
+        yield opened
+
+
+def newer(store):
+    """Publish another revision for the same job, with one rule less."""
+    found = store.recommendation("0c0ffee1")
+    policy = replace(found.table.policy, rules=found.table.policy.rules[1:])
+    return store.publish(replace(found, id="0c0ffee9", table=replace(found.table, policy=policy)), by=By(who="ann"))
+
+
+def send(browser, verb, id="0c0ffee1", **fields):
+    token = browser.app.state.sessions.form_token("")
+    url = f"/recommendations/{id}/{verb}"
+    return browser.post(url, data={"token": token, **fields}, follow_redirects=False)
+
+
+def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
+    view = browser.get(PAGE, params={"format": "json"}).json()
+    assert [one["format"] for one in view["snippets"]] == list(FORMATS)
+    for one in view["snippets"]:
+        assert bool(one["command"]) == bool(one["text"]) == (not one["why"])
+    named = [one for one in view["snippets"] if one["command"]]
+    assert len(named) >= 5
+    for one in named:
+        assert "--server https://tuner" in one["command"]
+        assert "--nccl-version 2.22.3" in one["command"]
+        assert "--allow simulated" in one["command"]
+    page = browser.get(PAGE).text
+    assert page.count('<details class="card snippet">') == len(FORMATS)
+    assert "SIMULATED" in page
+    assert "and no other release" in page
+    assert len(page) < 200_000
+
+
+def test_the_permanent_link_shows_what_the_job_gets_now(browser, store):
+    job = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+    assert f"nodes={job['nodes']}" in browser.get(PAGE).text
+    ids = []
+    for publish in (None, newer):
+        if publish:
+            publish(store)
+        view = browser.get("/recommendations", params={**job, "format": "json"}).json()
+        ids.append(view["recommendation"]["id"])
+    assert ids == ["0c0ffee1", "0c0ffee9"]
+    assert browser.get("/recommendations", params={**job, "nodes": 77}).status_code == 409
+    assert browser.get("/recommendations", params={**job, "model": "none"}).status_code == 404
+    assert browser.get("/recommendations").status_code == 422
+
+
+def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(browser, store):
+    newer(store)
+    view = browser.get(PAGE, params={"format": "json"}).json()
+    assert (view["served"], view["snippets"]) == ("0c0ffee9", [])
+    assert view["differences"]
+    page = browser.get(PAGE).text
+    assert '<a href="/recommendations/0c0ffee9">What they get</a>' in page
+    assert "<ins>" in page
+    assert "ncclt env" not in page
+    assert [row["is_served"] for row in view["revisions"]] == [True, False]
+
+
+def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
+    store.set_rules(ClusterRules(cluster="leonardo", require_approval=True), By(who="ann"))
+    newer(store)
+    assert "candidate" in browser.get("/recommendations/0c0ffee9").text
+    answer = send(browser, "approve", "0c0ffee9", why="looked at the pilot", percent="100")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/recommendations/0c0ffee9")
+    view = browser.get("/recommendations/0c0ffee9", params={"format": "json"}).json()
+    assert [(one["who"], one["why"]) for one in view["approvals"]] == [
+        ("local user of the service", "looked at the pilot")
+    ]
+    assert send(browser, "rollback").status_code == 303
+    assert store.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee1"
+    refused = send(browser, "rollback")
+    assert (refused.status_code, refused.headers["content-type"]) == (409, "text/html; charset=utf-8")
+
+
+def test_pin_unpin_and_retire(browser, store):
+    for verb, state in (("pin", True), ("unpin", False)):
+        assert send(browser, verb).status_code == 303
+        assert store.status("0c0ffee1").pinned is state
+    assert send(browser, "retire").status_code == 303
+    assert store.status("0c0ffee1").state == "retired"
+    assert send(browser, "explode").status_code == 422
+
+
+def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, store):
+    assert send(browser, "stale").status_code == 422
+    assert store.recommendation("0c0ffee1").stale == ""
+    assert send(browser, "stale", why="hangs on rack 7").status_code == 303
+    assert "hangs on rack 7 (local user of the service)" in store.recommendation("0c0ffee1").stale
+    page = browser.get(PAGE).text
+    assert "hangs on rack 7" in page
+    assert "ncclt env" not in page
+
+
+def test_a_running_roll_out_is_followed(browser, store):
+    store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+    newer(store)
+    (rollout,) = store.rollouts(recommendation="0c0ffee9")
+    given = {Variant.CANDIDATE: "0c0ffee9", Variant.ACTIVE: "0c0ffee1"}
+    for number in range(8):
+        job = f"job-{number}"
+        store.add_job_time(
+            JobTime(rollout=rollout.id, job=job, recommendation=given[rollout.variant(job)], step_us=1e5, steps=10)
+        )
+    path = "/recommendations/0c0ffee9/rollout"
+    page = browser.get("/recommendations/0c0ffee9").text
+    assert f'hx-get="{path}"' in page
+    (row,) = browser.get(path, params={"format": "json"}).json()["rollouts"]
+    assert row["seen"]["candidates"] + row["seen"]["controls"] == 8
+    assert "seed" not in row
+    assert rollout.seed not in page
+    part = browser.get(path).text
+    assert "<html" not in part
+    assert row["seen"]["reason"].split(":")[0] in part
+    assert send(browser, "activate", "0c0ffee9").status_code == 303
+    assert "hx-trigger" not in browser.get(path).text
+
+
+def test_forms_are_shown_to_those_who_may_use_them(store):
+    for role in (Role.READ, Role.APPROVE):
+        store.add_key(ApiKey(id=role.value, role=role), digest=digest_of(role.value))
+    with TestClient(create_app(store, fresh_s=0)) as client:
+        verbs = [
+            re.findall(rf'action="{PAGE}/([a-z]+)"', client.get(PAGE, headers={"Authorization": f"Bearer {role}"}).text)
+            for role in ("read", "approve")
+        ]
+    assert verbs == [[], ["pin", "stale", "retire"]]
+
+
+@pytest.mark.parametrize("name", ["<script>alert('x')</script>", "\"'&amp;</bdi>", "a\u202eb", "w" * 5000])
+def test_hostile_names_are_text(browser, store, samples, name):
+    study = samples.study("bad00009", name="hostile", model=name, cluster_name=name)
+    store.open_study(study)
+    store.publish(samples.recommendation(study, "0c0ffee8"), by=By(who="ann", why="<script>alert('why')</script>"))
+    for path in ("/recommendations/0c0ffee8", "/jobs"):
+        page = browser.get(path)
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert "</bdi></bdi>" not in page.text
+    view = browser.get("/recommendations", params={"cluster": name, "model": name, "format": "json"}).json()
+    assert view["recommendation"]["id"] == "0c0ffee8"

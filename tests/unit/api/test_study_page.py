@@ -1,0 +1,360 @@
+"""The page of a study: what its charts are made of, and how it stays up to date."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, StudyState
+from ncclt.core.trial import Outcome
+from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
+from ncclt.prove.payback import Gain
+from ncclt_api import dashboard
+from ncclt_api.app import create_app
+from ncclt_api.pages.message_rows import MessageLine
+from ncclt_api.pages.study_charts import LEAST_RATIO, SearchPoint, search_chart
+from ncclt_api.pages.study_proof import MOST_LOOKS, MOST_PAIRS, proof_charts
+from ncclt_api.pages.study_sizes import AS_GOOD, SizeTimes, Spread, curves_of, group_of, setting_times, shares_chart
+from ncclt_api.pages.study_sizes import wins_chart as wins
+from ncclt_api.pages.study_worth import LEAST_WEIGHED, MOST_WEIGHED, cost_rows, decisions_of, importance_of
+from ncclt_api.pages.study_worth import payback_chart as payback
+
+MIB = 1 << 20
+FAST = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4)
+
+
+@pytest.fixture
+def empty_client(empty_store):
+    with TestClient(create_app(empty_store)) as client:
+        yield client
+
+
+@pytest.fixture
+def study(samples):
+    return samples.study()
+
+
+def times(study, factor, label="default"):
+    found = {}
+    for calls in study.workload.messages:
+        time = factor * (10.0 + calls.message.size_bytes / 1e5)
+        found[calls.message] = Spread(median_us=time, low_us=0.9 * time, high_us=1.2 * time)
+    return SizeTimes(label=label, tone="default", of=found)
+
+
+def spans_of(chart, row):
+    return [(span.start, span.end, span.label, span.gap) for span in chart.spans if chart.rows[span.row] == row]
+
+
+# What wins at which size
+
+
+def test_rules_and_gaps_are_drawn_where_the_policy_has_them(study):
+    policy = Policy(
+        rules=(
+            Rule(collective=Collective.ALL_REDUCE, max_bytes=65536, algorithm=Algorithm.TREE, protocol=Protocol.LL),
+            Rule(collective=Collective.ALL_REDUCE, min_bytes=2 * MIB, algorithm=Algorithm.RING),
+        )
+    )
+    chart = wins(study, policy, times(study, 1.0), {})
+    drawn = spans_of(chart, "all_reduce: policy")
+    assert [span[2:] for span in drawn] == [("tree/ll", False), ("NCCL's own", True), ("ring/auto", False)]
+    assert [span[1] for span in drawn[:-1]] == [65537, 2 * MIB]
+    assert (drawn[0][0], drawn[-1][1]) == (chart.x.low, chart.x.high)
+
+
+def test_a_rule_for_another_group_is_not_drawn(study):
+    rule = Rule(collective=Collective.ALL_REDUCE, group_size=3, algorithm=Algorithm.RING)
+    chart = wins(study, Policy(rules=(rule,)), times(study, 1.0), {})
+    assert [span[2] for span in spans_of(chart, "all_reduce: policy")] == ["NCCL's own"]
+
+
+def test_the_fastest_choice_has_to_be_faster_than_the_default(study):
+    barely = wins(study, None, times(study, 1.0), {FAST: times(study, 1 / (AS_GOOD - 0.002))})
+    clearly = wins(study, None, times(study, 1.0), {FAST: times(study, 0.9)})
+    assert {span[2] for span in spans_of(barely, "all_reduce: fastest")} == {"NCCL's own"}
+    assert {span[2] for span in spans_of(clearly, "all_reduce: fastest")} == {"tree/ll c=4"}
+    assert not any(row.endswith("policy") for row in clearly.rows)
+
+
+def test_every_message_is_in_the_table_beside_it(study, samples):
+    chart = wins(study, samples.POLICY, times(study, 1.0), {FAST: times(study, 0.5)})
+    assert len(chart.table.rows) == len(study.workload.messages)
+    rows = {row[0]: row[1:3] for row in chart.table.rows}
+    assert rows["all_reduce 4 KiB float32"] == ("tree/ll128 c=8", "tree/ll c=4")
+
+
+def test_nothing_measured_draws_nothing(study):
+    nothing = SizeTimes(label="default", tone="default", of={})
+    assert wins(study, None, nothing, {}) is None
+    assert curves_of(study, [nothing]) == ()
+
+
+# Time and bandwidth
+
+
+def test_curves_have_bands_and_units(study):
+    (curve,) = curves_of(study, [times(study, 1.0), times(study, 0.8, "policy")])
+    assert (curve.time.x.unit, curve.time.x.log, curve.time.y.unit, curve.bandwidth.y.unit) == (
+        "bytes",
+        2,
+        "us",
+        "gbps",
+    )
+    for line in (*curve.time.lines, *curve.bandwidth.lines):
+        assert list(line.x) == sorted(set(line.x))
+        assert all(low < middle < high for low, middle, high in zip(line.low, line.y, line.high, strict=True))
+    assert len(curve.time.table.rows) == len(curve.time.lines[0].x) == 5
+
+
+def test_a_size_that_one_choice_lacks_is_a_gap(study):
+    partly = times(study, 0.8, "policy")
+    missing = next(message for message in partly.of if message.collective is Collective.ALL_REDUCE)
+    partly = replace(partly, of={message: spread for message, spread in partly.of.items() if message != missing})
+    (curve,) = curves_of(study, [times(study, 1.0), partly])
+    assert curve.time.lines[1].y.count(None) == 1
+    assert curve.time.to_json()
+
+
+def test_the_band_reaches_from_the_fastest_to_the_slowest_launch(study, samples):
+    trials = [samples.trial(number, DEFAULT, study, wobble=wobble) for number, wobble in enumerate((1.0, 1.5, 1.1))]
+    message = study.workload.messages[0].message
+    spread = setting_times(trials, DEFAULT, "default", "default").of[message]
+    base = samples.time_us(message, DEFAULT)
+    assert (spread.low_us, spread.median_us, spread.high_us) == pytest.approx((base, 1.1 * base, 1.5 * base), rel=0.02)
+
+
+# Savings
+
+
+def test_shares_are_of_the_communication_of_a_step(study):
+    rows = [
+        MessageLine(calls=calls, default_us=100.0, policy_us=policy_us, setting="")
+        for calls, policy_us in zip(study.workload.messages[:2], (50.0, 120.0), strict=True)
+    ]
+    total = sum(100 * row.calls.calls_per_step for row in rows)
+    chart = shares_chart(study, rows, "policy")
+    gains = [50 * rows[0].calls.calls_per_step, -20 * rows[1].calls.calls_per_step]
+    good, bad = sorted(chart.spans, key=lambda span: -span.end)
+    assert (good.start, good.end, good.tone) == (0.0, pytest.approx(100 * gains[0] / total), "good")
+    assert (bad.start, bad.end, bad.tone) == (pytest.approx(100 * gains[1] / total), 0.0, "failed")
+    assert chart.legend == ()
+    assert f"{100 * sum(gains) / total:+.2f} %" in chart.description
+
+
+def test_shares_need_both_times(study):
+    row = MessageLine(calls=study.workload.messages[0], default_us=100.0, policy_us=None, setting="")
+    assert shares_chart(study, [row], "policy") is None
+
+
+# Search and proof
+
+
+def launches(pairs, arm=Arm.TABLE):
+    found = []
+    for number, (default, other) in enumerate(pairs):
+        found += [
+            ArmLaunch(arm=Arm.DEFAULT, block=number, order=2 * number, time_us=default),
+            ArmLaunch(arm=arm, block=number, order=2 * number + 1, time_us=other),
+        ]
+    return LaunchEvidence(launches=tuple(found))
+
+
+def test_the_proof_is_drawn_behind_the_search():
+    points = [SearchPoint(number=0, phase=Phase.SEARCH, score_us=100.0, outcome=Outcome.OK, label="default")]
+    lines = {
+        line.label: line
+        for line in search_chart(points, 100.0, launches([(100.0, 80.0), (400.0, 80.0)]).launches).lines
+    }
+    assert lines["policy, in the proof"].y == [1.25, 1.25]
+    assert lines["default, in the proof"].y == [1.0, LEAST_RATIO]
+
+
+def test_pairs_and_the_interval_as_it_closed():
+    wobble = [1.0, 1.01, 0.99, 1.02] * 6
+    drawn = proof_charts(launches([(100.0 * one, 80.0 * one) for one in wobble]), Arm.TABLE, min_effect=0.02)
+    default, policy, stems = drawn.pairs.lines
+    assert len(default.x) == len(policy.x) == len(wobble)
+    assert (stems.low, stems.high) == (policy.y, default.y)
+    assert "faster in 24 of 24 pairs" in drawn.pairs.description
+    (line,) = drawn.closing.lines
+    assert list(line.x) == list(range(1, 13))
+    widths = [high - low for low, high in zip(line.low, line.high, strict=True)]
+    assert widths[-1] < widths[0]
+    assert line.low[-1] < 1.25 < line.high[-1]
+    assert [level.at for level in drawn.closing.levels] == [1.0, 1.02]
+
+
+def test_a_long_proof_is_bounded():
+    drawn = proof_charts(launches([(100.0, 99.0)] * 600), Arm.TABLE, min_effect=0.02)
+    assert len(drawn.pairs.table.rows) == MOST_PAIRS
+    assert len(drawn.closing.lines[0].x) <= MOST_LOOKS
+    assert drawn.closing.lines[0].x[-1] == 300
+
+
+def test_half_a_block_is_no_proof():
+    assert proof_charts(launches([(100.0, 80.0)]), Arm.TABLE, min_effect=0.02) is None
+    assert proof_charts(launches([(100.0, 80.0)] * 4), Arm.VARIABLES, min_effect=0.02) is None
+
+
+# Cost
+
+
+def test_costs_by_phase_add_up(study, samples):
+    trials = samples.search_trials(study)
+    search, every = cost_rows(study, trials)
+    assert (search.phase, search.launches, search.failed) == ("search", 24, 2)
+    assert every.gpu_hours == pytest.approx(sum(t.result.wall_s for t in trials) * 8 / 3600)
+
+
+def test_pay_back_crosses_zero_where_it_is_paid():
+    gain = Gain(
+        saved_us=(2000.0, 1000.0, 3000.0), default_us=1e4, exposed=None, step_us=1e5, steps_per_day=864_000.0,
+        steps_from="", gpus=8, cost_gpu_s=7200.0,
+    )  # fmt: skip
+    (line,) = payback(gain).lines
+    hours = gain.payback_hours
+    assert line.y[0] == -2.0
+    assert line.y[line.x.index(pytest.approx(hours))] == pytest.approx(0.0, abs=1e-9)
+    assert line.low[-1] < line.y[-1] < line.high[-1]
+    assert payback(None) is None
+
+
+def test_a_gain_that_may_be_none_has_no_lower_end():
+    gain = Gain(
+        saved_us=(2000.0, -10.0, 3000.0), default_us=1e4, exposed=None, step_us=1e5, steps_per_day=864_000.0,
+        steps_from="", gpus=8, cost_gpu_s=7200.0,
+    )  # fmt: skip
+    assert set(payback(gain).lines[0].low) == {-2.0}
+
+
+# Importance
+
+
+def varied(study, samples, count):
+    """Trials in which channels decide and the protocol does not."""
+    trials = []
+    for number in range(count):
+        protocol = (Protocol.LL, Protocol.SIMPLE)[number % 2]
+        setting = Setting(algorithm=Algorithm.RING, protocol=protocol, channels=(2, 8, 16)[number % 3])
+        one = samples.trial(number, setting, study)
+        trials.append(replace(one, score_us=1000.0 / (setting.channels or 1) + number % 7))
+    return trials
+
+
+def test_the_parameter_that_decides_comes_first(study, samples):
+    pytest.importorskip("optuna")
+    found = importance_of(varied(study, samples, 90))
+    assert found.chart.rows[0] == "channels"
+    shares = [float(row[1].removesuffix(" %")) for row in found.chart.table.rows]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+    assert shares[0] > 90
+
+
+def test_importance_is_bounded(study, samples, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "ncclt_api.pages.study_worth.importances", lambda trials: asked.append(len(trials)) or {"channels": 1.0}
+    )
+    assert "evenly over the study" in importance_of(varied(study, samples, 2 * MOST_WEIGHED + 5)).chart.description
+    assert asked[0] <= MOST_WEIGHED
+
+
+def test_why_there_is_no_importance(study, samples, monkeypatch):
+    assert f"needs {LEAST_WEIGHED}" in importance_of(varied(study, samples, 3)).why_not
+    monkeypatch.setattr("ncclt_api.pages.study_worth.has_importances", lambda: False)
+    assert "not installed" in importance_of(varied(study, samples, 30)).why_not
+
+
+def test_equal_settings_have_no_importance():
+    pytest.importorskip("optuna")
+    assert dashboard.importances([({"channels": "8"}, float(number)) for number in range(30)]) == {}
+
+
+# The log
+
+
+def test_the_log_tells_what_was_decided_in_order(study, samples):
+    trials = samples.search_trials(study)
+    what = [step.what for step in decisions_of(study, trials, None, {DEFAULT: 100.0, samples.TREE: 80.0})]
+    assert what[0] == "The study began"
+    assert what.index("NCCL's own choice was measured") < what.index("The best single setting was found")
+    assert "The search ended" in what
+
+
+def test_the_page_tells_of_verdict_and_publication(client):
+    page = client.get("/studies/5e1f00aa").text
+    log = page[page.index('id="log-live"') :]
+    assert "Revision 1 was published" in log
+    assert "As tuner table: tuned" in log
+
+
+# The page
+
+
+def test_each_chart_has_its_table_and_its_id_is_unique(client):
+    page = client.get("/studies/5e1f00aa").text
+    ids = re.findall(r'<figure class="card chart" id="([^"]+)"', page)
+    assert {"wins-chart", "shares-chart", "search-chart", "pairs-chart", "closing-chart", "time-chart-0"} <= set(ids)
+    every = re.findall(r'\bid="([^"]+)"', page)
+    assert len(every) == len(set(every))
+    assert page.count('<details class="as-table">') >= len(ids)
+    for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL):
+        assert json.loads(data)["x"]
+
+
+def test_the_answers_come_before_the_command_and_that_before_the_parts(client):
+    page = client.get("/studies/5e1f00aa").text
+    places = [
+        page.index(text)
+        for text in ("Is it worth it?", "Can I trust it?", '<div class="copyable">', '<nav class="parts"')
+    ]
+    assert places == sorted(places)
+    assert "<strong>Simulated</strong>" in page
+
+
+def test_only_a_running_study_is_asked_for_again(client, empty_store, empty_client, samples):
+    assert 'hx-get="/studies/' not in client.get("/studies/5e1f00aa").text
+    study = samples.study(state=StudyState.RUNNING)
+    empty_store.open_study(study)
+    empty_store.add_trial(study.id, samples.trial(0, DEFAULT, study))
+    assert (
+        f'hx-get="/studies/{study.id}?live=true" hx-trigger="every 5s"' in empty_client.get(f"/studies/{study.id}").text
+    )
+
+
+def test_what_is_sent_while_a_study_runs_and_when_it_ends(empty_store, empty_client, samples):
+    study = samples.study(state=StudyState.RUNNING)
+    empty_store.open_study(study)
+    live = f"/studies/{study.id}?live=true"
+    empty_store.add_trial(study.id, samples.trial(0, DEFAULT, study))
+    first = empty_client.get(live)
+    assert "<html" not in first.text
+    assert len(re.findall(r'hx-swap-oob="true"', first.text)) == 2
+    assert "1 launch<" in first.text
+    empty_store.add_trial(study.id, samples.trial(1, samples.TREE, study))
+    assert "2 launches<" in empty_client.get(live).text
+    empty_store.set_state(study.id, StudyState.DONE, "enough")
+    last = empty_client.get(live)
+    assert last.headers["HX-Reselect"] == last.headers["HX-Retarget"] == "#main"
+    assert "<html" in last.text
+    assert 'hx-get="/studies/' not in last.text
+
+
+def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):
+    study = samples.study(state=StudyState.RUNNING)
+    empty_store.open_study(study)
+    page = empty_client.get(f"/studies/{study.id}").text
+    assert "Nothing has been measured yet." in page
+    assert "Not known yet" in page
+
+
+def test_a_message_of_another_placement_is_another_curve():
+    one = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8, group_size=4, spans_nodes=True)
+    assert group_of(one) != group_of(replace(one, spans_nodes=False))

@@ -1,0 +1,178 @@
+"""The list of trials, the page of one, and the files of all, without a browser."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.algorithms import Algorithm
+from ncclt.core.study import Phase
+from ncclt.core.trial import Outcome
+from ncclt.errors import NotFoundError
+from ncclt.store.trial_list import TrialFilter
+from ncclt_api.app import create_app
+from ncclt_api.pages.trial_table import TRIALS_PER_PAGE, message_key
+
+ID = "5e1f00aa"
+NUMBER = re.compile(r'aria-label="Trial (\d+)"')
+
+
+@pytest.fixture
+def long_client(empty_store, samples):
+    """A service with a study of two pages of trials."""
+    study = samples.study()
+    empty_store.open_study(study)
+    for trial in samples.search_trials(study, TRIALS_PER_PAGE + 5):
+        empty_store.add_trial(study.id, trial)
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        yield client
+
+
+def numbers(page):
+    return [int(number) for number in NUMBER.findall(page)]
+
+
+def test_every_page_of_the_list_leads_to_every_trial(long_client):
+    first, last = (long_client.get(f"/studies/{ID}?page={page}").text for page in (1, 99))
+    assert numbers(first) + numbers(last) == list(range(TRIALS_PER_PAGE + 5))
+    assert all(f'href="/studies/{ID}/trials/{number}"' in first + last for number in (0, TRIALS_PER_PAGE + 4))
+
+
+def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
+    every = empty_store.trial_outline(ID)
+    asked = {
+        "outcome=crashed": [t.number for t in every if t.result.outcome is Outcome.CRASHED],
+        "algorithm=tree": [t.number for t in every if t.setting.algorithm is Algorithm.TREE],
+        "phase=verify": [],
+        "phase=&outcome=timeout&message=&algorithm=": [9],
+        "sort=-number": [t.number for t in reversed(every)][:TRIALS_PER_PAGE],
+        "sort=time": [t.number for t in sorted(every, key=lambda t: (t.score_us is None, t.score_us or 0, t.number))][
+            :TRIALS_PER_PAGE
+        ],
+    }
+    for query, expected in asked.items():
+        for path in (f"/studies/{ID}", f"/studies/{ID}/trials"):
+            assert numbers(long_client.get(f"{path}?{query}").text) == expected, query
+    assert "No trial matches" in long_client.get(f"/studies/{ID}?phase=verify").text
+
+
+def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
+    message = empty_store.study(ID).workload.messages[0].message
+    part = empty_store.trial_list(ID, TrialFilter(message=message), limit=3)
+    expected = [
+        next(m.time_us for m in empty_store.trial(ID, item.trial.number).result.measurements if m.message == message)
+        for item in part.items
+    ]
+    assert [item.call_us for item in part.items] == expected
+    assert (part.matching, part.total, part.failed) == (TRIALS_PER_PAGE + 3, TRIALS_PER_PAGE + 5, 2)
+    page = long_client.get(f"/studies/{ID}", params={"message": message_key(message)}).text
+    assert "One call of all_reduce" in page
+    refused = long_client.get(f"/studies/{ID}?message=nonsense", headers={"Accept": "application/json"})
+    assert refused.status_code in (400, 422)
+
+
+def test_links_keep_what_was_chosen_and_the_part_names_the_address_of_the_page(long_client):
+    page = long_client.get(f"/studies/{ID}?outcome=ok&sort=-time").text
+    later = re.search(r'<a href="([^"]*)#trials" hx-get="([^"]*)"[^>]*>Later', page)
+    assert later[1] == f"/studies/{ID}?outcome=ok&amp;sort=-time&amp;page=2"
+    part = long_client.get(later[2].replace("&amp;", "&"), headers={"HX-Request": "true"})
+    assert part.headers["HX-Push-Url"] == later[1].replace("&amp;", "&") + "#trials"
+    assert part.text.lstrip().startswith("<section")
+    assert "<html" not in part.text
+    assert '<option value="ok" selected>' in part.text
+
+
+def test_the_page_of_a_trial(client, filled_store):
+    page = client.get(f"/studies/{ID}/trials/0").text
+    for words in ("Trial 0", "SIMULATED", "Samples of each message as a table", "Requested and used", "as forced, in"):
+        assert words in page
+    failed = client.get(f"/studies/{ID}/trials/4").text
+    assert "rank 3: &lt;script&gt;" in failed
+    assert "Nothing was measured." in failed
+    twin = client.get(f"/studies/{ID}/trials/0?format=json").json()
+    assert twin["trial"]["number"] == 0
+    assert len(twin["lines"]) == len(filled_store.study(ID).workload.messages)
+
+
+@pytest.mark.parametrize("path", [f"/studies/{ID}/trials/9999", "/studies/unknown/trials/0"])
+def test_what_is_not_there_is_a_404(client, path):
+    answer = client.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == 404
+    assert "There is no" in answer.text or "no trial" in answer.text or "no study" in answer.text
+
+
+def test_a_number_that_is_none_is_refused(client):
+    assert client.get(f"/studies/{ID}/trials/-1").status_code == 422
+    assert client.get(f"/studies/{ID}/trials/99999999999").status_code == 422
+
+
+def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
+    study = samples.study(launcher="slurm", simulated=False)
+    empty_store.open_study(study)
+    line = "env NCCL_ALGO=Ring srun all_reduce_perf --token '[removed]'"
+    for number in range(2):
+        one = samples.trial(number, samples.RING, study)
+        empty_store.add_trial(study.id, replace(one, repeat=number, result=replace(one.result, commands=(line,))))
+    assert empty_store.trial(study.id, 1).result.commands == (line,)
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        page = client.get(f"/studies/{ID}/trials/1").text
+    assert "srun all_reduce_perf --token &#39;[removed]&#39;" in page
+    assert f'<a href="/studies/{ID}/trials/0" aria-label="Trial 0">' in page
+    assert "SIMULATED" not in page
+
+
+def test_the_study_has_a_json_twin(client):
+    twin = client.get(f"/studies/{ID}?format=json").json()
+    assert twin["view"]["study"]["id"] == ID
+    assert twin["view"]["study"]["simulated"] is True
+    assert twin["view"]["trials"]["items"]
+
+
+def test_all_trials_are_exported(client, filled_store):
+    every = filled_store.trials(ID)
+    answer = client.get(f"/studies/{ID}/trials?format=json")
+    document = json.loads(answer.text)
+    assert document["label"] == "SIMULATED"
+    assert [one["number"] for one in document["trials"]] == [trial.number for trial in every]
+    listed = client.get(f"/studies/{ID}/trials?format=csv")
+    assert listed.headers["Content-Type"].startswith("text/csv")
+    assert "attachment" in listed.headers["Content-Disposition"]
+    rows = list(csv.DictReader(io.StringIO(listed.text, newline="")))
+    assert len(rows) == sum(max(1, len(trial.result.measurements)) for trial in every)
+    assert {row["label"] for row in rows} == {"SIMULATED"}
+    first = next(trial for trial in every if trial.result.measurements).result.measurements[0]
+    assert [float(sample) for sample in rows[0]["samples_us"].split()] == list(first.samples_us)
+    failed = client.get(f"/studies/{ID}/trials?format=csv&outcome=timeout").text
+    assert len(list(csv.DictReader(io.StringIO(failed, newline="")))) == 1
+
+
+def test_a_cell_is_no_formula(empty_store, samples):
+    study = samples.study()
+    empty_store.open_study(study)
+    one = samples.trial(0, samples.RING, study, outcome=Outcome.CRASHED)
+    empty_store.add_trial(study.id, replace(one, result=replace(one.result, detail="=HYPERLINK(1)\udc80")))
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        text = client.get(f"/studies/{ID}/trials?format=csv").text
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row["detail"] == "'=HYPERLINK(1)\\udc80"
+
+
+def test_what_the_store_lists_is_bounded_and_whole(filled_store):
+    every = filled_store.trial_outline(ID)
+    proof = filled_store.trial_list(ID, TrialFilter(phase=Phase.VERIFY), skip=1, limit=2)
+    assert [item.trial for item in proof.items] == [t for t in every if t.phase is Phase.VERIFY][1:3]
+    with pytest.raises(NotFoundError):
+        filled_store.trial(ID, len(every))
+
+
+def test_kept_outlines_belong_to_their_application(filled_store, empty_store, samples):
+    """Two services of one process must not answer from each other's store."""
+    other = samples.study(reason="another store")
+    empty_store.open_study(other)
+    with TestClient(create_app(filled_store)) as full, TestClient(create_app(empty_store)) as empty:
+        assert "<dd>0</dd>" not in full.get(f"/studies/{ID}").text
+        assert "No trial has ended yet." in empty.get(f"/studies/{ID}").text

@@ -1,0 +1,85 @@
+"""`ncclt jobs` and what `ncclt worker` refuses."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from ncclt.cli import worker
+from ncclt.cli.jobs import app, require_jobs_extra
+from ncclt.errors import MissingDependencyError, NotFoundError, UsageError
+
+WHAT = ("--cluster", "leonardo", "--model", "bert")
+
+
+@pytest.fixture
+def call(command):
+    """Return a caller of a subcommand that gives its standard output."""
+
+    def run(*words):
+        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    return run
+
+
+def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
+    id = call("submit", *WHAT, "--nodes", "2", "--trials", "7", "--priority", "2").strip()
+    (job,) = json.loads(call("list", "--json"))["jobs"]
+    assert (job["job"]["id"], job["state"], job["job"]["trials"], job["job"]["priority"]) == (id, "queued", 7, 2)
+    assert id in call("list", "--cluster", "leonardo", "--state", "queued")
+    assert id not in call("list", "--cluster", "elsewhere")
+    assert f"id: {id}\n" in call("show", id)
+    assert json.loads(call("cancel", id, "--json"))["state"] == "cancelled"
+    assert call("logs", id) == ""
+    assert call("retry", id).strip() == f"{id}-2"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("submit", "--cluster", "nowhere", "--model", "bert"), NotFoundError),
+        (("submit", "--cluster", "leonardo", "--model", "nothing"), NotFoundError),
+        (("submit", *WHAT, "--trials", "0"), UsageError),
+        (("submit", *WHAT, "--priority", "0"), UsageError),
+        (("show", "nope"), NotFoundError),
+        (("cancel", "nope"), NotFoundError),
+        (("retry", "nope"), NotFoundError),
+        (("logs", "nope"), NotFoundError),
+        (("rule", *WHAT), UsageError),
+        (("rule", *WHAT, "--every-days", "0"), UsageError),
+        (("unrule", "nope"), NotFoundError),
+    ],
+)
+def test_bad_requests_are_refused(call, words, kind):
+    with pytest.raises(kind):
+        call(*words)
+
+
+def test_a_rule_is_made_listed_and_removed(call):
+    id = call("rule", *WHAT, "--stale", "--every-days", "90").strip()
+    (rule,) = json.loads(call("rules", "--json"))["rules"]
+    assert (rule["id"], rule["stale"], rule["every_days"], rule["job"]["model"]) == (id, True, 90, "bert")
+    assert "stale, every 90 days" in call("rules")
+    call("unrule", id)
+    assert json.loads(call("rules", "--json"))["rules"] == []
+
+
+def test_without_the_extra_the_hint_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dbos", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError) as refused:
+        require_jobs_extra()
+    assert refused.value.hint == "pip install 'ncclt[jobs]'"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [(("--cluster", "nowhere"), NotFoundError), (("--cluster", "leonardo", "--at-once", "0"), UsageError)],
+)
+def test_a_worker_refuses_what_it_cannot_serve(command, words, kind):
+    done = CliRunner().invoke(worker.app, [*words, "--storage", command.url], standalone_mode=False)
+    assert isinstance(done.exception, kind)

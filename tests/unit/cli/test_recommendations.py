@@ -1,0 +1,117 @@
+"""`ncclt recommendations`: states, changes with who and why, and roll-outs, as a user sees them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ncclt.cli.env import main as env
+from ncclt.cli.recommendations import app
+from ncclt.cli.tune import say_state
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.rollout import Variant
+from ncclt.errors import ConflictError, NotFoundError
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation
+from ncclt.user_dirs import account_name
+
+SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
+
+
+@pytest.fixture
+def call(command):
+    def run(*words):
+        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    return run
+
+
+def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
+    for id in ("a", "b"):
+        command.store.publish(sample_recommendation(id))
+    call("rollback", "a", "--why", "b hangs on rack 7")
+    found = json.loads(call("list", "--json"))["recommendations"]
+    assert [(one["id"], one["state"], one["publisher"]) for one in found] == [
+        ("b", "retired", account_name()), ("a", "active", account_name()),
+    ]  # fmt: skip
+    (first, *_) = json.loads(call("history", "--json", "--revision", "a"))["history"]
+    assert (first["action"], first["who"], first["why"]) == ("rolled-back", account_name(), "b hangs on rack 7")
+    assert "b hangs on rack 7" in call("show", "a")
+    assert "state: active" in call("show", "a")
+
+
+def test_who_published_cannot_approve_where_another_person_must(call, command):
+    command.store.add_cluster(sample_cluster())
+    assert "approval by another person: required" in call("rules", "pair", "--require-approval")
+    command.store.publish(sample_recommendation("a"))
+    command.store.publish(sample_recommendation("b", nodes=1), by=By(who="key abc"))
+    with pytest.raises(ConflictError, match=f"{account_name()} published the revision a"):
+        call("approve", "a")
+    call("approve", "b", "--percent", "100")
+    assert [one.state for one in command.store.statuses()] == ["active", "candidate"]
+    assert json.loads(call("rules", "pair", "--json"))["require_approval"] is True
+
+
+def test_delivery_is_switched_off_and_on(call, command):
+    command.store.add_cluster(sample_cluster())
+    assert "delivery to jobs: on" in call("rules", "pair")
+    assert "delivery to jobs: off" in call("rules", "pair", "--no-delivery")
+    assert command.store.rules("pair").delivery is False
+    assert "delivery to jobs: on" in call("rules", "pair", "--delivery")
+
+
+def test_rules_keep_what_is_not_named(call, command):
+    command.store.add_cluster(sample_cluster())
+    call("rules", "pair", "--percent", "20", "--loss-limit", "0.02")
+    call("rules", "pair", "--require-verification", "--why", "step times decide here")
+    assert command.store.rules("pair") == ClusterRules(
+        cluster="pair", percent=20, loss_limit=0.02, require_verification=True
+    )
+    assert command.store.history(cluster="pair")[0].why.endswith("loss limit 2 %: step times decide here")
+    with pytest.raises(NotFoundError):
+        call("rules", "nope", "--percent", "5")
+
+
+def test_a_pin_is_shown_and_removed(call, command):
+    command.store.publish(sample_recommendation("a"))
+    call("pin", "a")
+    assert "active, pinned" in call("list")
+    call("unpin", "a")
+    call("retire", "a")
+    assert "retired" in call("list")
+
+
+def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, capsys, monkeypatch, tmp_path):
+    command.store.publish(sample_recommendation("a"))
+    command.store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    command.store.publish(sample_recommendation("b"))
+    (rollout,) = command.store.rollouts()
+    assert "roll-out" in call("show", "b")
+    for name in ("x1", "x2", "x3", "x4", "x5"):
+        monkeypatch.setenv("NCCLT_JOB", name)
+        assert env([*SHAPE, "--storage", command.url, "--format", "json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        variant = rollout.variant(f"named {name}")
+        assert (document["variant"], document["rollout"]) == (variant.value, rollout.id)
+        assert document["recommendation"] == ("b" if variant is Variant.CANDIDATE else "a")
+        file = tmp_path / "env.json"
+        assert env([*SHAPE, "--storage", command.url, "--format", "json", "--output", str(file)]) == 0
+        assert json.loads(file.read_text())["recommendation"] == "a"
+    monkeypatch.delenv("NCCLT_JOB")
+    assert env([*SHAPE, "--storage", command.url, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"] == "a"
+
+
+def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, capsys):
+    command.store.publish(sample_recommendation("a"))
+    say_state(command.store, "a")
+    assert capsys.readouterr().err == ""
+    command.store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="ann"))
+    command.store.publish(sample_recommendation("b"))
+    say_state(command.store, "b")
+    assert "the revision b is a candidate, not yet for all jobs" in capsys.readouterr().err
+    call("retire", "b")
+    say_state(command.store, "b")
+    assert "`ncclt recommendations rollback b`" in capsys.readouterr().err

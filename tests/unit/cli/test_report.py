@@ -1,0 +1,165 @@
+"""`ncclt report`: one file that loads nothing, and Markdown."""
+
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from typer.testing import CliRunner
+
+from ncclt.cli.application import app
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Phase, Study, StudyState, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.store import open_store
+
+HOSTILE = {
+    "script": "<script>alert(1)</script>`|[x](javascript:1) @team",
+    "right to left": "a\u202egnp.exe\u2066 \u05d0\u05d1",
+    "long": "x" * 5000,
+    "no Unicode": "broken \udc80 name",
+}
+MESSAGE = Message(
+    collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << 20, group_size=16, spans_nodes=True
+)
+
+
+def call(*words):
+    return CliRunner(env={"COLUMNS": "100"}).invoke(app, ["report", *words])
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a function that stores a study of two trials with a name, and returns the options that find it."""
+
+    def make(name="plain", **changes):
+        url = f"sqlite:///{tmp_path}/{len(list(tmp_path.iterdir()))}.db"
+        told, name = name, name.replace("\udc80", "")  # only documents can hold what is no Unicode
+        cluster = Cluster(
+            name=name, nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvlink",
+            link_gbps=400.0, fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True,
+            nccl_version="2.28.3", description="", sources=(),
+        )  # fmt: skip
+        workload = Workload(
+            name=name, messages=(MessageCalls(message=MESSAGE, calls_per_step=4.0),),
+            provenance=Provenance(source="model", created="2026-11-20"),
+        )  # fmt: skip
+        study = Study(
+            id="aa00", name=name, cluster=cluster, workload=workload, launcher="simulate", simulated=True,
+            process_wide=(), seed=1, state=StudyState.DONE, reason=told, created="2026-11-20T10:00:00+00:00",
+            updated="2026-11-20T10:05:00+00:00",
+        )  # fmt: skip
+        study = replace(study, **changes)
+        results = (
+            TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=MESSAGE, samples_us=(80.0, 81.0)),)),
+            TrialResult(outcome=Outcome.CRASHED, detail=f"rank 3: {told}"),
+        )
+        with open_store(url) as store:
+            store.open_study(study)
+            for number, result in enumerate(results):
+                score_us = 320.0 if result.measurements else None
+                store.add_trial(
+                    study.id,
+                    Trial(
+                        number=number, phase=Phase.SEARCH, setting=DEFAULT, repeat=number, result=result,
+                        score_us=score_us,
+                    ),
+                )  # fmt: skip
+        return ("aa00", "--storage", url)
+
+    return make
+
+
+class Seen(HTMLParser):
+    """Collects elements and what they would load."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.loads, self.attributes = [], [], set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.loads += [value for name, value in attrs if name in ("href", "src", "action", "srcset")]
+
+
+def test_one_file_that_loads_nothing(stored, tmp_path):
+    path = tmp_path / "report.html"
+    done = call(*stored(), "-o", str(path))
+    assert done.exit_code == 0, done.output
+    page = path.read_text(encoding="utf-8")
+    seen = Seen(page)
+    assert all(value.startswith("#") for value in seen.loads)
+    assert not {"form", "link", "iframe", "button"} & set(seen.tags)
+    assert not any(name.startswith(("hx-", "on")) for name in seen.attributes)
+    assert "default-src 'none'" in page
+    assert "unsafe" not in re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert "htmx" not in page.partition("<body>")[2].lower().replace("htmx:load", "")
+    assert "SIMULATED" in page
+    assert page.count("<figure") == page.count("as a table</summary>") >= 1
+    assert "uPlot" in page
+    assert list(tmp_path.glob(".report*")) == []
+
+
+def test_every_chart_and_heading_of_the_page_is_in_the_report(stored):
+    from fastapi.testclient import TestClient
+
+    from ncclt_api.app import create_app
+
+    words = stored()
+    with TestClient(create_app(words[2])) as client:
+        page = client.get("/studies/aa00").text
+    report = call(*words).stdout
+    for pattern in (r"<h2[^>]*>([^<]*)", r'<figure class="[^"]*" id="([^"]*)"'):
+        assert re.findall(pattern, report) == re.findall(pattern, page)
+
+
+def test_markdown(stored):
+    text = call(*stored(), "--format", "md").stdout
+    assert text.startswith("# `plain` on `plain`\n")
+    assert "> **SIMULATED**" in text
+    assert "| Message | Size | Ranks |" in text
+    assert "| all_reduce `float32` | 1 MiB | 16 | 4 |" in text
+
+
+def test_a_recorded_study_is_called_so(stored):
+    words = stored(simulated=False, launcher="replay")
+    assert "recorded" in call(*words, "--format", "md").stdout
+    assert 'class="banner"' in call(*words).stdout
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_names_are_inert(stored, name):
+    words = stored(name)
+    page = call(*words).stdout
+    assert "<script>alert" not in page
+    assert Seen(page).tags == Seen(call(*stored()).stdout).tags
+    text = call(*words, "--format", "md").stdout
+    assert "\u202e" not in text
+    assert max(map(len, text.splitlines())) < 4000
+    for line in text.splitlines():
+        outside = re.sub(r"(`+).*?(?<!`)\1(?!`)", "", line)
+        assert not re.search(r"(?<!\\)<script|(?<!\\)\[x\]|@team", outside)
+
+
+def test_an_unknown_study_and_a_place_that_cannot_be_written(stored, tmp_path):
+    words = stored()
+    assert call("nothing", *words[1:]).exit_code == 3
+    refused = call(*words, "-o", str(tmp_path / "missing" / "report.html"))
+    assert refused.exit_code == 2
+    assert "cannot be written" in refused.stderr
+
+
+def test_a_missing_extra_is_named(stored, monkeypatch):
+    words = stored()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else object())
+    refused = call(*words)
+    assert refused.exit_code == 1
+    assert "a report needs jinja2" in refused.stderr
+    assert "pip install 'ncclt[api]'" in refused.stderr

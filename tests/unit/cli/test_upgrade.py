@@ -1,0 +1,68 @@
+"""`ncclt upgrade`: one report from the store, the libraries and the cost model; nothing is launched or served."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ncclt.cli.application import app
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+
+LOGS = Path(__file__).parents[2] / "golden" / "cost_model"
+
+
+@pytest.fixture
+def upgrade(command, capsys):
+    """Return a caller of `ncclt upgrade` on a store with one recommendation, for NCCL 2.28.9."""
+    study = sample_study()
+    command.store.add_cluster(sample_cluster())
+    command.store.add_workload(sample_workload())
+    command.store.open_study(study)
+    command.store.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
+
+    def call(*words):
+        with pytest.raises(SystemExit) as ended:
+            app(["upgrade", "--cluster", study.cluster.name, "--storage", command.url, *map(str, words)])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+def test_one_document_names_what_has_to_be_measured_again(upgrade):
+    code, out, _ = upgrade("--from", "2.28.9", "--to", "2.31.2", "--json")
+    document = json.loads(out)
+    (row,) = document["measure_again"]
+    assert (code, row["recommendation"], row["decision"]) == (0, "r1", "tuned")
+    assert row["command"].startswith("ncclt tune --model ")
+    assert row["command"].endswith("--nccl-version 2.31.2")
+    assert 0 <= row["moved"] <= 1
+    assert {"variable": "NCCL_WIN_ENABLE", "change": "new", "note": ""} not in document["variables"]
+    assert "NCCL_CFT_ENABLE" in [v["variable"] for v in document["variables"] if v["change"] == "new"]
+    assert "port of its cost model" in document["notes"][0]
+
+
+def test_the_tables_say_the_same(upgrade):
+    code, out, _ = upgrade("--from", "2.28.9", "--to", "2.31.2")
+    assert code == 0
+    assert "NCCL_ALGO" in out
+    assert "are given none of these until it is measured again" in out
+    assert "note: NCCL's choices are those of one port" in out
+    nothing = upgrade("--from", "2.29.7", "--to", "2.31.2")[1]
+    assert "was measured with NCCL 2.29.7" in nothing
+
+
+def test_what_cannot_be_compared_is_refused(upgrade, tmp_path):
+    for words, said in (
+        (("--from", "2.28.9", "--to", "2.28.9"), "both 2.28.9"),
+        (("--from", "2.28.9", "--to", "new"), "new"),
+        (("--from", "2.28.9", "--to", "2.31.2", "--to-log", tmp_path / "x"), "belong together"),
+        (("--from", "2.1.15", "--to", "2.31.2"), "is not known"),
+        (
+            ("--from", "2.28.9", "--to", "2.31.2", "--from-log", tmp_path / "x", "--to-log", tmp_path / "x"),
+            "cannot be read",
+        ),
+    ):
+        code, out, err = upgrade(*words)
+        assert (code in (1, 2), out) == (True, ""), (words, err)
+        assert said in err

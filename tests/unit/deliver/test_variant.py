@@ -1,0 +1,144 @@
+"""What a job is given in a roll-out: by its name alone, from the store as from any answer of a service."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ncclt.client.answer import checked_document
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.recommendation import Decision, Request, TimesOrigin
+from ncclt.core.rollout import Reason, RollOut, Variant
+from ncclt.deliver.job import name_for_roll_out
+from ncclt.deliver.offer import ask_for_offer, offer_of
+from ncclt.deliver.render.formats import render
+from ncclt.deliver.variant import given, given_from_store
+from ncclt.store import open_store
+from ncclt.testing.store_contract import sample_recommendation
+
+ACTIVE, NEW = (sample_recommendation(id) for id in ("a", "b"))
+ROLLOUT = RollOut(
+    id="f00d", cluster="pair", model="toy", recommendation="b", control="a", percent=50, seed="s", loss_limit=0.01
+)
+ASKED = Request(
+    cluster="pair", model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9", allowed=frozenset(TimesOrigin)
+)
+
+
+def job_of(variant, rollout=ROLLOUT):
+    return next(name for name in map(str, range(99)) if rollout.variant(name) is variant)
+
+
+def test_without_a_roll_out_every_job_gets_the_active_one():
+    found = given(ACTIVE, (), "1")
+    assert (found.recommendation, found.variant, found.reason, found.rollout) == (
+        ACTIVE, Variant.ACTIVE, Reason.TARGETING_MATCH, "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("variant", "id"), [(Variant.CANDIDATE, "b"), (Variant.ACTIVE, "a")])
+def test_a_roll_out_gives_each_job_one_of_two(variant, id):
+    found = given(ACTIVE, [(ROLLOUT, NEW)], job_of(variant))
+    assert (found.recommendation.id, found.variant, found.rollout) == (id, variant, "f00d")
+
+
+def test_a_job_without_a_name_has_no_part_in_it():
+    assert given(ACTIVE, [(ROLLOUT, NEW)], "") == given(ACTIVE, (), "")
+
+
+def test_a_stale_candidate_is_given_to_nobody():
+    found = given(ACTIVE, [(ROLLOUT, replace(NEW, stale="gone"))], job_of(Variant.CANDIDATE))
+    assert (found.recommendation, found.reason, found.rollout) == (ACTIVE, Reason.STALE, "")
+
+
+def test_a_roll_out_for_other_jobs_is_not_theirs():
+    other = replace(ROLLOUT, control="z")
+    assert given(ACTIVE, [(other, NEW)], job_of(Variant.CANDIDATE)).recommendation is ACTIVE
+
+
+def test_where_nothing_is_active_the_others_keep_nccls_own_choice():
+    rollout = replace(ROLLOUT, control="")
+    found = given(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
+    assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DEFAULT, "f00d")
+    assert found.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
+    offer = offer_of(found.recommendation, with_table=True, said=found.to_document())
+    assert (offer.variables, offer.table, offer.rollout, offer.variant) == ((), "", "f00d", "default")
+
+
+@pytest.mark.parametrize("rollouts", [(), [(ROLLOUT, NEW)]])
+def test_where_delivery_is_switched_off_every_job_keeps_nccls_own_choice(rollouts):
+    for variant in (Variant.CANDIDATE, Variant.ACTIVE):
+        found = given(ACTIVE, rollouts, job_of(variant), delivery=False)
+        assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DISABLED, "")
+        offer = offer_of(found.recommendation, with_table=True, said=found.to_document())
+        assert (offer.variables, offer.table, offer.variant) == ((), "", "default")
+        assert "delivery on pair is switched off" in render(found.recommendation, format="export")
+
+
+def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    with open_store(url) as store:
+        store.publish(sample_recommendation("a"))
+        for delivery, reason in ((False, Reason.DISABLED), (True, Reason.TARGETING_MATCH)):
+            store.set_rules(ClusterRules(cluster="pair", delivery=delivery), By(who="ann"))
+            assert given_from_store(url, ASKED).reason is reason
+            event = store.history(cluster="pair")[0]
+            assert event.why.startswith(f"delivery switched {'on' if delivery else 'off'}, ")
+        store.set_rules(ClusterRules(cluster="other", delivery=False), By(who="ann"))
+    assert given_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
+
+
+def test_an_answer_says_so_and_what_it_may_not_say_is_refused():
+    found = given(ACTIVE, [(ROLLOUT, NEW)], job_of(Variant.CANDIDATE))
+    document = json.loads(render(found.recommendation, format="json", said=found.to_document()))
+    known = checked_document(document, "2.28.9")
+    assert [known[name] for name in ("variant", "reason", "rollout")] == ["candidate", "TARGETING_MATCH", "f00d"]
+    for name in ("variant", "reason", "rollout"):
+        with pytest.raises(ValueError, match=f"{name} is"):
+            checked_document(document | {name: "$(reboot)"}, "2.28.9")
+    older = {name: value for name, value in document.items() if name not in ("variant", "reason", "rollout")}
+    assert "variant" not in checked_document(older, "2.28.9")
+
+
+def test_a_store_gives_each_job_what_its_name_says(tmp_path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    with open_store(url) as store:
+        store.publish(sample_recommendation("a"))
+        store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+        store.publish(sample_recommendation("b"))
+        (rollout,) = store.rollouts()
+    for job in map(str, range(20)):
+        found = given_from_store(url, replace(ASKED, job=job))
+        assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
+        offer = ask_for_offer(
+            replace(ASKED, job=job), None, url, with_table=True, timeout_s=60.0, from_cache=False, warn=print
+        )
+        assert (offer.recommendation, offer.rollout) == (found.recommendation.id, rollout.id)
+    assert given_from_store(url, ASKED).recommendation.id == "a"
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "name"),
+    [
+        ({}, (), ""),
+        ({"SLURM_JOB_ID": "7"}, (), "Slurm job 7 start 0"),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_CLUSTER_NAME": "x"}, (), "Slurm job 7 of x start 2"),
+        ({"SLURM_JOB_ID": "7"}, ("srun", "train"), "Slurm job 7 start 0"),
+        ({"SLURM_JOB_ID": "7"}, ("torchrun", "--nnodes", "2", "train"), ""),
+        ({"SLURM_JOB_ID": "7"}, ("torchrun", "--nnodes", "2", "--rdzv-id", "r", "train"), "rendezvous r"),
+        ({"SLURM_JOB_ID": "7", "RANK": "3", "WORLD_SIZE": "8"}, ("python", "train.py"), ""),
+        ({"NCCLT_JOB": "mine"}, ("torchrun", "--nnodes", "2", "train"), "named mine"),
+        ({"NCCLT_JOB": " "}, (), ""),
+        ({"OMPI_MCA_ess_base_jobid": "9", "SLURM_JOB_ID": "7"}, (), "Open MPI job 9"),
+    ],
+)
+def test_the_name_of_a_job_is_one_on_which_its_processes_agree(environ, argv, name):
+    assert name_for_roll_out(environ, argv) == name
+
+
+def test_all_ranks_of_a_step_have_one_name():
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}
+    names = {
+        name_for_roll_out({**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 4)}) for rank in range(8)
+    }
+    assert names == {"Slurm step 7.0 start 0"}

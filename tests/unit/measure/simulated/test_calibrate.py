@@ -1,0 +1,148 @@
+"""A calibration finds the constants of a cluster again, and says what it does not know."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.calibration import Calibration, Constant
+from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_of_toml, cluster_toml
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
+from ncclt.errors import InputError, UsageError
+from ncclt.measure.simulated import SimulatedRunner
+from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes
+from ncclt.measure.simulated.observations import observe, observed_in_file, probe_candidates, probe_messages, probes
+
+PLAIN = Cluster(
+    name="d", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
+    fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.21.5",
+)  # fmt: skip
+
+
+def hidden(**factors: float) -> Cluster:
+    """The cluster with other constants than ours: the real one."""
+    constants = tuple(Constant(name=name, factor=value, low=value, high=value) for name, value in factors.items())
+    known = Calibration(
+        constants=constants, probed=True, points=0, error=0.0, least_bytes=1, most_bytes=1, least_nodes=2, most_nodes=2
+    )
+    return replace(PLAIN, calibration=known)
+
+
+REAL = hidden(**{"hop.ll": 2.0, "net_hop.ll": 1.7, "hop.simple": 2.0, "net": 0.6, "net_channel": 0.7, "base.ll": 1.5})
+
+
+def times(cluster: Cluster, settings, *, sizes=range(12, 29)) -> list[ObservedPoint]:
+    runner = SimulatedRunner(cluster, seed=0, sigma=0)
+    messages = [Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << p) for p in sizes]
+    return [
+        ObservedPoint(nodes=2, setting=s, message=m, time_us=runner.expected_us(s, m))
+        for s in settings
+        for m in messages
+    ]
+
+
+def errors(calibration: Calibration | None, seen: list[ObservedPoint]) -> list[float]:
+    runner = SimulatedRunner(replace(PLAIN, calibration=calibration), seed=0, sigma=0)
+    return sorted(abs(runner.expected_us(one.setting, one.message) / one.time_us - 1) for one in seen)
+
+
+def test_default_curves_calibrate_times_and_not_the_ranking():
+    seen = times(REAL, [DEFAULT])
+    found = calibrate(PLAIN, seen, sources=["a run"])
+    assert errors(found, seen)[-1] < 0.05 < errors(None, seen)[len(seen) // 2]
+    assert not found.probed
+    assert "ranking not" in found.sentence
+    assert found.sources == ("a run",)
+
+
+def test_a_dozen_probes_predict_every_other_setting():
+    default = times(REAL, [DEFAULT])
+    candidates = probe_candidates(PLAIN)
+    chosen = probes(PLAIN, default, candidates)
+    assert len(chosen) == 12
+    assert len({(s.algorithm, s.protocol) for s in chosen}) >= 5, "they tell of different algorithms and protocols"
+    found = calibrate(PLAIN, [*default, *times(REAL, chosen)])
+    rest = times(REAL, [s for s in candidates if s not in chosen])
+    assert found.probed
+    assert errors(found, rest)[len(rest) // 2] < 0.05 < errors(None, rest)[len(rest) // 2]
+
+
+def test_probes_tell_where_the_default_leaves_the_tree():
+    """Else the fit bends the constants of a tree until it is as fast as the ring that really ran."""
+    sizes = range(13, 29, 2)
+    real = replace(REAL, calibration=replace(REAL.calibration, tree_bytes=1 << 19))
+    default = times(real, [DEFAULT], sizes=sizes)
+    forced = times(real, probe_candidates(PLAIN)[::2], sizes=(14, 20, 26))
+    found = calibrate(PLAIN, [*default, *forced])
+    assert found.tree_bytes == 1 << 19
+    assert errors(found, default)[len(default) // 2] < 0.05
+    assert calibrate(PLAIN, default).tree_bytes is None, "a fast tree would look the same"
+    assert calibrate(PLAIN, [*times(REAL, [DEFAULT], sizes=sizes), *forced]).tree_bytes is None
+
+
+def test_single_points_to_probe_are_spread_over_sizes_and_channels():
+    points = times(PLAIN, probe_candidates(PLAIN))
+    chosen = [points[at] for at in choose_probes(PLAIN, times(PLAIN, [DEFAULT]), [[one] for one in points], 12)]
+    assert len({(one.setting.algorithm, one.setting.protocol) for one in chosen}) >= 5
+    for one, other in itertools.combinations(chosen, 2):
+        if one.setting == other.setting:
+            ratio = one.message.size_bytes / other.message.size_bytes
+            assert max(ratio, 1 / ratio) >= 8, "a size beside a known one tells little"
+
+
+def test_one_outlier_does_not_pull_the_fit():
+    seen = times(REAL, [DEFAULT])
+    spoiled = [replace(one, time_us=one.time_us * 8) if at == 5 else one for at, one in enumerate(seen)]
+    found = calibrate(PLAIN, spoiled)
+    kept = [one for at, one in enumerate(seen) if at != 5]
+    assert errors(found, kept)[len(kept) // 2] < 0.03
+
+
+def test_intervals_hold_what_is_known_and_are_wide_where_nothing_is():
+    found = calibrate(PLAIN, times(REAL, [DEFAULT, *probe_candidates(PLAIN)]))
+    known = {one.name: one for one in found.constants}
+    assert known["net"].low < 0.6 < known["net"].high
+    assert known["net"].high / known["net"].low < 3
+    assert not any(name.startswith("nvls") for name in known), "nothing ran NVLS"
+
+
+def test_what_lies_beyond_the_fitted_range_is_named():
+    found = calibrate(PLAIN, times(REAL, [DEFAULT]))
+    assert found.beyond(1 << 20, 2) == found.beyond(1 << 29, 4) == ""
+    assert found.beyond(1 << 30, 2) == "size"
+    assert found.beyond(1 << 30, 8) == "size and nodes"
+    assert found.beyond(1 << 20, 1) == "nodes", "times over the network say little about one node"
+    assert replace(found, least_nodes=1, most_nodes=1).beyond(1 << 20, 2) == "nodes"
+
+
+def test_it_survives_toml_and_an_earlier_document_has_none():
+    made = replace(PLAIN, calibration=calibrate(PLAIN, times(REAL, [DEFAULT])))
+    assert cluster_of_toml(cluster_toml(made), "x") == made
+    assert Cluster.from_document(made.to_document()) == made
+    assert "calibration" not in PLAIN.to_document()
+
+
+def test_too_few_times_are_refused():
+    with pytest.raises(UsageError, match="too few"):
+        calibrate(PLAIN, times(REAL, [DEFAULT], sizes=range(12, 15)))
+
+
+def test_a_table_of_several_systems_asks_which(tmp_path):
+    table = tmp_path / "t.csv"
+    head = "system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,time_us"
+    rows = [f"{system},8,2,all_reduce,{4096 << p},,,,{50 + p}" for system in ("A", "B") for p in range(6)]
+    table.write_text("\n".join([head, *rows]))
+    with pytest.raises(UsageError, match="2 systems"):
+        observed_in_file(table, PLAIN, {})
+    found = observed_in_file(table, PLAIN, {"system": "B"})
+    assert [one.nodes for one in found.seen] == [2] * 6
+    with pytest.raises(InputError, match="no times of nodes with 8 GPUs"):
+        observed_in_file(table, replace(PLAIN, gpus_per_node=8), {})
+
+
+def test_probes_of_a_simulated_cluster_say_so():
+    found = observe(SimulatedRunner(PLAIN, seed=0), [DEFAULT, *probe_candidates(PLAIN)[:2]])
+    assert len(found.seen) == 3 * len(probe_messages(PLAIN))
+    assert "SIMULATED" in found.sources[0]

@@ -1,0 +1,98 @@
+"""Which workers live, and that a dead one is buried once its jobs were given back."""
+
+import pytest
+
+from ncclt.errors import NotFoundError
+from ncclt.store import job_workers, open_store
+from ncclt.store.leases import SILENT_S, this_worker
+
+ELSEWHERE = "other/1/2/3"
+
+
+def bury(store, cluster, give_back, holders=()):
+    store.bury_workers(cluster, holders=lambda: holders, give_back=give_back)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        yield store
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Return what moves the clock of the workers by some seconds."""
+    now = job_workers.time.time()
+
+    def move(seconds):
+        class Clock:
+            time = staticmethod(lambda: now + seconds)
+
+        monkeypatch.setattr(job_workers, "time", Clock)
+
+    move(0.0)
+    return move
+
+
+def test_a_worker_elsewhere_is_dead_when_it_was_silent_for_too_long(store, later):
+    given_back = []
+    store.enter_worker(ELSEWHERE, cluster="c")
+    later(SILENT_S - 1)
+    bury(store, "c", given_back.append)
+    assert (given_back, store.workers_of("c")) == ([], (ELSEWHERE,))
+    later(SILENT_S + 1)
+    bury(store, "another", given_back.append)
+    assert given_back == []
+    bury(store, "c", given_back.append)
+    bury(store, "c", given_back.append)
+    assert given_back == [ELSEWHERE]
+    assert not store.renew_worker(ELSEWHERE), "it notices that it was buried"
+
+
+def test_a_renewed_worker_lives(store, later):
+    store.enter_worker(ELSEWHERE, cluster="c")
+    later(SILENT_S - 1)
+    assert store.renew_worker(ELSEWHERE)
+    later(2 * SILENT_S - 10)
+    bury(store, "c", lambda worker: pytest.fail(worker))
+
+
+def test_a_dead_process_of_this_machine_is_buried_when_its_launches_had_time_to_end(store, later):
+    dead = this_worker().rpartition("/")[0] + "/1"  # the same id, started at another time
+    given_back = []
+    store.enter_worker(dead, cluster="c")
+    store.enter_worker(this_worker(), cluster="c")
+    later(job_workers.SETTLE_S - 1)
+    bury(store, "c", given_back.append)
+    assert given_back == []
+    later(job_workers.SETTLE_S + 1)
+    bury(store, "c", given_back.append)
+    assert given_back == [dead]
+    assert store.workers_of("c") == (this_worker(),)
+
+
+def test_a_worker_stays_registered_until_its_jobs_were_given_back(store, later):
+    store.enter_worker(ELSEWHERE, cluster="c")
+    later(SILENT_S + 1)
+    with pytest.raises(RuntimeError, match="killed"):
+        bury(store, "c", _fail)
+    given_back = []
+    bury(store, "c", given_back.append)
+    assert given_back == [ELSEWHERE]
+
+
+def test_who_holds_jobs_and_is_not_registered_gives_them_back(store):
+    """It was buried by mistake, and took a job before it noticed."""
+    store.enter_worker(ELSEWHERE, cluster="c")
+    given_back = []
+    bury(store, "c", given_back.append, holders=(ELSEWHERE, "buried/1/2/3"))
+    assert given_back == ["buried/1/2/3"]
+
+
+def _fail(_worker):
+    raise RuntimeError("killed meanwhile")
+
+
+def test_an_unknown_rule_cannot_be_removed(store):
+    with pytest.raises(NotFoundError, match="no rule"):
+        store.remove_job_rule("nope")

@@ -1,0 +1,328 @@
+"""The life of a revision in the store: states, approval by another person, pins, roll-outs, a history that stays."""
+
+import sqlite3
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from ncclt.core.life import Action, By, ClusterRules, RevisionState
+from ncclt.core.recommendation import Decision
+from ncclt.core.rollout import JobTime, RollOutState, Variant
+from ncclt.core.verification import Verification
+from ncclt.errors import ConflictError, NotFoundError, StoreError, UsageError
+from ncclt.store import open_store, published, rolled_out
+from ncclt.testing.store_contract import TickingClock, sample_recommendation
+
+ANN, BOB = By(who="ann"), By(who="bob", why="looks right")
+CANDIDATE, ACTIVE, RETIRED = RevisionState.CANDIDATE, RevisionState.ACTIVE, RevisionState.RETIRED
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/a.db"
+    import psycopg
+
+    server = request.getfixturevalue("postgresql")
+    name = f"life_{abs(hash(request.node.nodeid))}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return server.get_uri(database=name)
+
+
+@pytest.fixture
+def store(url):
+    with open_store(url, clock=TickingClock()) as opened:
+        yield opened
+
+
+def publish(store, *ids, by=ANN, **how):
+    return [store.publish(sample_recommendation(id), by=by, **how) for id in ids]
+
+
+def states(store):
+    return {one.id: one.state.value + ("!" if one.pinned else "") for one in store.statuses()}
+
+
+def served(store, url):
+    """Return what jobs are given; the fast way must say the same."""
+    found = store.newest(cluster="pair", model="toy")
+    assert published(url, cluster="pair", model="toy") == found
+    assert rolled_out(url, cluster="pair", model="toy") == store.served_rollouts(cluster="pair", model="toy")
+    return [one.id for one in found]
+
+
+def actions(store, **of):
+    return [(event.action, event.recommendation, event.who) for event in reversed(store.history(**of))]
+
+
+def test_without_rules_the_newest_is_active_at_once(store, url):
+    publish(store, "a", "b")
+    assert states(store) == {"a": "retired", "b": "active"}
+    assert served(store, url) == ["b"]
+    assert actions(store) == [
+        (Action.PUBLISHED, "a", "ann"), (Action.ACTIVATED, "a", "ann"), (Action.PUBLISHED, "b", "ann"),
+        (Action.RETIRED, "a", "ann"), (Action.ACTIVATED, "b", "ann"),
+    ]  # fmt: skip
+
+
+def test_each_size_and_each_origin_has_an_active_revision(store, url):
+    store.publish(sample_recommendation("a"))
+    store.publish(sample_recommendation("b", nodes=1))
+    store.publish(replace(sample_recommendation("c"), simulated=False))
+    assert served(store, url) == ["c", "b", "a"]
+
+
+def test_what_needs_approval_waits_for_another_person(store, url):
+    publish(store, "a")
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    publish(store, "b")
+    assert (states(store)["b"], served(store, url)) == ("candidate", ["a"])
+    before = store.changes(0).number
+    with pytest.raises(ConflictError, match="ann published the revision b, and pair requires another person"):
+        store.approve("b", ANN)
+    with pytest.raises(ConflictError, match="not approved"):
+        store.activate("b", BOB)
+    assert store.changes(before).pairs == frozenset()
+    assert store.approve("b", BOB) == ""
+    assert (states(store), served(store, url)) == ({"a": "retired", "b": "active"}, ["b"])
+    assert store.changes(before).pairs == {("pair", "toy")}
+    assert [e.why for e in store.history(recommendation="b") if e.action is Action.APPROVED] == ["looks right"]
+
+
+def test_of_two_approvers_at_once_one_wins_and_the_other_is_told_who(store, url):
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    publish(store, "a")
+    start, ends = threading.Barrier(2), []
+
+    def approve(who):
+        with open_store(url) as own:
+            start.wait()
+            try:
+                ends.append(own.approve("a", By(who=who)))
+            except ConflictError as error:
+                ends.append(error.message)
+
+    threads = [threading.Thread(target=approve, args=(who,)) for who in ("bob", "cleo")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    (lost,) = [end for end in ends if end]
+    (winner,) = {who for _, _, who in actions(store, recommendation="a") if who != "ann"}
+    assert f"{winner} did that" in lost
+    assert "is active and no candidate any more" in lost
+    assert [who for action, _, who in actions(store) if action is Action.APPROVED] == [winner]
+
+
+def test_rolling_back_makes_an_earlier_revision_active_again(store, url):
+    publish(store, "a", "b")
+    store.roll_back("a", BOB)
+    assert (states(store), served(store, url)) == ({"a": "active", "b": "retired"}, ["a"])
+    with pytest.raises(ConflictError, match="a is active, and only a retired one can come back"):
+        store.roll_back("a", BOB)
+    publish(store, "c")
+    assert served(store, url) == ["c"]
+
+
+def test_what_nobody_approved_cannot_come_back_by_a_detour(store, url):
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    publish(store, "a")
+    store.retire("a", ANN)
+    with pytest.raises(ConflictError, match="never active"):
+        store.roll_back("a", ANN)
+    with pytest.raises(ConflictError, match="never active"):
+        store.pin("a", ANN)
+    assert served(store, url) == []
+
+
+def test_a_pin_holds_against_what_is_published_later(store, url):
+    publish(store, "a", "b")
+    store.pin("a", BOB)
+    publish(store, "c")
+    assert (states(store), served(store, url)) == ({"a": "active!", "b": "retired", "c": "candidate"}, ["a"])
+    for change in (lambda: store.approve("c", BOB), lambda: store.roll_back("b", BOB)):
+        with pytest.raises(ConflictError, match="pinned to the revision a"):
+            change()
+    with pytest.raises(ConflictError, match="is pinned"):
+        store.retire("a", BOB)
+    store.unpin("a", BOB)
+    assert served(store, url) == ["a"]
+    store.approve("c", BOB)
+    assert served(store, url) == ["c"]
+    with pytest.raises(ConflictError, match="not pinned"):
+        store.unpin("a", BOB)
+
+
+def test_a_retired_revision_is_given_to_no_job(store, url):
+    publish(store, "a")
+    store.retire("a", BOB)
+    assert (states(store), served(store, url)) == ({"a": "retired"}, [])
+    with pytest.raises(ConflictError, match="retired already"):
+        store.retire("a", BOB)
+
+
+def test_the_history_cannot_be_changed_or_shortened(store, url):
+    publish(store, "a", "b")
+    before = store.history()
+    for statement in ("UPDATE history SET who = 'x'", "DELETE FROM history", "DELETE FROM history WHERE sequence = 1"):
+        with pytest.raises(StoreError, match="append-only"), store._database.writing() as connection:
+            connection.execute(text(statement))
+    assert store.history() == before
+    assert [event.number for event in store.history(before=3)] == [2, 1]
+
+
+def test_a_candidate_that_awaits_its_verification_becomes_active_by_it(store, url):
+    publish(store, "a")
+    publish(store, "b", unverified=True)
+    with pytest.raises(ConflictError, match="must be verified"):
+        store.approve("b", BOB)
+    assert served(store, url) == ["a"]
+    store.add_verification(verification("v1", "b", Decision.UNDECIDED))
+    assert served(store, url) == ["a"]
+    store.add_verification(verification("v2", "b", Decision.TUNED))
+    assert (states(store)["b"], served(store, url)) == ("active", ["b"])
+    assert Action.VERIFIED in [action for action, _, _ in actions(store, recommendation="b")]
+
+
+def test_a_verified_candidate_still_waits_for_its_approval(store, url):
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True, require_verification=True), ANN)
+    publish(store, "a")
+    store.add_verification(verification("v", "a", Decision.TUNED))
+    assert states(store) == {"a": "candidate"}
+    store.approve("a", BOB)
+    assert served(store, url) == ["a"]
+
+
+def verification(id, recommendation, decision):
+    verdict = replace(sample_recommendation("x").table.verdict, decision=decision)
+    return Verification(
+        id=id, cluster="pair", model="toy", recommendation=recommendation, argv=("train",), base_env=(), tuned_env=(),
+        removed_env=(), warmup=1, steps=1, ranks=1, hosts=1, verdict=verdict, launches=(), notes=(),
+        created="2026-01-01",
+    )  # fmt: skip
+
+
+def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
+    publish(store, "a")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "b", "c")
+    assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate", "c": "candidate"}, ["a"])
+    ((rollout, candidate),) = store.served_rollouts(cluster="pair", model="toy")
+    assert (candidate.id, rollout.control, rollout.percent) == ("b", "a", 10)
+    with pytest.raises(ConflictError, match="the revision b is being rolled out to 10 %"):
+        store.approve("c", BOB)
+    store.activate("b", BOB)
+    assert (served(store, url), store.rollout(rollout.id).state) == (["b"], RollOutState.ENDED)
+
+
+def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
+    store.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
+    publish(store, "a")
+    ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
+    assert (rollout.control, served(store, url)) == ("", ["a"])
+    assert {rollout.variant(f"job {n}") for n in range(50)} == {Variant.CANDIDATE, Variant.DEFAULT}
+
+
+@pytest.mark.parametrize(
+    ("state", "after"),
+    [(RollOutState.WON, {"a": "retired", "b": "active"}), (RollOutState.LOST, {"a": "active", "b": "retired"})],
+)
+def test_a_roll_out_ends_once(store, url, state, after):
+    publish(store, "a")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "b")
+    (rollout,) = store.rollouts()
+    number = store.changes(0).number
+    assert store.end_rollout(rollout.id, state, "so it is", By(who="guard"))
+    assert not store.end_rollout(rollout.id, RollOutState.LOST, "again", By(who="guard"))
+    assert states(store) == after
+    assert store.served_rollouts(cluster="pair", model="toy") == ()
+    assert store.changes(number).pairs == {("pair", "toy")}
+    assert ("guard", "so it is") in [(event.who, event.why) for event in store.history()]
+    assert (store.rollout(rollout.id).state, store.rollout(rollout.id).reason) == (state, "so it is")
+
+
+def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url):
+    publish(store, "a")
+    store.set_rules(ClusterRules(cluster="pair", percent=99), ANN)
+    publish(store, "b", "c")
+    assert states(store)["c"] == "candidate"
+    store.set_rules(ClusterRules(cluster="pair", percent=100), ANN)
+    publish(store, "d")
+    assert (states(store)["d"], served(store, url)) == ("active", ["d"])
+
+
+@pytest.mark.parametrize("change", ["pin", "retire"])
+def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
+    publish(store, "a")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "b")
+    getattr(store, change)("a", BOB)
+    assert store.served_rollouts(cluster="pair", model="toy") == ()
+    assert states(store)["b"] == "candidate"
+
+
+def test_the_first_step_time_of_a_job_counts(store, url):
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "a")
+    (rollout,) = store.rollouts()
+    time = JobTime(rollout=rollout.id, job="1", recommendation="", step_us=0.1 + 0.2, steps=20)
+    assert [store.add_job_time(one) for one in (time, replace(time, step_us=5.0))] == [True, False]
+    (kept,) = store.job_times(rollout.id)
+    assert replace(kept, created="") == time
+    with pytest.raises(NotFoundError, match="no roll-out 'x'"):
+        store.add_job_time(replace(time, rollout="x"))
+
+
+def test_bad_requests_are_refused_and_change_nothing(store, url):
+    publish(store, "a")
+    with pytest.raises(NotFoundError, match="no recommendation 'z'"):
+        store.approve("z", BOB)
+    with pytest.raises(ConflictError, match="a is active and no candidate any more: ann did that at 2026"):
+        store.approve("a", BOB)
+    for make in (lambda: ClusterRules(cluster="pair", percent=0), lambda: ClusterRules(cluster="pair", loss_limit=2.0),
+                 lambda: By(who="ann", why="x\n"), lambda: store.approve("a", BOB, percent=101)):  # fmt: skip
+        with pytest.raises(UsageError):
+            make()
+    assert states(store) == {"a": "active"}
+
+
+def test_a_store_from_before_states_serves_what_it_did_and_begins_its_history(store, url):
+    publish(store, "a", "b")
+    store.close()
+    with open_store(url) as migrated, migrated._database.writing() as connection:
+        # As if it had never had a history: one is begun, and old revisions can be rolled back to.
+        for name in ("history", "rollouts", "job_times", "cluster_rules"):
+            connection.execute(text(f"DROP TABLE {name}"))
+        for name in ("recommendations_state", "recommendations_newest", "studies_state", "trials_score"):
+            connection.execute(text(f"DROP INDEX ix_{name}"))
+        for name in ("job_workers", "job_rules"):
+            connection.execute(text(f"DROP TABLE {name}"))
+        old = "recommendations (cluster, model, fingerprint, origin, sequence)"
+        connection.execute(text(f"CREATE INDEX ix_recommendations_newest ON {old}"))
+        for name in ("state", "pinned", "unverified"):
+            connection.execute(text(f"ALTER TABLE recommendations DROP COLUMN {name}"))
+        connection.execute(text("UPDATE ncclt_alembic_version SET version_num = '0009'"))
+    with open_store(url, migrate=False) as old:
+        assert served(old, url) == ["b"]
+        assert (old.history(), old.rollouts(), old.rules("pair")) == ((), (), ClusterRules(cluster="pair"))
+        with pytest.raises(ConflictError, match="keeps no states"):
+            old.statuses()
+    with open_store(url) as again:
+        assert (states(again), served(again, url)) == ({"a": "retired", "b": "active"}, ["b"])
+        again.roll_back("a", BOB)
+        assert served(again, url) == ["a"]
+
+
+def test_the_active_ones_are_found_by_an_index(tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/a.db"):
+        pass
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        query = "EXPLAIN QUERY PLAN SELECT sequence FROM recommendations WHERE cluster = ? AND model = ? AND state = ?"
+        (plan,) = [row[3] for row in connection.execute(query, ("pair", "toy", "active"))]
+    assert "USING COVERING INDEX ix_recommendations_state (cluster=? AND model=? AND state=?)" in plan

@@ -1,0 +1,124 @@
+"""Overviews: what stands where, found over indexes."""
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.dialects import sqlite
+
+from ncclt.core.recheck import Check, Freshness
+from ncclt.core.study import StudyState
+from ncclt.store import open_store
+from ncclt.store.overview import MOST_FOUND, newest_query, running_query
+from ncclt.store.tables import studies
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_trial
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
+        yield opened
+
+
+def plan_of(store, query):
+    """Return how SQLite would run a query, as one text."""
+    text = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+    with store._database.reading() as connection:
+        return " ".join(row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
+
+
+def test_the_map_is_read_from_indexes_alone(store):
+    assert "COVERING INDEX ix_recommendations_newest" in plan_of(store, newest_query())
+    assert "SEARCH recommendations USING COVERING INDEX" in plan_of(store, newest_query("pair"))
+    assert "SEARCH studies USING COVERING INDEX ix_studies_state" in plan_of(store, running_query())
+
+
+def test_the_scores_of_a_study_are_read_without_its_documents(store):
+    from ncclt.store.tables import trials
+
+    query = trials.select().with_only_columns(trials.c.setting, trials.c.score_us).where(trials.c.study == "a")
+    assert "COVERING INDEX ix_trials_score" in plan_of(store, query)
+    listed = studies.select().with_only_columns(studies.c.sequence).where(studies.c.state == "running")
+    assert "ix_studies_state" in plan_of(store, listed.order_by(studies.c.sequence.desc()).limit(5))
+
+
+def test_a_pair_shows_what_a_job_would_get(store):
+    base = sample_recommendation("a")
+    store.publish(base)
+    measured = replace(base, id="b", simulated=False, launcher="slurm")
+    store.publish(measured)
+    store.publish(replace(base, id="c"))  # newer, and only simulated
+    store.publish(replace(measured, id="d", fingerprint=sample_cluster(nodes=4).fingerprint()))
+    (pair,) = store.pairs()
+    assert (pair.cluster, pair.model, pair.shapes, pair.running) == ("pair", "toy", 2, 0)
+    assert pair.recommendation.id == "d"
+    assert [one.id for one in store.newest_each(cluster="pair")] == ["d", "c", "b"]
+    assert store.newest_each(model="other") == ()
+
+
+def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
+    kept = store.publish(sample_recommendation("a"))
+    check = Check(
+        id="c1", recommendation=kept.id, cluster="pair", model="toy", freshness=Freshness.STALE,
+        reasons=("the gain is lost",), changes=(), launches=6, launcher="slurm", created="2026-01-02",
+    )  # fmt: skip
+    store.add_check(check)
+    store.open_study(sample_study())
+    (pair,) = store.pairs(cluster="pair")
+    assert "the gain is lost" in pair.recommendation.stale
+    assert pair.running == 1
+    assert store.pairs(cluster="other") == ()
+
+
+def test_a_pair_without_a_recommendation_is_there_while_it_is_searched(store):
+    store.open_study(sample_study())
+    (pair,) = store.pairs()
+    assert (pair.recommendation, pair.running) == (None, 1)
+    store.set_state("abc123", StudyState.DONE, "")
+    assert store.pairs() == ()
+
+
+def test_running_studies_are_separate_from_those_that_ended(store):
+    for number in range(3):
+        store.open_study(sample_study(f"s{number}", id=f"id{number}"))
+    store.set_state("id1", StudyState.DONE, "")
+    assert [one.study.id for one in store.running_studies()] == ["id2", "id0"]
+    assert [one.study.id for one in store.recent_studies(limit=5)] == ["id1"]
+    assert store.running_studies(cluster="other") == ()
+
+
+def test_a_study_with_a_proof_is_summarised_without_reading_its_trials(store):
+    study = store.open_study(sample_study())
+    store.add_trial(study.id, sample_trial(0))
+    store.set_state(study.id, StudyState.DONE, "")
+    assert store.recent_studies(limit=5)[0].best_us == pytest.approx(123.456)
+    store.publish(sample_recommendation("a"))
+    (one,) = store.recent_studies(limit=5)
+    assert (one.best_us, one.recommendation.id, one.trials) == (None, "a", 1)
+
+
+def test_eras_count_the_revisions_of_each_fingerprint(store):
+    base = sample_recommendation("a")
+    store.publish(replace(base, created="2026-01-01"))
+    store.publish(replace(base, id="b", created="2026-01-03"))
+    store.publish(replace(base, id="c", created="2026-01-05", fingerprint=sample_cluster(nodes=4).fingerprint()))
+    newest, oldest = store.eras("pair")
+    assert (oldest.revisions, oldest.first, oldest.last) == (2, "2026-01-01", "2026-01-03")
+    assert newest.revisions == 1
+
+
+def test_names_are_found_by_a_part_whatever_its_case(store):
+    store.add_cluster(sample_cluster("Hall-A"))
+    store.open_study(sample_study("bert on the hall", id="feed01"))
+    assert [(hit.kind, hit.key) for hit in store.find("hall")] == [("cluster", "Hall-A"), ("study", "feed01")]
+    assert [hit.key for hit in store.find("FEED")] == ["feed01"]
+    assert store.find("leonard")[0].key == "leonardo"
+    assert store.find("  ") == ()
+    assert store.find("100%_") == ()
+
+
+def test_no_kind_floods_the_others(store):
+    for number in range(MOST_FOUND + 5):
+        store.open_study(sample_study(f"leonardo {number}", id=f"x{number}"))
+    found = store.find("leonardo")
+    assert [hit.kind for hit in found] == ["cluster", *["study"] * MOST_FOUND]
+    assert found[1].name == f"leonardo {MOST_FOUND + 4}"
