@@ -32,7 +32,7 @@ IN_SDIST = ("hatch_build.py", "pyproject.toml", "plugin/tuner.c", "profiles/work
 NOT_IN_WHEEL = re.compile(r"(^|/)(tests|bench|docs|__pycache__)/|\.pyc$")
 
 IMAGES = {"api": "api", "tuner": "tune"}
-"""Folder of an image -> the extra that it installs."""
+"""Folder of an image -> the extra that it installs, beside `jobs`."""
 
 PIN = (
     *("pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"),
@@ -153,7 +153,8 @@ def pins() -> None:
         return found
 
     for image, extra in IMAGES.items():
-        lines = [*project["build-system"]["requires"], *project["project"]["dependencies"], *needed(extra)]
+        lines = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+        lines += [*needed(extra), *needed("jobs")]
         target = ROOT / image / "requirements.txt"
         wanted = "\n".join(line for line in lines if not line.startswith("torch"))
         run([Path(sys.executable).parent / "uv", *PIN, "-o", target, "-"], input=wanted, cwd=ROOT)

@@ -68,7 +68,8 @@ def _run(commands: list[str]) -> list[str]:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
     # A first `make` in a clone also shows how it installs.
-    shown = re.sub(r"^\S*python3? -m (?:pip|venv) .*\n", "", done.stdout.replace(home, "~"), flags=re.M)
+    installs = rf"^({_MARK}?)\S*python3? -m (?:pip|venv) .*\n"
+    shown = re.sub(installs, r"\1", done.stdout.replace(home, "~"), flags=re.M)
     return shown.split(_MARK)[1:]
 
 
