@@ -58,7 +58,11 @@ class Compose:
         self.ports = {name: free_port() for name in ("api-1", "api-2", "nginx")}
 
     def _environ(self, name):
-        variables = dict(self.services[name]["environment"])
+        # As compose reads them where nobody has set a variable: ${NAME:-default} is the default.
+        variables = {
+            name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+            for name, text in self.services[name]["environment"].items()
+        }
         assert re.fullmatch(r"postgresql://ncclt:\S+@db:5432/ncclt", variables["NCCLT_STORAGE"])
         inherited = {name: value for name, value in os.environ.items() if name != "NCCLT_ALLOW"}
         return {**inherited, **variables, "NCCLT_STORAGE": self._database, "OMP_NUM_THREADS": "1"}

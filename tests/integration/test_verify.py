@@ -99,7 +99,7 @@ def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_the
     assert document["base_env"] == {}
     assert "the plugin is not here" in document["notes"][0]
     sides = [launch["side"] for launch in document["launches"]]
-    assert sides == ["base", "tuned", "tuned", "base"] * (len(sides) // 4)
+    assert {frozenset(pair) for pair in zip(sides[::2], sides[1::2], strict=True)} == {frozenset(("base", "tuned"))}
     assert len(sides) in (12, 16)
     (stored,) = _stored(tmp_path, cluster="pair", model="toy", recommendation="rec1")
     assert stored.to_document() == document
@@ -127,7 +127,7 @@ def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress
     assert tuned.split()[:3] == ["tuned", "6", "48"]
     assert float(base.split()[3]) > 19 > float(tuned.split()[3]) > 3
     assert verdict.startswith("verdict: tuned: ")
-    assert "launch 12 of 16 at most, base: " in done.stderr
+    assert re.search("launch 12 of 16 at most, (base|tuned): ", done.stderr)
     assert "trained to the end" not in done.stdout + done.stderr
     assert not list(tmp_path.glob(".ncclt-record-*"))
     (stored,) = _stored(tmp_path, model="toy")

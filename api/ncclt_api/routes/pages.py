@@ -139,7 +139,7 @@ def _json(value: Any) -> Any:
         if all(isinstance(key, str) for key in value):
             return {str(key): _json(item) for key, item in value.items()}
         return [[_json(key), _json(item)] for key, item in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | range):
         return [_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -320,7 +320,7 @@ def test_the_answers_come_before_the_command_and_that_before_the_parts(client):
 
 
 def test_only_a_running_study_is_asked_for_again(client, empty_store, empty_client, samples):
-    assert 'hx-get="/studies/' not in client.get("/studies/5e1f00aa").text
+    assert "live=true" not in client.get("/studies/5e1f00aa").text
     study = samples.study(state=StudyState.RUNNING)
     empty_store.open_study(study)
     empty_store.add_trial(study.id, samples.trial(0, DEFAULT, study))
@@ -344,7 +344,7 @@ def test_what_is_sent_while_a_study_runs_and_when_it_ends(empty_store, empty_cli
     last = empty_client.get(live)
     assert last.headers["HX-Reselect"] == last.headers["HX-Retarget"] == "#main"
     assert "<html" in last.text
-    assert 'hx-get="/studies/' not in last.text
+    assert "live=true" not in last.text
 
 
 def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):

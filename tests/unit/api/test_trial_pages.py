@@ -129,7 +129,7 @@ def test_the_study_has_a_json_twin(client):
     twin = client.get(f"/studies/{ID}?format=json").json()
     assert twin["view"]["study"]["id"] == ID
     assert twin["view"]["study"]["simulated"] is True
-    assert twin["view"]["trials"]["items"]
+    assert twin["trials"]["items"]
 
 
 def test_all_trials_are_exported(client, filled_store):

@@ -166,6 +166,7 @@ def default_map() -> dict[str, Any]:
             "simulate",
             "advise",
             "serve",
+            "report",
             "upgrade",
             "worker",
         ),
