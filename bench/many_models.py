@@ -30,9 +30,9 @@ from landscapes import FEWEST_GIVEN, Case, by_landscape, recorded_cases
 from ncclt.core.effort import Effort
 from ncclt.core.recommendation import Decision
 from ncclt.errors import NccltError
-from ncclt.many_models import tune_models
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline import TuneRequest
+from ncclt.pipeline.many_models import tune_models
+from ncclt.pipeline.tune import TuneRequest
 from ncclt.store import open_store
 from study_cost import Replayed, Unwatched, run_study
 

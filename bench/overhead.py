@@ -27,7 +27,7 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
 from ncclt.measure.testbed import Testbed, simulated_testbed
-from ncclt.pipeline import TuneRequest, study_of
+from ncclt.pipeline.tune import TuneRequest, study_of
 from ncclt.search.loop import Progress, search
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import space_of

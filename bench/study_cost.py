@@ -39,7 +39,7 @@ from ncclt.core.study import Phase, Study, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.verdict import Pairs
 from ncclt.search.loop import Progress
 from ncclt.store import open_store
@@ -119,7 +119,7 @@ class Replayed:
 
 
 class Unwatched:
-    """Follows nothing (see ncclt.pipeline.Watcher)."""
+    """Follows nothing (see ncclt.pipeline.tune.Watcher)."""
 
     def opened(self, study: Study, resumed: int) -> None:
         """Ignore it."""

@@ -41,7 +41,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.search.assemble import assemble, collect_times
 from ncclt.search.earlier import LEAST_TRUST, trust_in
 from ncclt.search.posterior import believed

@@ -46,12 +46,12 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = Path("tuner/ncclt")
 # The tests of a package, near ones first.
 TESTS = {
-    "core": ["unit/core", "unit/search", "unit/nccl", "unit/prove", "unit/deliver", "unit/test_pipeline.py"],
+    "core": ["unit/core", "unit/search", "unit/nccl", "unit/prove", "unit/deliver", "unit/pipeline/test_tune.py"],
     "nccl": ["unit/nccl", "unit/deliver/render", "unit/measure/simulated/test_truth.py"],
-    "prove": ["unit/prove", "unit/test_pipeline.py", "unit/search/test_assemble.py"],
+    "prove": ["unit/prove", "unit/pipeline/test_tune.py", "unit/search/test_assemble.py"],
     "deliver": ["unit/deliver", "unit/nccl/test_compile.py", "unit/cli"],
-    "search": ["unit/search", "unit/prove/test_confined.py", "unit/test_pipeline.py"],
-    "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/test_pipeline.py", "unit/cli"],
+    "search": ["unit/search", "unit/prove/test_confined.py", "unit/pipeline/test_tune.py"],
+    "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/pipeline/test_tune.py", "unit/cli"],
     "launch": ["unit/launch", "contract/test_launchers.py", "unit/measure", "integration/test_launchers.py",
                "integration/test_kubernetes.py", "integration/test_ssh.py"],
     "client": ["unit/client", "integration/test_run.py"],

@@ -33,7 +33,7 @@ from ncclt.deliver.render.table import render_table
 from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline import MessageRow, TuneRequest, TuneResult, tune
+from ncclt.pipeline.tune import MessageRow, TuneRequest, TuneResult, tune
 from ncclt.prove.verdict import Pairs, interval_words
 from ncclt.search.loop import Progress
 from ncclt.store import open_store
@@ -49,7 +49,7 @@ NOTES = (
 
 
 class Printing:
-    """Tells what happens (see ncclt.pipeline.Watcher)."""
+    """Tells what happens (see ncclt.pipeline.tune.Watcher)."""
 
     def opened(self, study: Study, resumed: int) -> None:
         print(f"study {study.name}, {resumed} trials before", flush=True)

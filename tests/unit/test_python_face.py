@@ -85,7 +85,7 @@ def test_other_names_are_no_attributes():
 
 def test_tune_is_the_function_whatever_was_imported_before():
     code = (
-        "import ncclt.pipeline, ncclt.cli.tune, ncclt.cli.python; from ncclt import tune; "
+        "import ncclt.pipeline.tune, ncclt.cli.tune, ncclt.cli.python; from ncclt import tune; "
         "print(tune is ncclt.tune, callable(tune))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

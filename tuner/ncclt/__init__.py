@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ncclt.core.workload import Workload
     from ncclt.errors import NccltError
     from ncclt.measure.target import Target
-    from ncclt.pipeline import TuneResult
+    from ncclt.pipeline.tune import TuneResult
     from ncclt.profile import read_workload
     from ncclt.store import Store, open_store
 
@@ -57,7 +57,7 @@ _LATER = {
     "NccltError": "ncclt.errors",
     "Store": "ncclt.store",
     "Target": "ncclt.measure.target",
-    "TuneResult": "ncclt.pipeline",
+    "TuneResult": "ncclt.pipeline.tune",
     "Verdict": "ncclt.core.recommendation",
     "Workload": "ncclt.core.workload",
     "fetch_env": "ncclt.client.fetch",

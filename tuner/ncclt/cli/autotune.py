@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ncclt.core.workload import Workload
     from ncclt.launch.launcher import Launcher
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline import TuneRequest, TuneResult
+    from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -141,9 +141,9 @@ def autotune(
     Ctrl-C stops at any stage, and the same command resumes: what is stored is not repeated. Another command, folder,
     shape or script is another job.
     """
-    from ncclt.autotune import name_of_job, target_of_job
     from ncclt.measure.open_testbed import chosen_cluster
     from ncclt.measure.testbed import require_tune_extra
+    from ncclt.pipeline.autotune import name_of_job, target_of_job
     from ncclt.store import open_store, open_to_read
     from ncclt.store.location import locate
 
@@ -180,12 +180,12 @@ def autotune(
 
 def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> None:
     """Go through the stages, and print the one verdict at the end."""
-    from ncclt.autotune import ceiling_words, hopeless, why_not_compared
     from ncclt.cli.profile_view import print_profile
     from ncclt.cli.tune import run_study
     from ncclt.cli.tune_view import print_result
     from ncclt.cli.verify import KEEP_BYTES
     from ncclt.launch.local import LocalLauncher
+    from ncclt.pipeline.autotune import ceiling_words, hopeless, why_not_compared
 
     launcher = LocalLauncher(keep_env=job.target.keep_env, keep_bytes=KEEP_BYTES)
     workload = _workload(job, store, launcher, hidden=hidden)
@@ -286,7 +286,7 @@ def _announce(stage: str, stages: dict[str, str], *, hidden: bool) -> None:
 
 def _workload(job: AutotuneRequest, store: Store, launcher: Launcher, *, hidden: bool) -> Workload:
     """Return the workload of the job, recorded first unless it is stored."""
-    from ncclt.autotune import record_job
+    from ncclt.pipeline.autotune import record_job
 
     if (stored := _stored(job, store)) is not None:
         if job.is_recorded and not hidden:
@@ -320,7 +320,7 @@ def _stored(job: AutotuneRequest, store: Store) -> Workload | None:
 
 def _study(job: AutotuneRequest, workload: Workload, store: Store, *, ask: bool) -> tuple[Testbed, TuneRequest]:
     from ncclt.measure.open_testbed import open_testbed
-    from ncclt.pipeline import TuneRequest
+    from ncclt.pipeline.tune import TuneRequest
 
     request = TuneRequest(workload=workload, effort=job.effort)
     testbed = open_testbed(job.target, store, workload, environ=os.environ, seed=job.effort.seed, ask=ask)
@@ -331,8 +331,8 @@ def _compared(
     job: AutotuneRequest, recommendation: Recommendation, store: Store, launcher: Launcher, *, hidden: bool
 ) -> Verification:
     """Return the comparison of the job's step times, the stored one if it was made before."""
-    from ncclt.autotune import last_comparison
     from ncclt.cli.verify import compare
+    from ncclt.pipeline.autotune import last_comparison
     from ncclt.prove.proven_side import proven_request
     from ncclt.prove.step_times import resumable
 
@@ -350,9 +350,9 @@ def _compared(
 
 def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     """Show the stages with their commands, and what of them is stored."""
-    from ncclt.autotune import ceiling_words
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
+    from ncclt.pipeline.autotune import ceiling_words
 
     cluster, workload, states = None, _stored(job, store), dict.fromkeys(job.stages(None), "to do")
     if workload is None:
@@ -377,7 +377,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
 
 def _state(request: TuneRequest, testbed: Testbed, store: Store) -> str:
     """Return the state of the study, as it is stored."""
-    from ncclt.pipeline import study_of
+    from ncclt.pipeline.tune import study_of
 
     workload, _notes = testbed.cut(request.workload)
     try:

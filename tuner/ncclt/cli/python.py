@@ -17,7 +17,7 @@ from ncclt.measure.target import Target
 from ncclt.measure.testbed import require_tune_extra
 
 if TYPE_CHECKING:
-    from ncclt.pipeline import TuneResult
+    from ncclt.pipeline.tune import TuneResult
     from ncclt.store import Store
 
 
@@ -56,8 +56,10 @@ def tune(
         MissingDependencyError: ncclt was installed without its `tune` extra.
     """
     require_tune_extra()
-    from ncclt import pipeline, store
+    from ncclt import store
     from ncclt.cli.tune_view import TuneView
+    from ncclt.pipeline.tune import TuneRequest
+    from ncclt.pipeline.tune import tune as run
     from ncclt.store.store import utc_now
 
     target, effort = (target or Target()).resolved(os.environ), effort or Effort()
@@ -67,7 +69,7 @@ def tune(
             hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
         )
     with nullcontext(storage) if isinstance(storage, store.Store) else store.open_store(storage) as opened:
-        request = pipeline.TuneRequest(
+        request = TuneRequest(
             workload=opened.workload(workload) if isinstance(workload, str) else workload, effort=effort
         )
         testbed = open_testbed(target, opened, request.workload, environ=os.environ, seed=effort.seed)
@@ -79,6 +81,6 @@ def tune(
                     hint="`ncclt doctor` says how to repair it; force=True tunes anyway",
                 )
         with TuneView(testbed, hidden=not progress, blocks=effort.blocks) as view:
-            return pipeline.tune(
+            return run(
                 request, testbed, opened, watcher=view, interrupted=interrupted, clock=time.monotonic, now=utc_now
             )

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from ncclt.cli.tune_view import TuneView
     from ncclt.core.cluster import Cluster
-    from ncclt.many_models import ManyResult
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline import TuneRequest, TuneResult
+    from ncclt.pipeline.many_models import ManyResult
+    from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -85,7 +85,7 @@ def tune(
 
     require_dry_run(full, dry_run=dry_run)
     require_tune_extra()
-    from ncclt.pipeline import TuneRequest
+    from ncclt.pipeline.tune import TuneRequest
     from ncclt.store import open_store, open_to_read
 
     costs = None
@@ -167,7 +167,7 @@ def run_study(
         UsageError: `ncclt doctor` finds what would invalidate every measurement, and `force` is false.
         Exit: it was killed.
     """
-    from ncclt.pipeline import tune as run
+    from ncclt.pipeline.tune import tune as run
     from ncclt.store.store import utc_now
 
     def work(view: TuneView, stop: StopWish) -> TuneResult:
@@ -180,7 +180,7 @@ def run_models(
     requests: Sequence[TuneRequest], testbed: Testbed, store: Store, *, force: bool, hidden: bool
 ) -> tuple[ManyResult, int]:
     """Run or resume the studies and show their progress, as `run_study` does."""
-    from ncclt.many_models import tune_models
+    from ncclt.pipeline.many_models import tune_models
     from ncclt.store.store import utc_now
 
     def work(view: TuneView, stop: StopWish) -> ManyResult:
@@ -227,7 +227,7 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
 def plan_of(request: TuneRequest, testbed: Testbed, store: Store) -> dict[str, Any]:
     """Return what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
-    from ncclt.pipeline import study_of
+    from ncclt.pipeline.tune import study_of
     from ncclt.search.earlier import foreseen
     from ncclt.search.space import space_of
 

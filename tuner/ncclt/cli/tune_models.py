@@ -13,7 +13,7 @@ from ncclt.errors import UsageError
 if TYPE_CHECKING:
     from ncclt.measure.target import Target
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline import TuneRequest
+    from ncclt.pipeline.tune import TuneRequest
     from ncclt.store import Store
 
 ALL = "all"
@@ -56,7 +56,7 @@ def names_of(models: str, target: Target, store: Store) -> list[str]:
 def plan_of_models(requests: Sequence[TuneRequest], testbed: Testbed) -> dict[str, Any]:
     """Return what `tune --models` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
-    from ncclt.many_models import shared_study, studies_of
+    from ncclt.pipeline.many_models import shared_study, studies_of
     from ncclt.search.space import space_of
 
     studies = studies_of(requests, testbed)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ncclt.core.study import Study, Trial
     from ncclt.core.workload import Workload
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline import TuneRequest, TuneResult
+    from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.prove.message_table import MessageRow
     from ncclt.prove.verdict import Pairs
     from ncclt.search.loop import Progress as SearchProgress

@@ -155,12 +155,8 @@ def fetch_env(
         raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
     if unknown := set(allow) - set(ORIGINS):
         raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(ORIGINS)}")
-    asked: dict[str, Any] = {
-        "model": model,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "nccl_version": nccl_version,
-    }
+    asked: dict[str, Any] = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node}
+    asked["nccl_version"] = nccl_version
     query = {**asked, "driver": driver, "topology": topology, **{name: "allow" for name in ORIGINS if name in allow}}
     query |= {"format": format if format in TABLES else "json", "channels": channels}
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
@@ -373,11 +369,10 @@ def _read_cache(path: Path | None, url: str) -> _Kept | None:
                 return None
             kept = json.loads(file.read(2 * MAX_ANSWER_BYTES))
         saved, text = kept["saved"], kept["text"]
-        if kept["schema"] != _CACHE_SCHEMA or kept["url"] != url or not isinstance(text, str):
-            return None
-        if not 0 <= saved <= time.time() + _CLOCKS_DIFFER_S:  # nor NaN
-            return None
-        return _Kept(text=text, etag=_etag(kept["etag"]), saved=saved)
+        is_of_now = 0 <= saved <= time.time() + _CLOCKS_DIFFER_S  # nor NaN
+        if kept["schema"] == _CACHE_SCHEMA and kept["url"] == url and isinstance(text, str) and is_of_now:
+            return _Kept(text=text, etag=_etag(kept["etag"]), saved=saved)
+        return None
     except Exception:  # noqa: BLE001 -- whatever is wrong with the file, the server is asked anyway
         return None
 

@@ -1,6 +1,6 @@
 """Tune several workloads on one cluster at once: their launches are shared, their policies and verdicts are their own.
 
-Each workload has a study of its own, as `ncclt.pipeline` makes it. One launch measures the messages of all and is a
+Each workload has a study of its own, as `pipeline.tune` makes it. One launch measures the messages of all and is a
 trial of each, so everything that reads a study needs to know nothing of the others.
 """
 
@@ -18,7 +18,7 @@ from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.shared_log import Share, SharedTrialLog, union_of
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import measure_default
-from ncclt.pipeline import (
+from ncclt.pipeline.tune import (
     TuneContext,
     TuneRequest,
     TuneResult,
@@ -107,7 +107,7 @@ def tune_models(
     clock: Callable[[], float],
     now: Callable[[], str],
 ) -> ManyResult:
-    """Run or resume the studies of several workloads to their verdicts and publish each; see `ncclt.pipeline.tune`.
+    """Run or resume the studies of several workloads to their verdicts and publish each; see `pipeline.tune.tune`.
 
     Args:
         requests: one for each workload, alike but for it.

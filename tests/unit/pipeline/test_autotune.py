@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.autotune import (
+from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.core.verification import Verification
+from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.launch.local import LocalLauncher
+from ncclt.measure.redact import words_without_secrets
+from ncclt.measure.target import Target
+from ncclt.pipeline.autotune import (
     ceiling_words,
     hopeless,
     last_comparison,
@@ -13,12 +19,6 @@ from ncclt.autotune import (
     target_of_job,
     why_not_compared,
 )
-from ncclt.core.recommendation import Decision, PolicyVerdict
-from ncclt.core.verification import Verification
-from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.launch.local import LocalLauncher
-from ncclt.measure.redact import words_without_secrets
-from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
 from ncclt.store import open_store
 from ncclt.testing.store_contract import sample_recommendation, sample_workload

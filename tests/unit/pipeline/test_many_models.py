@@ -14,9 +14,9 @@ from ncclt.core.study import Phase, StudyState
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
-from ncclt.many_models import tune_models
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline import TuneRequest
+from ncclt.pipeline.many_models import tune_models
+from ncclt.pipeline.tune import TuneRequest
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner
 

@@ -16,7 +16,7 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner
 
