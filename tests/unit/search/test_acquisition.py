@@ -170,3 +170,15 @@ def test_a_time_that_was_probably_disturbed_is_not_chosen_and_worth_a_repeat():
     new = beliefs([[-0.3], [-0.1]], 0.1, measured=[True, True])
     assert repeat == pytest.approx(0.8 * launch_gains(new, standing(doubted))[0, 0])
     assert repeat > 0.05
+
+
+def test_what_is_known_of_one_setting_of_a_group_is_not_taken_for_a_measurement_of_its_neighbour():
+    """Whether a launch would only repeat what NCCL chooses by itself counts until it was launched."""
+    settings = [Setting(), *(Setting(parameters=(("NCCL_BUFFSIZE", 1 << 20),), channels=n) for n in (8, 16))]
+    known = beliefs([[0.0], [-0.3], [-0.2]], [[1e-6], [0.02], [0.1]], measured=[True, True, False])
+    doubted = replace(known, own=np.array([[False], [False], [True]]))
+
+    gains = [outlook(settings, each).gains[2] for each in (known, doubted)]
+
+    assert gains[1] == pytest.approx(_OWN_DOUBT * gains[0])
+    assert gains[0] > 0
