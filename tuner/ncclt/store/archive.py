@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Table, func, insert, select, text
 
 from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
-from ncclt.store.location import Location
+from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migration
 from ncclt.store.tables import metadata
 
@@ -109,8 +109,9 @@ def opened(location: Location) -> Iterator[Database]:
     """Open a store whose tables are of this version.
 
     Raises:
-        StoreError: they are not.
+        StoreError: they are not, or there is no store.
     """
+    prepare_file(location, create=False)
     database = Database(location)
     try:
         state = migration(database)

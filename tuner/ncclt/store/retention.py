@@ -50,8 +50,8 @@ def prune_store(
         location: of the store.
         before: ISO time in UTC.
         dry_run: remove nothing; the numbers are those of the same statements, which are rolled back.
-        forget: called with the URL of Optuna's tables and the names of the studies that go, before they are gone for
-            good and while no other process writes. A study that Optuna lacks is made to agree when it is resumed.
+        forget: called with the URL of Optuna's tables and the names of the studies that go, before the end of the
+            transaction and while no other process writes. What Optuna lacks is added when a study is resumed.
 
     Raises:
         StoreError: the store cannot be written, or its tables are of another version of ncclt.
