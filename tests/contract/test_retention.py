@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import optuna
 import psycopg
 import pytest
+from optuna.storages import RDBStorage
 
 from ncclt.core.attestation import Form, Observed, Witness
 from ncclt.core.life import By, ClusterRules, RevisionState
@@ -14,6 +16,7 @@ from ncclt.core.verification import Verification
 from ncclt.deliver.effect import attest
 from ncclt.deliver.witnesses import delivered_from_recommendation
 from ncclt.errors import StoreError
+from ncclt.search.optuna_tables import forget_studies
 from ncclt.store import open_store
 from ncclt.store.database import Database
 from ncclt.store.location import locate
@@ -257,3 +260,14 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path):
     with pytest.raises(StoreError):
         pruned(f"sqlite:///{tmp_path}/none.db")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_optuna_forgets_what_goes_and_nothing_else(store, url):
+    storage = RDBStorage(store.optuna_url)
+    for id in ("s1", "s2"):
+        study(store, id, state=StudyState.DONE if id == "s1" else StudyState.RUNNING)
+        optuna.create_study(storage=storage, study_name=f"study {id}")
+    assert pruned(url, forget=forget_studies) == {"studies": 1, "trials": 2}
+    assert optuna.get_all_study_names(storage) == ["study s2"]
+    storage.remove_session()
+    storage.engine.dispose()

@@ -79,7 +79,10 @@ def _ended_studies(connection: Connection, before: str) -> dict[str, str]:
         revision.pinned,
         revision.sequence.in_(newest),
         exists().where(history.c.recommendation == revision.id, history.c.created >= before),
-        exists().where(records.c.recommendation == revision.id, records.c.created >= before),
+        # With the kinds, so that the index of both is used.
+        exists().where(
+            records.c.kind.in_(_KINDS), records.c.recommendation == revision.id, records.c.created >= before
+        ),
         exists().where(
             rollouts.c.state == RollOutState.RUNNING.value,
             or_(rollouts.c.recommendation == revision.id, rollouts.c.control == revision.id),
