@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -254,6 +254,11 @@ class JobQueue:
                 return
             yield _event(number, value)
             number += 1
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove jobs that have ended, with their events: all of them or none."""
+        with _translated():
+            self._client.delete_workflows(list(ids))
 
     def holders(self, cluster: str) -> tuple[str, ...]:
         """Return the workers that hold jobs of a cluster."""

@@ -134,4 +134,5 @@ def test_files_are_new_and_whole(filled, tmp_path):
     with pytest.raises(UsageError, match="its own backups"):
         back_up(locate("postgresql://a@127.0.0.1:1/b"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "none.db").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -6,12 +6,13 @@ import pytest
 
 from ncclt.core.tuning_job import JobRule, JobState, TuningJob
 from ncclt.errors import UsageError
-from ncclt.jobs.rules import apply_rules, reason_for
+from ncclt.jobs.rules import apply_rules, prune_jobs, reason_for
 from ncclt.store import open_store
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
 from ncclt_api.job_queue import JobQueue, prepare
 
 NOW = "2026-03-01T00:00:00+00:00"
+LATER = "2999-01-01T00:00:00+00:00"
 
 
 @pytest.fixture
@@ -97,3 +98,33 @@ def test_rules_without_a_reason_are_refused():
         JobRule(id="r", job=job)
     with pytest.raises(UsageError, match="every_days"):
         JobRule(id="r", job=job, every_days=4000)
+
+
+def test_ended_jobs_are_removed_but_for_the_newest_of_each_rule(store, queue):
+    """Otherwise the rule would queue its job again."""
+    rule(store, every_days=30)
+    publish(store)
+    for now in (NOW, "2026-05-01T00:00:00+00:00"):
+        apply_rules(store, queue, sample_cluster().name, say=str, now=now)
+    mine = TuningJob(id="", cluster=sample_cluster().name, model=sample_workload().name).on(
+        store.cluster(sample_cluster().name), store.workload(sample_workload().name), again=True
+    )
+    queue.submit(replace(mine, id="ended"))
+    newest, older = (one.job.id for one in queue.statuses() if one.job.by == "rule r1")
+    for id in (newest, older, "ended"):
+        assert queue.cancel(id).ended > NOW
+    queue.submit(replace(mine, id="waiting"))
+    known = {newest, older, "ended", "waiting"}
+
+    assert prune_jobs(store.url, before=NOW, dry_run=False) == 0
+    assert prune_jobs(store.url, before=LATER, dry_run=True) == 2
+    assert {one.job.id for one in queue.statuses()} == known
+    assert prune_jobs(store.url, before=LATER, dry_run=False) == 2
+    assert {one.job.id for one in queue.statuses()} == {newest, "waiting"}
+    apply_rules(store, queue, sample_cluster().name, say=str, now="2026-05-02T00:00:00+00:00")
+    assert {one.job.id for one in queue.statuses()} == {newest, "waiting"}
+
+
+def test_a_store_without_a_queue_gets_none(store, tmp_path):
+    assert prune_jobs(store.url, before=LATER, dry_run=False) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["ncclt.db"]

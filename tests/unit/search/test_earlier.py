@@ -15,6 +15,8 @@ from ncclt.search.observations import Launch
 from ncclt.search.sampler import PolicySampler
 from ncclt.search.space import cluster_space
 from ncclt.store import open_store
+from ncclt.store.location import locate
+from ncclt.store.retention import prune_store
 
 IDS = ("000000000000", "111111111111", "222222222222", "333333333333", "444444444444")
 NETWORK = {"fabric": "infiniband", "nics_per_node": 4, "nic_gbps": 25.0}
@@ -207,6 +209,22 @@ def test_it_goes_on_from_the_same_launches_whatever_is_measured_meanwhile(store,
     again, second = begin(store, store.study(begun.id), launched=False)
 
     assert (again.begun_from, second) == (begun.begun_from, first)
+
+
+def test_it_goes_on_without_an_earlier_study_that_was_removed(store, cluster, workload, space, landscape):
+    made = launches(space, workload, landscape, every=9)
+    for number in (0, 2):
+        keep(store, study(cluster, workload, number), made)
+    begun, both = begin(store, store.open_study(study(cluster, workload, 1)), launched=False)
+    assert len(both) == 2
+    for number in (1, 2):
+        store.set_state(IDS[number], StudyState.RUNNING, "")
+    prune_store(locate(store.url), "2999-01-01", dry_run=False, forget=lambda _url, _names: None)
+
+    again, left = begin(store, store.study(begun.id), launched=False)
+
+    assert [source.begun.study for source in left] == [one.study for one in again.begun_from if one.study != IDS[0]]
+    assert len(left) == 1
 
 
 def test_a_study_that_began_from_the_cost_model_goes_on_so(store, cluster, workload, space, landscape):

@@ -14,7 +14,7 @@ from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch
-from ncclt.search import loop, proposer
+from ncclt.search import loop, optuna_tables
 from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.loop import EQUAL_FAILURES, nothing_more, search
 from ncclt.search.posterior import believed
@@ -173,7 +173,7 @@ def test_tables_of_optuna_that_cannot_be_opened_are_an_error_of_the_store(monkey
 
     monkeypatch.setattr(optuna.storages, "RDBStorage", fail)
     with pytest.raises(StoreError, match="Optuna's tables cannot be opened: x"):
-        proposer._open_storage("sqlite://")
+        optuna_tables._open_storage("sqlite://")
 
 
 def test_a_default_that_fails_stops_the_study_with_its_output(cluster, workload):

@@ -12,7 +12,7 @@ from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch, launch_claim, searched
-from ncclt.search import proposer as proposer_module
+from ncclt.search import optuna_tables
 from ncclt.search.loop import search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
 from ncclt.search.proposer import MOST_ASKS, Proposer
@@ -32,7 +32,7 @@ def worker(cluster, workload, url):
 
     def opened(**options):
         space = options.pop("space", None) or cluster_space(workload.collectives, cluster, parameters={})
-        return Proposer(space, workload, cluster, name="s", seed=1, **{"storage_url": url} | options)
+        return Proposer(space, workload, cluster, **{"name": "s", "seed": 1, "storage_url": url} | options)
 
     return opened
 
@@ -98,7 +98,7 @@ def test_a_launch_that_fails_has_a_value_that_samplers_learn_from(worker, trial_
 
 def test_a_database_that_is_away_is_asked_again_before_the_study_ends(monkeypatch):
     pauses = []
-    monkeypatch.setattr(proposer_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(optuna_tables.time, "sleep", pauses.append)
     answers = iter(["away", "away", "here"])
 
     def ask_database():
@@ -106,9 +106,19 @@ def test_a_database_that_is_away_is_asked_again_before_the_study_ends(monkeypatc
             raise optuna.exceptions.StorageInternalError("the server is away")
         return answer
 
-    assert (proposer_module._kept(ask_database), len(pauses)) == ("here", 2)
+    assert (optuna_tables.patiently(ask_database), len(pauses)) == ("here", 2)
     with pytest.raises(StoreError, match="Optuna's tables cannot be used: the server is away"):
-        proposer_module._kept(ask_database)
+        optuna_tables.patiently(ask_database)
+
+
+def test_a_study_that_is_forgotten_begins_afresh_and_others_stay(worker, trial_log, url):
+    for name in ("s", "other"):
+        with worker(storage_url=url, name=name) as proposer:
+            proposer.resume(trial_log.trials()[0], trial_log.trials())
+    optuna_tables.forget_studies(url, ["s", "never seen"])
+    assert optuna.get_all_study_names(url) == ["other"]
+    with worker():
+        assert kept(url) == []
 
 
 def test_what_was_only_proposed_is_no_launch(worker, trial_log, url):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ncclt.cli.options import Storage
+from ncclt.errors import MissingDependencyError, UsageError
 
-app = typer.Typer(help="Create, migrate, copy and move the database.", no_args_is_help=True)
+app = typer.Typer(help="Create, migrate, copy, move and prune the database.", no_args_is_help=True)
 
 
 @app.callback()
@@ -66,6 +70,47 @@ def backup(
 
     back_up(locate(storage), file)
     sys.stdout.write(f"{file} is a copy; restore it by using it: --storage sqlite:///{file.absolute()}\n")
+
+
+@app.command("prune")
+def prune(
+    older_than: Annotated[str, typer.Option(help="Age in days, for example 180d.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Remove what no longer matters; never what jobs get or may get, nor the history.
+
+    Of that age: attestations, checks, verifications, step times and ended tuning jobs, and studies with their trials
+    and revisions, if those are all retired and a newer one exists. What decides whether a revision is stale stays.
+    """
+    from ncclt.store.location import locate
+    from ncclt.store.retention import prune_store
+
+    before, location = _days_ago(older_than), locate(storage)
+    counts = prune_store(location, before, dry_run=dry_run, forget=_forget)
+    # Their tables are another library's, and on SQLite another file: a transaction of their own.
+    if importlib.util.find_spec("dbos"):
+        from ncclt.jobs.rules import prune_jobs
+
+        counts["tuning jobs"] = prune_jobs(location.url, before=before, dry_run=dry_run)
+    sys.stdout.write("would remove " if dry_run else "removed ")
+    _say(counts)
+
+
+def _days_ago(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}d", text):
+        raise UsageError(f"--older-than {text!r} is not a number of days", hint="for example 180d; at least 1d")
+    return (datetime.now(UTC) - timedelta(days=int(text.removesuffix("d")))).isoformat(timespec="milliseconds")
+
+
+def _forget(optuna_url: str, names: Sequence[str]) -> None:
+    if not importlib.util.find_spec("optuna"):
+        raise MissingDependencyError(
+            "nothing was removed: Optuna keeps studies too, and is not installed", hint="pip install 'ncclt[tune]'"
+        )
+    from ncclt.search.optuna_tables import forget_studies
+
+    forget_studies(optuna_url, names)
 
 
 def _say(counts: dict[str, int]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ncclt.core.tuning_job import JobRule
 from ncclt.errors import NccltError, NotFoundError
+from ncclt.store import open_store
+from ncclt.store.location import locate
 from ncclt.store.store import Store, utc_now
-from ncclt_api.job_queue import JobQueue
+from ncclt_api.job_queue import JobQueue, prepare, queue_url
 
 
 def apply_rules(store: Store, queue: JobQueue, cluster: str, *, say: Callable[[str], None], now: str = "") -> None:
@@ -79,3 +83,33 @@ def reason_for(rule: JobRule, store: Store, *, now: str) -> str:
 def _aware(time: str) -> datetime:
     found = datetime.fromisoformat(time)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def prune_jobs(storage: str, *, before: str, dry_run: bool) -> int:
+    """Remove the jobs that ended before a time, and return how many they are.
+
+    The newest job of each rule stays: without it the rule would ask again for the same occasion.
+
+    Args:
+        storage: URL of the store, of this version of ncclt.
+        before: ISO time in UTC.
+        dry_run: only count.
+
+    Raises:
+        StoreError: store or queue cannot be used.
+    """
+    if locate(storage).path is not None and not Path(queue_url(storage).removeprefix("sqlite:///")).exists():
+        return 0
+    with open_store(storage, migrate=False) as store:
+        rules = {f"rule {rule.id}" for rule in store.job_rules()}
+    prepare(storage)
+    found = []
+    with JobQueue(storage) as queue:
+        for status in queue.statuses(limit=sys.maxsize):
+            if status.job.by in rules:
+                rules.remove(status.job.by)
+            elif status.state.ended and "" < (status.ended or status.job.created) < before:
+                found.append(status.job.id)
+        if found and not dry_run:
+            queue.remove(found)
+    return len(found)

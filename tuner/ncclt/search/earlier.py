@@ -234,11 +234,14 @@ def _recorded(store: Store, study: Study, name: str) -> EarlierStudy | None:
 
 
 def _stored(store: Store, study: Study, begun: BegunFrom) -> EarlierStudy | None:
-    """Return a source as the study had it when it began; None if its landscape is not shipped any more."""
+    """Return a source as the study had it when it began; None if its landscape or study was removed."""
     if not begun.study:
         found = _recorded(store, study, begun.name) if begun.name in recorded_tables() else None
         return None if found is None else replace(found, begun=begun)
-    other = store.study(begun.study)
+    try:
+        other = store.study(begun.study)
+    except NotFoundError:
+        return None  # by `ncclt store prune`
     launches = launches_of(store.trials(other.id), other.workload)[: begun.launches]
     return _source(begun, other, launches, _trust_of(other, study))
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from threadpoolctl import ThreadpoolController
 
@@ -28,6 +26,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.search.earlier import EarlierStudy
 from ncclt.search.named_sampler import NamedSampler
+from ncclt.search.optuna_tables import Answer, open_study, patiently, unannounced
 from ncclt.search.sampler import NUMBER, OUTCOME, SETTING, TIMES_US, PolicySampler, Proposal
 from ncclt.search.space import SearchSpace
 
@@ -39,14 +38,6 @@ MOST_ASKS = 16
 
 _LABEL, _REASON = "setting", "reason"
 """User attributes, shown by the dashboard."""
-
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""As long as the store waits for its own tables (ncclt.store.failures), which are in the same database."""
-
-Answer = TypeVar("Answer")
-
-
-_Storage = optuna.storages.RDBStorage | optuna.storages.InMemoryStorage
 
 
 class Alone(Protocol):
@@ -102,7 +93,7 @@ class Proposer:
         self._named = sampler
         self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs, sources=sources)
         # Two Optunas that create their tables at once clash.
-        self._storage, self._study = self._alone(lambda: _open_study(storage_url, name, self._policy))
+        self._storage, self._study = self._alone(lambda: open_study(storage_url, name, self._policy))
         self._blas = ThreadpoolController()
         self._default: Trial | None = None
         self._anchors = len(space.anchors())
@@ -155,7 +146,7 @@ class Proposer:
         self._alone(lambda: self._add_missing(trials))
 
     def _add_missing(self, trials: Sequence[Trial]) -> None:
-        kept = _kept(lambda: self._study.get_trials(deepcopy=False))
+        kept = patiently(lambda: self._study.get_trials(deepcopy=False))
         # Before the study was Optuna's own, its trials did not say which setting they were of.
         live = [frozen for frozen in kept if frozen.state is not TrialState.FAIL and SETTING in frozen.user_attrs]
         known = {frozen.user_attrs.get(NUMBER) for frozen in live}
@@ -183,7 +174,7 @@ class Proposer:
             busy = {claim.setting for claim in running}
             launched = {trial.setting for trial in trials} | busy
             if self._named is None:
-                return _kept(lambda: self._ask(self._policy))
+                return patiently(lambda: self._ask(self._policy))
             useless = busy | launched - {trial.setting for trial in trials if trial.score_us is not None}
             for attempt in range(MOST_ASKS):
                 proposal = self._ask_named(self._named, f"{self._seed}:{len(trials) + len(running)}:{attempt}")
@@ -202,7 +193,7 @@ class Proposer:
             _LABEL: claim.setting.label,
             _REASON: proposal.reason,
         }
-        _kept(lambda: _set(asked, attributes))
+        patiently(lambda: _set(asked, attributes))
 
     def tell(self, claim: Claim, trial: Trial) -> None:
         """Tell Optuna what a launch gave."""
@@ -210,7 +201,7 @@ class Proposer:
         if trial.number != claim.number:  # the store had taken this worker for dead, so others may have, too
             self._fail(asked)
             self._add(trial)
-        elif _kept(lambda: self._finish(asked, trial)) is TrialState.FAIL:
+        elif patiently(lambda: self._finish(asked, trial)) is TrialState.FAIL:
             self._add(trial)
 
     def exhausted(self, trials: Sequence[Trial]) -> str:
@@ -243,8 +234,8 @@ class Proposer:
         """Ask another sampler; it is made for each ask, so that workers of one seed do not all ask for the same."""
         seed = int.from_bytes(hashlib.sha256(what.encode()).digest()[:4], "big")
         try:
-            with _unannounced():
-                proposal = _kept(lambda: self._ask(named.create(seed)))
+            with unannounced():
+                proposal = patiently(lambda: self._ask(named.create(seed)))
         except StoreError:
             raise
         except Exception as error:
@@ -266,7 +257,7 @@ class Proposer:
         return asked.params
 
     def _running(self) -> list[optuna.trial.FrozenTrial]:
-        return _kept(lambda: self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+        return patiently(lambda: self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
 
     def _settle(self, trials: Sequence[Trial], running: Sequence[Claim]) -> None:
         """End in Optuna what dead workers left running there: else its setting would never be proposed again.
@@ -283,14 +274,14 @@ class Proposer:
             if mine is not None and mine.number == frozen.number:
                 continue
             if trial is not None and frozen.user_attrs.get(SETTING) == trial.setting.to_document():
-                _kept(partial(self._finish, optuna.trial.Trial(self._study, frozen._trial_id), trial))
+                patiently(partial(self._finish, optuna.trial.Trial(self._study, frozen._trial_id), trial))
             elif trial is not None or mine is not None or number not in claimed:
                 # Where another launch has its number, that of a dead worker's claim was given away again.
                 self._fail(frozen.number)
 
     def _fail(self, asked: optuna.trial.Trial | int | None) -> None:
         if asked is not None:
-            _kept(lambda: self._tell(asked, TrialState.FAIL))
+            patiently(lambda: self._tell(asked, TrialState.FAIL))
 
     def _finish(self, asked: optuna.trial.Trial, trial: Trial) -> TrialState:
         """Tell what a trial gave, and return its state in Optuna: FAIL where it had been ended as dead."""
@@ -322,7 +313,7 @@ class Proposer:
                 **_result(trial, self._workload),
             },
         )
-        _kept(lambda: self._study.add_trial(frozen))
+        patiently(lambda: self._study.add_trial(frozen))
 
     def _value(self, trial: Trial) -> float | None:
         """Return the value of a trial; None for a default that failed, which counts for nothing."""
@@ -348,45 +339,5 @@ def _set(asked: optuna.trial.Trial, attributes: dict[str, Any]) -> None:
             asked.set_user_attr(name, value)
 
 
-@contextmanager
-def _unannounced() -> Iterator[None]:
-    """Keep back Optuna's warnings that a part of it is new: a user of ours can do nothing about it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
-
-
-def _kept(call: Callable[[], Answer]) -> Answer:
-    """Do something with Optuna's database, and again when it was away.
-
-    Raises:
-        StoreError: it stays away.
-    """
-    for pause_s in (*_PAUSES_S, None):
-        try:
-            return call()
-        except StorageInternalError as error:
-            if pause_s is None:
-                raise StoreError(f"Optuna's tables cannot be used: {error}", hint="check --storage") from error
-            time.sleep(pause_s)
-    raise AssertionError("the last attempt returns or raises")
-
-
 def _unlocked(work: Callable[[], Answer]) -> Answer:
     return work()
-
-
-def _open_study(url: str | None, name: str, sampler: PolicySampler) -> tuple[_Storage, optuna.Study]:
-    storage: _Storage = _open_storage(url) if url else optuna.storages.InMemoryStorage()
-    study = _kept(lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True, sampler=sampler))
-    with _unannounced():
-        _kept(lambda: study.set_metric_names(["worth to a policy, below 0 = gain"]))
-    return storage, study
-
-
-def _open_storage(url: str) -> optuna.storages.RDBStorage:
-    try:
-        # A connection that the server ended meanwhile is noticed before it is used.
-        return optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-    except (optuna.exceptions.OptunaError, ImportError, OSError, RuntimeError) as error:
-        raise StoreError(f"Optuna's tables cannot be opened: {error}", hint="check --storage") from error

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Table, func, insert, select, text
 
 from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
-from ncclt.store.location import Location
+from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migration
 from ncclt.store.tables import metadata
 
@@ -44,7 +44,7 @@ def export_store(location: Location, path: Path) -> dict[str, int]:
         UsageError: the file exists, or cannot be written.
         StoreError: the store cannot be read, or its tables are of another version of ncclt.
     """
-    with _opened(location) as database, _new_file(path) as file, gzip.open(file, "wt", encoding="utf-8") as lines:
+    with opened(location) as database, _new_file(path) as file, gzip.open(file, "wt", encoding="utf-8") as lines:
         head = {"ncclt_store": _FORMAT, "migration": migration(database).head}
         lines.write(json.dumps(head) + "\n")
         counts: dict[str, int] = {}
@@ -67,7 +67,7 @@ def import_store(location: Location, path: Path) -> dict[str, int]:
         InputError: the file is no export, is damaged, or is of another version of ncclt.
         StoreError: the store cannot be written.
     """
-    with _opened(location) as database:
+    with opened(location) as database:
         expected = _checked(path, migration(database).head, database)
         counts: Counter[str] = Counter()
         with database.alone() as connection:
@@ -95,7 +95,7 @@ def back_up(location: Location, path: Path) -> None:
         raise UsageError(
             "PostgreSQL has its own backups", hint="pg_dump, or `ncclt store export` for the rows of ncclt alone"
         )
-    with _opened(location), _new_file(path) as file:
+    with opened(location), _new_file(path) as file:
         try:
             source = sqlite3.connect(location.sqlite_uri("ro"), uri=True)
             with contextlib.closing(source), contextlib.closing(sqlite3.connect(file.name)) as copy:
@@ -105,12 +105,13 @@ def back_up(location: Location, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(location: Location) -> Iterator[Database]:
+def opened(location: Location) -> Iterator[Database]:
     """Open a store whose tables are of this version.
 
     Raises:
-        StoreError: they are not.
+        StoreError: they are not, or there is no store.
     """
+    prepare_file(location, create=False)
     database = Database(location)
     try:
         state = migration(database)

@@ -1,0 +1,273 @@
+"""What `prune_store` removes and never removes, on SQLite and on a real PostgreSQL."""
+
+from dataclasses import replace
+
+import optuna
+import psycopg
+import pytest
+from optuna.storages import RDBStorage
+
+from ncclt.core.attestation import Form, Observed, Witness
+from ncclt.core.life import By, ClusterRules, RevisionState
+from ncclt.core.recheck import Check, Freshness
+from ncclt.core.rollout import JobTime, RollOutState
+from ncclt.core.study import StudyState
+from ncclt.core.verification import Verification
+from ncclt.deliver.effect import attest
+from ncclt.deliver.witnesses import delivered_from_recommendation
+from ncclt.errors import StoreError
+from ncclt.search.optuna_tables import forget_studies
+from ncclt.store import open_store
+from ncclt.store.database import Database
+from ncclt.store.location import locate
+from ncclt.store.retention import prune_store
+from ncclt.store.tables import metadata
+from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+
+OLD, CUT, NEW = (f"2026-0{month}-01T00:00:00.000+00:00" for month in (1, 4, 7))
+ME = By(who="me")
+NOTHING = dict.fromkeys(
+    ("studies", "trials", "revisions", "roll-outs", "step times", "attestations", "checks", "verifications"), 0
+)
+
+
+class Clock:
+    """Says what it was set to."""
+
+    now = OLD
+
+    def __call__(self):
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ncclt.db"
+    postgresql = request.getfixturevalue("postgresql")
+    name = f"retention_{abs(hash(request.node.nodeid))}"
+    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return postgresql.get_uri(database=name)
+
+
+@pytest.fixture
+def store(url, clock):
+    with open_store(url, clock=clock) as store:
+        yield store
+
+
+def pruned(url, *, before=CUT, dry_run=False, forget=lambda _url, _names: None):
+    """Prune and return what was removed, without the kinds of which nothing was."""
+    counts = prune_store(locate(url), before, dry_run=dry_run, forget=forget)
+    assert counts.keys() == NOTHING.keys()
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def everything(url):
+    """Return every row of every table."""
+    database = Database(locate(url))
+    with database.reading() as connection:
+        found = {table.name: sorted(map(repr, connection.execute(table.select()))) for table in metadata.sorted_tables}
+    database.close()
+    return found
+
+
+def study(store, id, *, state=StudyState.DONE, trials=2):
+    store.open_study(sample_study(f"study {id}", id=id))
+    for number in range(trials):
+        store.add_trial(id, sample_trial(number))
+    if state is not StudyState.RUNNING:
+        store.set_state(id, state, "")
+
+
+def publish(store, id, *, of, **more):
+    return store.publish(replace(sample_recommendation(id, **more), study=of))
+
+
+def attestation(id, *, created):
+    """Return an attestation; its evidence, so its id, depends on the time."""
+    witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=id)
+    seen = Observed(evidence=created, witnesses=(witness,), uses=(), variables={}, notes=())
+    return attest(delivered_from_recommendation(sample_recommendation(id), Form.TABLE), seen, created=created)
+
+
+def check(id, of, *, freshness=Freshness.FRESH):
+    reasons = ("slower",) if freshness is Freshness.STALE else ()
+    return Check(
+        id=id, recommendation=of, cluster="pair", model="toy", freshness=freshness, reasons=reasons, changes=(),
+        launches=1, launcher="", created=OLD,
+    )  # fmt: skip
+
+
+def verification(id, of, *, created=OLD):
+    return Verification(
+        id=id, cluster="pair", model="toy", recommendation=of, argv=(), base_env=(), tuned_env=(), removed_env=(),
+        warmup=1, steps=1, ranks=1, hosts=1, launches=(), verdict=sample_recommendation("a").table.verdict, notes=(),
+        created=created,
+    )  # fmt: skip
+
+
+def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stays(store, url, clock):
+    study(store, "s1")
+    publish(store, "a", of="s1")
+    store.add_attestation(attestation("a", created=OLD))
+    store.add_check(check("c1", "a"))
+    store.add_verification(verification("v1", "a"))
+    study(store, "s2", trials=1)
+    publish(store, "b", of="s2")  # retires a
+    study(store, "s3", trials=3)
+    store.set_state("s3", StudyState.INTERRUPTED, "nothing was found")
+    told = store.history()
+
+    removed = pruned(url)
+
+    assert removed == {
+        "studies": 2, "trials": 5, "revisions": 1, "attestations": 1, "checks": 1, "verifications": 1,
+    }  # fmt: skip
+    assert [page.study.id for page in store.studies().items] == ["s2"]
+    assert [len(store.trials(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
+    assert [one.id for one in store.recommendations()] == ["b"]
+    assert store.history() == told != ()
+    assert (store.attestations(["a"]), store.checks("a"), store.verifications()) == ((), (), ())
+    assert pruned(url) == {}
+
+
+@pytest.mark.parametrize("life", ["active", "candidate", "stale", "pinned", "newest but retired", "rolled out"])
+def test_a_revision_that_jobs_get_or_may_get_stays_with_its_study(store, url, life):
+    study(store, "s0", trials=1)
+    if life in ("candidate", "rolled out"):
+        store.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
+    publish(store, "a", of="s0")
+    if life == "stale":
+        store.add_check(check("c1", "a", freshness=Freshness.STALE))
+    if life == "pinned":
+        store.pin("a", ME)
+    if life == "newest but retired":
+        store.retire("a", ME)
+    if life == "rolled out":
+        rollout = store.approve("a", By(who="another"), percent=10)
+        store.add_job_time(JobTime(rollout=rollout, job="j1", recommendation="a", step_us=1.0, steps=9))
+    before = everything(url)
+    state = store.status("a").state
+
+    assert pruned(url, before=NEW) == {}
+
+    assert everything(url) == before
+    assert store.status("a").state is state
+    assert (state is RevisionState.STALE) == (life == "stale")
+
+
+def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
+    study(store, "running", state=StudyState.RUNNING)
+    study(store, "held")
+    store.enter("held", "elsewhere/1/2/3")  # on another machine, and it renewed just now
+    study(store, "s1")
+    publish(store, "a", of="s1")
+    publish(store, "b", of="s1")
+    clock.now = NEW
+    study(store, "new")
+    publish(store, "c", of="gone")  # a study of another store; retires b, now
+
+    assert pruned(url) == {}
+
+    clock.now = "2026-09-01T00:00:00.000+00:00"
+    assert pruned(url, before="2026-08-01T00:00:00.000+00:00") == {"studies": 2, "trials": 4, "revisions": 2}
+    assert {page.study.id for page in store.studies().items} == {"running", "held"}
+
+
+def test_the_newest_record_of_a_revision_stays_and_decides_whether_it_is_stale(store, url):
+    study(store, "s1")
+    publish(store, "a", of="s1")
+    for number, freshness in enumerate((Freshness.FRESH, Freshness.STALE)):
+        store.add_check(check(f"c{number}", "a", freshness=freshness))
+        store.add_verification(verification(f"v{number}", "a"))
+        store.add_attestation(attestation("a", created=f"2026-01-0{number + 1}T00:00:00.000+00:00"))
+    store.add_verification(verification("alone", ""))
+    store.add_verification(verification("undated", "", created=""))
+    store.add_verification(verification("young", "", created=NEW))
+
+    assert pruned(url) == {"checks": 1, "verifications": 2, "attestations": 1}
+
+    assert store.status("a").state is RevisionState.STALE
+    assert [one.id for one in store.checks("a")] == ["c1"]
+    assert [one.id for one in store.verifications()] == ["young", "undated", "v1"]
+    assert [one.created[:10] for one in store.attestations(["a"])] == ["2026-01-02"]
+
+
+def test_step_times_of_roll_outs_that_ended_go(store, url, clock):
+    study(store, "s1")
+    publish(store, "a", of="s1")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ME)
+    publish(store, "b", of="s1")
+    (rollout,) = store.rollouts(recommendation="b")
+    for number, created in enumerate((OLD, NEW)):
+        clock.now = created
+        store.add_job_time(JobTime(rollout=rollout.id, job=f"j{number}", recommendation="b", step_us=1.0, steps=9))
+    assert pruned(url) == {}
+    store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    assert pruned(url) == {"step times": 1}
+    assert [one.job for one in store.job_times(rollout.id)] == ["j1"]
+    assert store.rollout(rollout.id).state is RollOutState.LOST
+
+
+def test_a_dry_run_counts_the_same_and_removes_nothing(store, url):
+    study(store, "s1")
+    publish(store, "a", of="s1")
+    publish(store, "b", of="s1")
+    store.retire("b", ME)
+    publish(store, "c", of="elsewhere")
+    store.add_verification(verification("v1", ""))
+    before = everything(url)
+
+    counts = pruned(url, dry_run=True)
+
+    assert everything(url) == before
+    assert pruned(url) == counts == {"studies": 1, "trials": 2, "revisions": 2, "verifications": 1}
+
+
+def test_nothing_is_removed_where_the_last_step_fails(store, url):
+    study(store, "s1")
+    store.add_verification(verification("v1", ""))
+    if path := locate(url).optuna_path:
+        path.touch()
+    before = everything(url)
+
+    def fail(_url, names):
+        assert names == ("study s1",)
+        raise StoreError("Optuna's tables cannot be used")
+
+    with pytest.raises(StoreError, match="Optuna"):
+        pruned(url, forget=fail)
+    assert everything(url) == before
+
+
+def test_revisions_go_on_being_numbered_after_those_that_went(store, url):
+    for number in range(3):
+        study(store, f"s{number}")
+        publish(store, f"r{number}", of=f"s{number}")
+    assert pruned(url)["revisions"] == 2
+    assert publish(store, "later", of="s2").revision == 4
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path):
+    with pytest.raises(StoreError):
+        pruned(f"sqlite:///{tmp_path}/none.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_optuna_forgets_what_goes_and_nothing_else(store, url):
+    storage = RDBStorage(store.optuna_url)
+    for id in ("s1", "s2"):
+        study(store, id, state=StudyState.DONE if id == "s1" else StudyState.RUNNING)
+        optuna.create_study(storage=storage, study_name=f"study {id}")
+    assert pruned(url, forget=forget_studies) == {"studies": 1, "trials": 2}
+    assert optuna.get_all_study_names(storage) == ["study s2"]
+    storage.remove_session()
+    storage.engine.dispose()

@@ -1,0 +1,135 @@
+"""Removing what no longer matters, so that a store does not grow for ever.
+
+The history is never touched, nor what jobs get or may get: active and waiting revisions, their studies, and the newest
+record of each kind of every revision that stays, which decides whether it is stale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
+
+from ncclt.core.life import RevisionState
+from ncclt.core.rollout import RollOutState
+from ncclt.core.study import StudyState
+from ncclt.store.archive import opened
+from ncclt.store.leases import is_dead
+from ncclt.store.location import Location
+from ncclt.store.records import ATTESTATIONS, CHECKS, VERIFICATIONS
+from ncclt.store.tables import (
+    history,
+    job_times,
+    leases,
+    measurements,
+    recommendations,
+    records,
+    rollouts,
+    studies,
+    trials,
+)
+
+_KINDS = {ATTESTATIONS.name: "attestations", CHECKS.name: "checks", VERIFICATIONS.name: "verifications"}
+_CHUNK = 500
+"""Ids of one statement; databases limit how many it may have."""
+
+
+def prune_store(
+    location: Location, before: str, *, dry_run: bool, forget: Callable[[str, Sequence[str]], None]
+) -> dict[str, int]:
+    """Remove what no longer matters in one transaction, and return how many rows of each kind that were.
+
+    Attestations, checks, verifications and step times of before that time, but the newest record of each kind of a
+    revision that stays, and the step times of running roll-outs. Studies that ended before it, with their trials and
+    revisions, unless one of those is not retired, is the newest of its fingerprint, or was touched since: the newest
+    stays so that the numbers of revisions go on.
+
+    Args:
+        location: of the store.
+        before: ISO time in UTC.
+        dry_run: remove nothing; the numbers are those of the same statements, which are rolled back.
+        forget: called with the URL of Optuna's tables and the names of the studies that go, before the end of the
+            transaction and while no other process writes. What Optuna lacks is added when a study is resumed.
+
+    Raises:
+        StoreError: the store cannot be written, or its tables are of another version of ncclt.
+    """
+    with opened(location) as database, database.alone() as connection, connection.begin_nested() as attempt:
+        counts = Counter[str]()
+        ended = _ended_studies(connection, before)
+        _remove_studies(connection, tuple(ended), counts)
+        _remove_old(connection, before, counts)
+        if dry_run:
+            attempt.rollback()
+        elif ended and (location.optuna_path is None or location.optuna_path.exists()):
+            forget(database.optuna_url, tuple(ended.values()))
+    kinds = ("studies", "trials", "revisions", "roll-outs", "step times", *_KINDS.values())
+    return {kind: counts[kind] for kind in kinds}
+
+
+def _ended_studies(connection: Connection, before: str) -> dict[str, str]:
+    """Return the names of the studies that may go, by id."""
+    revision = recommendations.c
+    of = revision.study == studies.c.id
+    newest = select(func.max(revision.sequence)).group_by(revision.cluster, revision.model, revision.fingerprint)
+    stays = or_(
+        revision.state != RevisionState.RETIRED.value,
+        revision.pinned,
+        revision.sequence.in_(newest),
+        exists().where(history.c.recommendation == revision.id, history.c.created >= before),
+        # With the kinds, so that the index of both is used.
+        exists().where(
+            records.c.kind.in_(_KINDS), records.c.recommendation == revision.id, records.c.created >= before
+        ),
+        exists().where(
+            rollouts.c.state == RollOutState.RUNNING.value,
+            or_(rollouts.c.recommendation == revision.id, rollouts.c.control == revision.id),
+        ),
+    )
+    ended = and_(studies.c.state != StudyState.RUNNING.value, studies.c.updated < before)
+    query = select(studies.c.id, studies.c.name).where(ended, ~exists().where(of, stays)).order_by(studies.c.sequence)
+    now_s = time.time()
+    held = {row.study for row in connection.execute(select(leases)) if not is_dead(row.worker, row.renewed_s, now_s)}
+    return {row.id: row.name for row in connection.execute(query) if row.id not in held}
+
+
+def _remove_studies(connection: Connection, ids: Sequence[str], counts: Counter[str]) -> None:
+    for chunk in _chunks(ids):
+        query = select(recommendations.c.id).where(recommendations.c.study.in_(chunk))
+        for revisions in _chunks(connection.scalars(query).all()):
+            for kind, name in _KINDS.items():
+                counts[name] += _delete(
+                    connection, records, records.c.kind == kind, records.c.recommendation.in_(revisions)
+                )
+            given = select(rollouts.c.id).where(rollouts.c.recommendation.in_(revisions))
+            counts["step times"] += _delete(connection, job_times, job_times.c.rollout.in_(given))
+            counts["roll-outs"] += _delete(connection, rollouts, rollouts.c.recommendation.in_(revisions))
+            counts["revisions"] += _delete(connection, recommendations, recommendations.c.id.in_(revisions))
+        _delete(connection, measurements, measurements.c.study.in_(chunk))
+        _delete(connection, leases, leases.c.study.in_(chunk))
+        counts["trials"] += _delete(connection, trials, trials.c.study.in_(chunk))
+        counts["studies"] += _delete(connection, studies, studies.c.id.in_(chunk))
+
+
+def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> None:
+    of = records.c.recommendation
+    newest = select(func.max(records.c.sequence)).where(of.in_(select(recommendations.c.id)))
+    kept = records.c.sequence.in_(newest.group_by(records.c.kind, of))
+    # A record without a time has no known age.
+    old = (records.c.created != "", records.c.created < before)
+    for kind, name in _KINDS.items():
+        counts[name] += _delete(connection, records, records.c.kind == kind, *old, ~kept)
+    running = select(rollouts.c.id).where(rollouts.c.state == RollOutState.RUNNING.value)
+    counts["step times"] += _delete(
+        connection, job_times, job_times.c.created < before, job_times.c.rollout.not_in(running)
+    )
+
+
+def _delete(connection: Connection, table: Table, *where: ColumnElement[bool]) -> int:
+    return connection.execute(delete(table).where(*where)).rowcount
+
+
+def _chunks(found: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (found[start : start + _CHUNK] for start in range(0, len(found), _CHUNK))
