@@ -39,8 +39,8 @@ def markdown(view: StudyView, trials: TrialTable, *, instead: Recommendation | N
     study, cluster = view.study, view.study.cluster
     lines = [f"# {code(study.workload.name)} on {code(cluster.name)}", ""]
     if study.label:
-        what = "of a model of the cluster" if study.simulated else "recorded elsewhere and replayed"
-        lines += [f"> **{'SIMULATED' if study.simulated else prose(study.label)}**: these times are {what}.", ""]
+        what = "come from a model of the cluster" if study.simulated else "were recorded elsewhere and replayed"
+        lines += [f"> **{'SIMULATED' if study.simulated else prose(study.label)}**: these times {what}.", ""]
     lines += [f"**{prose(view.heading.word)}**: {prose(view.heading.sentence)}", ""]
     if instead:
         lines += [f"**Superseded**: jobs are given revision {instead.revision} of study {code(instead.study)}.", ""]
@@ -56,7 +56,7 @@ def markdown(view: StudyView, trials: TrialTable, *, instead: Recommendation | N
             "Ranks",
             "Calls / step",
             "Default µs",
-            f"{view.compared} µs",
+            f"{view.compared.capitalize()} µs",
             "Speed-up",
             "Setting",
         )
@@ -122,7 +122,7 @@ def _messages(view: StudyView) -> Iterable[Sequence[str]]:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()) -> list[str]:
     right = set(numbers)
     ruler = ["---:" if place in right else "---" for place in range(len(header))]
-    return ["", *(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
+    return [*(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows)), ""]
 
 
 def _plain(text: str) -> str:

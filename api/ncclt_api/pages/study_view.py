@@ -272,7 +272,7 @@ def _heading(
 
 def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
     if verdict.decision is Decision.TUNED:
-        gain = f"{format_speedup(verdict.speedup)} against NCCL's own choice, {format_saving(verdict)} less"
+        gain = f"{format_speedup(verdict.speedup)} as fast as NCCL's own choice, {format_saving(verdict)} less"
         how = "In the simulation" if label == "SIMULATED" else "On the recorded times" if label else "Proven"
         return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time.")
     if verdict.decision is Decision.UNDECIDED:
