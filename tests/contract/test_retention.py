@@ -229,6 +229,21 @@ def test_step_times_of_roll_outs_that_ended_go(store, url, clock):
     assert store.rollout(rollout.id).state is RollOutState.LOST
 
 
+def test_a_roll_out_goes_with_its_revision(store, url):
+    study(store, "s1")
+    publish(store, "a", of="elsewhere")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ME)
+    publish(store, "b", of="s1")
+    (rollout,) = store.rollouts(recommendation="b")
+    store.add_job_time(JobTime(rollout=rollout.id, job="j1", recommendation="b", step_us=1.0, steps=9))
+    store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    publish(store, "c", of="elsewhere")
+
+    assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "roll-outs": 1, "step times": 1}
+    assert [one.recommendation for one in store.rollouts()] == ["c"]
+    assert [one.id for one in store.recommendations()] == ["c", "a"]
+
+
 def test_a_dry_run_counts_the_same_and_removes_nothing(store, url):
     study(store, "s1")
     publish(store, "a", of="s1")
