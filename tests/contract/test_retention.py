@@ -19,6 +19,7 @@ from ncclt.errors import StoreError
 from ncclt.search.optuna_tables import forget_studies
 from ncclt.store import open_store
 from ncclt.store.database import Database
+from ncclt.store.leases import this_worker
 from ncclt.store.location import locate
 from ncclt.store.retention import prune_store
 from ncclt.store.tables import metadata
@@ -123,7 +124,8 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
     study(store, "s2", trials=1)
     publish(store, "b", of="s2")  # retires a
     study(store, "s3", trials=3)
-    store.set_state("s3", StudyState.INTERRUPTED, "nothing was found")
+    store.set_state("s3", StudyState.INTERRUPTED, "its worker was killed")
+    store.enter("s3", f"{this_worker().rpartition('/')[0]}/another start")  # a process that has ended
     told = store.history()
 
     removed = pruned(url)
@@ -154,6 +156,9 @@ def test_a_revision_that_jobs_get_or_may_get_stays_with_its_study(store, url, li
     if life == "rolled out":
         rollout = store.approve("a", By(who="another"), percent=10)
         store.add_job_time(JobTime(rollout=rollout, job="j1", recommendation="a", step_us=1.0, steps=9))
+    if life != "newest but retired":
+        store.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
+        publish(store, "waits", of="elsewhere")  # so that the other is not the newest
     before = everything(url)
     state = store.status("a").state
 
@@ -173,12 +178,19 @@ def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
     publish(store, "b", of="s1")
     clock.now = NEW
     study(store, "new")
-    publish(store, "c", of="gone")  # a study of another store; retires b, now
+    publish(store, "c", of="elsewhere")  # retires b, now
+    clock.now = OLD
+    study(store, "s3")
+    publish(store, "d", of="s3", model="other")
+    publish(store, "e", of="elsewhere", model="other")  # retires d
+    store.add_attestation(attestation("d", created=NEW))  # a job still had it
 
     assert pruned(url) == {}
 
     clock.now = "2026-09-01T00:00:00.000+00:00"
-    assert pruned(url, before="2026-08-01T00:00:00.000+00:00") == {"studies": 2, "trials": 4, "revisions": 2}
+    assert pruned(url, before="2026-08-01T00:00:00.000+00:00") == {
+        "studies": 3, "trials": 6, "revisions": 3, "attestations": 1,
+    }  # fmt: skip
     assert {page.study.id for page in store.studies().items} == {"running", "held"}
 
 
@@ -215,6 +227,21 @@ def test_step_times_of_roll_outs_that_ended_go(store, url, clock):
     assert pruned(url) == {"step times": 1}
     assert [one.job for one in store.job_times(rollout.id)] == ["j1"]
     assert store.rollout(rollout.id).state is RollOutState.LOST
+
+
+def test_a_roll_out_goes_with_its_revision(store, url):
+    study(store, "s1")
+    publish(store, "a", of="elsewhere")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ME)
+    publish(store, "b", of="s1")
+    (rollout,) = store.rollouts(recommendation="b")
+    store.add_job_time(JobTime(rollout=rollout.id, job="j1", recommendation="b", step_us=1.0, steps=9))
+    store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    publish(store, "c", of="elsewhere")
+
+    assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "roll-outs": 1, "step times": 1}
+    assert [one.recommendation for one in store.rollouts()] == ["c"]
+    assert [one.id for one in store.recommendations()] == ["c", "a"]
 
 
 def test_a_dry_run_counts_the_same_and_removes_nothing(store, url):

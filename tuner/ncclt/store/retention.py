@@ -74,18 +74,14 @@ def _ended_studies(connection: Connection, before: str) -> dict[str, str]:
     revision = recommendations.c
     of = revision.study == studies.c.id
     newest = select(func.max(revision.sequence)).group_by(revision.cluster, revision.model, revision.fingerprint)
+    # A pinned revision is active; one that is being rolled out is a candidate, and what it is compared with is active.
     stays = or_(
         revision.state != RevisionState.RETIRED.value,
-        revision.pinned,
         revision.sequence.in_(newest),
         exists().where(history.c.recommendation == revision.id, history.c.created >= before),
         # With the kinds, so that the index of both is used.
         exists().where(
             records.c.kind.in_(_KINDS), records.c.recommendation == revision.id, records.c.created >= before
-        ),
-        exists().where(
-            rollouts.c.state == RollOutState.RUNNING.value,
-            or_(rollouts.c.recommendation == revision.id, rollouts.c.control == revision.id),
         ),
     )
     ended = and_(studies.c.state != StudyState.RUNNING.value, studies.c.updated < before)
