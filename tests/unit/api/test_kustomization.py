@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import typer
 import yaml
@@ -158,8 +159,7 @@ def test_each_deployment_selects_its_pods_and_has_a_policy():
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
 def test_every_object_is_valid_in_the_schemas_of_kubernetes(manifest):
-    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    schemas.validate(manifest, schemas.latest_version(), strict=True)
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
