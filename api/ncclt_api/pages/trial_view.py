@@ -123,7 +123,7 @@ def _strips(trial: Trial) -> Chart | None:
     """Draw the samples of each message as a strip, relative to their median: one axis serves 4 KiB and 1 GiB."""
     measured = trial.result.measurements
     if all(len(one.samples_us) < 2 for one in measured):
-        return None  # a dot at 1 for each message tells nothing
+        return None  # it would be a dot at 1 for each message
     x, y, notes, rows = [], [], [], []
     for place, one in enumerate(measured, start=1):
         label, count = message_words(one.message), len(one.samples_us)
