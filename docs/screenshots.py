@@ -47,6 +47,7 @@ def shots(store: Store) -> dict[str, str]:
         "map": "/",
         "changed": "/?days=30",
         "study": f"/studies/{best.study if best else STUDY}",
+        "recommendation": f"/recommendations/{best.id}" if best else "/",
         "cluster": "/clusters/hall-a",
         "workload": "/workloads/chat-13b",
         "compare": "/compare?model=chat-13b-r2&cluster=hall-a&cluster=hall-b&cluster=lab",
