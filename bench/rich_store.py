@@ -133,7 +133,7 @@ def own_workloads(shipped: Sequence[Workload]) -> list[Workload]:
         origin = Provenance(
             source="kineto", created="2026-10-02", world_size=32, ranks_read=(0, 8, 16, 24), steps=20,
             detail={"framework": "FSDP2", "torch": "2.9.1", "files": "rank0.json.gz and 3 more"},
-            notes=("Generated for tests: nobody recorded this.",),
+            notes=("Generated for tests, not recorded.",),
         )  # fmt: skip
         found.append(
             Workload(name=name, provenance=origin, messages=calls, step_time_us=max(1.4 * sent, 1e3 * step_ms),

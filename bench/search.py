@@ -50,7 +50,7 @@ COUNTS = (5, 8, 12, 20)
 NEAR = (0.01, 0.03)
 NOISES = (0.02,)
 STICKING = (8, 20)
-"""Launches after which it is told how many searches are still above 1 %."""
+"""After these numbers of launches the searches still above 1 % are counted."""
 
 MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
 """Targets: of the mean over the seeds, and of the worst of them."""
