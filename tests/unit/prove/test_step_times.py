@@ -169,7 +169,7 @@ def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, 
     with pytest.raises(StudyStoppedError) as caught:
         _verify(tmp_path, lambda _variables, _number: result)
     assert said in caught.value.message
-    assert caught.value.hint
+    assert ("check its name and path" in caught.value.hint) is bool(result.failure)
     assert not list(tmp_path.iterdir())
     made, launcher, _ = _verify(tmp_path, lambda variables, _number: result if "X" in variables else [[0.1, 0.1]])
     assert made.verdict.decision is Decision.KEEP_DEFAULT
@@ -204,7 +204,19 @@ def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
 
 
 @pytest.mark.parametrize(
-    "options", [{"blocks": 2}, {"min_effect": 1.0}, {"timeout_s": 0.0}, {"tuned_env": ()}, {"steps": 0}, {"argv": ()}]
+    "options",
+    [
+        {"blocks": 2},
+        {"min_effect": 1.0},
+        {"timeout_s": 0.0},
+        {"timeout_s": float("inf")},
+        {"blocks": 10**23},
+        {"steps": 10**23},
+        {"warmup": 0},
+        {"tuned_env": ()},
+        {"steps": 0},
+        {"argv": ()},
+    ],
 )
 def test_requests_that_make_no_sense_are_refused(tmp_path, options):
     with pytest.raises(UsageError):
@@ -241,6 +253,9 @@ def test_a_recommendation_is_delivered_as_a_job_gets_it(tmp_path):
     with pytest.raises(NoRecommendationError, match=r"nothing to verify: .*no gain") as caught:
         given(replace(published, table=replace(published.table, verdict=kept)), plugin=plugin)
     assert "--against" in caught.value.hint
+    simulated = replace(published, table=replace(published.table, verdict=kept), simulated=True)
+    with pytest.raises(NoRecommendationError, match=r"no gain \(SIMULATED\)$"):
+        given(simulated, plugin=plugin)
 
 
 @pytest.mark.parametrize("launcher", ["simulate", "replay"])

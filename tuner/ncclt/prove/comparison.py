@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ncclt.core.effort import MIN_BLOCKS
+from ncclt.core.effort import MIN_BLOCKS, MOST_LAUNCHES, MOST_SECONDS
 from ncclt.core.option import Option
 from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError
@@ -35,9 +35,15 @@ class Comparison:
     ] = Path()
 
     def __post_init__(self) -> None:
-        if self.blocks < MIN_BLOCKS:
-            raise UsageError(f"--blocks must be at least {MIN_BLOCKS}, not {self.blocks}: fewer decide nothing")
+        if not MIN_BLOCKS <= self.blocks <= MOST_LAUNCHES:
+            raise UsageError(
+                f"--blocks must be {MIN_BLOCKS} to {MOST_LAUNCHES:,}, not {self.blocks}",
+                hint=f"fewer than {MIN_BLOCKS} decide nothing",
+            )
+        for flag, steps in (("--steps", self.steps), ("--warmup", self.warmup)):
+            if not 1 <= steps <= MOST_LAUNCHES:
+                raise UsageError(f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {steps}")
         if not 0 <= self.min_effect < 1:
             raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
-        if not self.timeout_s > 0:
-            raise UsageError(f"--timeout must be above 0 seconds, not {self.timeout_s:g}")
+        if not 0 < self.timeout_s <= MOST_SECONDS:
+            raise UsageError(f"--timeout must be above 0 and at most {MOST_SECONDS:,} seconds, not {self.timeout_s:g}")

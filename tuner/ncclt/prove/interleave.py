@@ -17,6 +17,7 @@ from ncclt.core.trial import Outcome, PolicyRunner, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, collect_evidence, last_verification
+from ncclt.prove.probes import probes_of
 from ncclt.prove.proof import pairs_of
 from ncclt.prove.verdict import MIN_EFFECT, Pairs, decide
 
@@ -54,7 +55,13 @@ def is_forwards(pair: int, *, seed: str) -> bool:
 
 
 def block_steps(
-    policies: Mapping[Arm, Policy], workload: Workload, block: int, *, whole: bool, seed: str = ""
+    policies: Mapping[Arm, Policy],
+    workload: Workload,
+    block: int,
+    *,
+    whole: bool,
+    seed: str = "",
+    probes: Sequence[Message] = (),
 ) -> tuple[Step, ...]:
     """Return the launches of one block in order: two pairs, each forwards or backwards (`is_forwards`).
 
@@ -67,6 +74,7 @@ def block_steps(
         whole: each arm is one launch. Else each takes one per setting of the policies, the default too: a sum of
             launches has other noise than a single one, so both sides of a comparison are the same sum.
         seed: of the coins.
+        probes: measured too in the very first pair, by launches of whole policies.
     """
     messages = tuple(calls.message for calls in workload.messages)
     parts: dict[tuple[Setting, ...], list[Message]] = {}
@@ -77,12 +85,13 @@ def block_steps(
     for pair in range(LAUNCHES_PER_BLOCK * block, LAUNCHES_PER_BLOCK * (block + 1)):
         for arm in list(policies) if is_forwards(pair, seed=seed) else reversed(list(policies)):
             policy = policies[arm]
+            also = probes if whole and not pair else ()
             steps += [
                 Step(
                     arm=arm,
                     block=pair,
                     setting=Setting(parameters=policy.parameters) if whole else policy.setting_for(part[0]),
-                    messages=tuple(part),
+                    messages=tuple(dict.fromkeys((*part, *also))),
                     policy=policy if whole and not policy.is_default else None,
                 )
                 for part in parts.values()
@@ -101,6 +110,7 @@ def prove(
     min_effect: float = MIN_EFFECT,
     anew: bool = False,
     seed: str = "",
+    covers: Callable[[Message], bool] = lambda _message: False,
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, Pairs | None], None],
 ) -> bool:
@@ -121,16 +131,18 @@ def prove(
         min_effect: smallest gain that justifies a change, as a share.
         anew: start a new proof, whatever is in the trial log.
         seed: of the order of pairs; the same seed gives the same order.
+        covers: whether a size that the workload lacks can be measured: how far rules hold (`ncclt.prove.probes`).
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch with the trial, the whole blocks before it, and the pairs of these of the
             first arm that is undecided; None in the first block.
     """
     held = [] if anew else last_verification(trial_log.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
+    probes = probes_of(policies.get(Arm.TABLE, Policy()), workload, covers=covers)
     whole = all(applies(runners[arm], policy) for arm, policy in policies.items())
     proof = partial(
         _prove, runners, workload, trial_log, policies,
-        steps_of=partial(block_steps, workload=workload, whole=whole, seed=seed),
+        steps_of=partial(block_steps, workload=workload, whole=whole, seed=seed, probes=probes),
         blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
     )  # fmt: skip
     try:

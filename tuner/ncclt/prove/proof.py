@@ -7,15 +7,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ncclt.core.message import Message, format_bytes
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Verdict
+from ncclt.core.recommendation import PolicyVerdict, Verdict
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
-from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_verification
+from ncclt.prove.probes import narrowed, probed
 from ncclt.prove.verdict import Pairs, judge
 
 WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
+
+_BY_SUMS = "no launch could apply the whole table here: its proof sums launches, one per setting, and so many defaults"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,35 @@ def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Work
         failure=evidence.failure(arm),
         default_failure=evidence.failure(Arm.DEFAULT),
     )
+
+
+def proven(
+    arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float
+) -> PolicyVerdict:
+    """Return what is delivered of an arm and what was proven of it; for arguments see `verdict_of`."""
+    return PolicyVerdict(
+        policy=narrowed(policy, workload, _probed(arm, policy, trials, workload)),
+        verdict=verdict_of(arm, policy, trials, workload, min_effect=min_effect),
+    )
+
+
+def proof_notes(trials: Sequence[Trial], workload: Workload) -> tuple[str, ...]:
+    """Return what the reader of the last proof must know: how it was made, and what it took from the policies."""
+    launched = last_verification(trials)
+    notes = [_BY_SUMS] if any(t.arm is Arm.TABLE and t.policy is None for t in launched) else []
+    policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
+    slower = {m: lost for arm, policy in policies.items() for m, lost in _probed(arm, policy, trials, workload).items()}
+    if lost := [f"{m.collective} {format_bytes(m.size_bytes)}" for m, is_slower in slower.items() if is_slower]:
+        notes.append(
+            f"the rules stop short of {', '.join(lost)}: probed in the proof, these sizes beside the workload's were "
+            "slower than under NCCL's own choice"
+        )
+    return tuple(notes)
+
+
+def _probed(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload) -> dict[Message, bool]:
+    times_us = collect_evidence(trials).message_times_us
+    return probed(policy, workload, times_us(Arm.DEFAULT), times_us(arm))
 
 
 def running_verdicts(

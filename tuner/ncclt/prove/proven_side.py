@@ -77,8 +77,9 @@ def delivery(
     """
     offer = offer_of(recommendation, with_table=True)
     if not (offer.table or offer.table_variables or offer.variables):
+        said = headline(recommendation, recommendation.table)
         raise NoRecommendationError(
-            f"there is nothing to verify: {headline(recommendation, recommendation.table)}",
+            f"there is nothing to verify: {said}{f' ({recommendation.label})' if recommendation.label else ''}",
             hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE, two commands with "
             "--against",
         )

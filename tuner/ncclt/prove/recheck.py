@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclt.core.cluster import Fingerprint
+from ncclt.core.effort import MOST_LAUNCHES
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recheck import Change, Check, Freshness
@@ -76,8 +77,8 @@ class RecheckRequest:
     def __post_init__(self) -> None:
         if not 3 <= self.points <= 6:
             raise UsageError(f"--points must be 3 to 6, not {self.points}")
-        if self.blocks < 1:
-            raise UsageError(f"--blocks must be at least 1, not {self.blocks}")
+        if not 1 <= self.blocks <= MOST_LAUNCHES:
+            raise UsageError(f"--blocks must be 1 to {MOST_LAUNCHES:,}, not {self.blocks}")
         if not 0 < self.tolerance < 1:
             raise UsageError(f"--tolerance must be between 0 and 1, not {self.tolerance:g}")
 

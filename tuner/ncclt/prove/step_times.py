@@ -136,7 +136,9 @@ def verify(
                 )
                 raise StudyStoppedError(
                     f"the {what}: {launch.failure}",
-                    hint="step times come from the steps of a torch optimizer; run the command alone, then with "
+                    hint="its first word is the program: check its name and path, then run the command alone"
+                    if result.failure
+                    else "step times come from the steps of a torch optimizer; run the command alone, then with "
                     "`ncclt profile record`",
                 )
             launches.append(replace(launch, step_us=()) if launch.failure else launch)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclt.core.effort import MAX_BLOCKS
+from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, Trial
@@ -27,12 +28,14 @@ class Member:
         trial_log: of the study, which keeps its part of every launch.
         workload: placed.
         policy: of the study: the rules of the table that its messages meet.
+        probes: what the first pair measures beside the workload, to see how far the policy's rules hold.
         failed: a launch of the table failed, which may be due to the rules of another study.
     """
 
     trial_log: TrialLog
     workload: Workload
     policy: Policy
+    probes: tuple[Message, ...] = ()
     failed: bool = False
     _held: list[Trial] = field(default_factory=list)
     _seen: list[Trial] = field(default_factory=list)
@@ -60,7 +63,7 @@ class Member:
 
     def share(self) -> Share:
         """Return what the study keeps of a launch."""
-        return Share(trial_log=self.trial_log, workload=self.workload, policy=self.policy)
+        return Share(trial_log=self.trial_log, workload=self.workload, policy=self.policy, probes=self.probes)
 
     def see_last(self) -> None:
         """Count the launch that was just kept."""
@@ -133,7 +136,8 @@ def _prove(
 ) -> bool:
     left, pairs = list(members), None
     for block in range(blocks):
-        steps = block_steps(policies, union_of([m.workload for m in left]), block, whole=True, seed=seed)
+        probes = sorted({probe for member in left for probe in member.probes})
+        steps = block_steps(policies, union_of([m.workload for m in left]), block, whole=True, seed=seed, probes=probes)
         for step in steps:
             lacking = [member for member in left if not member.takes(step)]
             if lacking:
@@ -153,9 +157,11 @@ def _prove(
 
 def _launch(runner: Runner, lacking: Sequence[Member], step: Step) -> Trial:
     shared = SharedTrialLog([member.share() for member in lacking])
+    theirs = {calls.message for calls in shared.workload.messages}.union(*(member.probes for member in lacking))
     trial = launch(
         runner, shared.workload, shared, step.setting,
-        phase=Phase.VERIFY, arm=step.arm, block=step.block, policy=step.policy,
+        phase=Phase.VERIFY, messages=[message for message in step.messages if message in theirs],
+        arm=step.arm, block=step.block, policy=step.policy,
     )  # fmt: skip
     for member in lacking:
         member.see_last()

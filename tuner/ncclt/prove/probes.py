@@ -1,0 +1,89 @@
+"""Sizes that a rule covers and the workload lacks: measured in the proof's first pair; where they lose, the rule ends.
+
+A rule reaches beyond the sizes that were measured, to their neighbours and up to sqrt(2) (`search.assemble.rules_of`),
+since a job's sizes move a little with its version. The workload's own messages keep their setting whatever a probe
+says, so what was proven of them stays true of the narrowed policy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from ncclt.core.message import DTYPE_SIZES, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.workload import Workload
+
+_NEAR = 2
+"""Between two measured sizes of a rule within this factor there is no probe."""
+
+
+def probes_of(policy: Policy, workload: Workload, *, covers: Callable[[Message], bool]) -> tuple[Message, ...]:
+    """Return what to probe: both ends of every rule, the way there, and what lies far between its measured sizes.
+
+    Args:
+        policy: rules with open ends, which variables need, are not probed there.
+        workload: placed.
+        covers: whether a message can be measured at all.
+    """
+    own = {calls.message for calls in workload.messages}
+    found = (probe for rule in policy.rules for probe in _probes_of(rule, sorted(filter(rule.matches, own))))
+    return tuple(sorted({probe for probe in found if probe not in own and covers(probe)}))
+
+
+def probed(
+    policy: Policy, workload: Workload, default_us: Mapping[Message, float], policy_us: Mapping[Message, float]
+) -> dict[Message, bool]:
+    """Return for every probe that fell under a rule whether it was slower so than by default.
+
+    Args:
+        policy: what was launched.
+        workload: placed.
+        default_us, policy_us: times of one call, µs; what is in both and not in the workload was probed.
+    """
+    own = {calls.message for calls in workload.messages}
+    probes = sorted((default_us.keys() & policy_us.keys()) - own)
+    return {m: policy_us[m] > default_us[m] for m in probes if any(rule.matches(m) for rule in policy.rules)}
+
+
+def narrowed(policy: Policy, workload: Workload, slower: Mapping[Message, bool]) -> Policy:
+    """Return a policy whose rules end where probes were slower, each at the next size that was not."""
+    rules: list[Rule] = []
+    for rule in policy.rules:
+        own = {c.message.size_bytes for c in workload.messages if rule.matches(c.message)}
+        lost = {m.size_bytes for m, is_slower in slower.items() if is_slower and rule.matches(m)} - own
+        won = {m.size_bytes for m, is_slower in slower.items() if not is_slower and rule.matches(m)} - lost
+        rules += _parts(rule, own, won, lost) if lost else [rule]
+    return Policy(rules=tuple(rules), parameters=policy.parameters)
+
+
+def _probes_of(rule: Rule, messages: list[Message]) -> Iterator[Message]:
+    if not messages:
+        return
+    sizes = sorted({message.size_bytes for message in messages})
+    wanted = [math.isqrt(low * high) for low, high in itertools.pairwise(sizes) if high > _NEAR * low]
+    for end, last in ((rule.min_bytes, sizes[0]), (rule.max_bytes, sizes[-1])):
+        if end:
+            wanted += [end, math.isqrt(end * last)]
+    for size in wanted:
+        like = min(messages, key=lambda message: abs(math.log(message.size_bytes / size)))
+        unit = DTYPE_SIZES[like.dtype] * max(1, like.group_size)
+        whole = size // unit * unit
+        if whole < rule.min_bytes:
+            whole += unit
+        probe = replace(like, size_bytes=max(unit, whole))
+        if rule.matches(probe):
+            yield probe
+
+
+def _parts(rule: Rule, own: set[int], won: set[int], lost: set[int]) -> Iterator[Rule]:
+    """Yield what is left of a rule: runs of sizes that did not lose, as far as they hold one of the workload."""
+    points = sorted(own | won | lost)
+    for is_lost, sizes in itertools.groupby(points, key=lost.__contains__):
+        run = list(sizes)
+        if not is_lost and not own.isdisjoint(run):
+            low = rule.min_bytes if run[0] == points[0] else run[0]
+            high = rule.max_bytes if run[-1] == points[-1] else run[-1]
+            yield replace(rule, min_bytes=low, max_bytes=high)
