@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -50,12 +50,9 @@ from ncclt.nccl.cost_model.model import nccl_choice
 from ncclt.search.space import cluster_space
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measurements"
-PROBES = 12
-TRIALS = 100_000
-FOLDS = 5
+PROBES, TRIALS, FOLDS = 12, 100_000, 5
 FEWEST_SIZES, FEWEST_SETTINGS = 5, 4
-MOST_SHAPES = 4
-"""Default-only systems of one machine that are scored: the public tables hold a hundred of one."""
+MOST_SHAPES = 4  # default-only systems of one machine that are scored: the public tables hold a hundred of one
 
 ITERATIONS = " (iterations)"
 """Part of the name where a time is that of an iteration, computation included: scored, and in a median of its own."""
@@ -161,18 +158,15 @@ def _system(path: Path, rows: Sequence[LandscapeRow]) -> System | None:
     if not default and not forced:
         return None
     condition = f" {first.condition.split(';')[0]}" if first.condition else ""
-    if "iteration" in first.condition:
-        condition += ITERATIONS
+    condition += ITERATIONS if "iteration" in first.condition else ""
     name = f"{path.stem} {first.nodes}x{first.gpus_per_node}{condition}"
     return System(name=name, cluster=cluster, default=default, forced=forced)
 
 
 def _differs(one: ObservedPoint) -> bool:
     """Return whether a setting forces what the models know; sockets and queues are beyond all of them."""
-    known = {"BUFFSIZE", "NTHREADS"}
-    return bool(one.setting.algorithm or one.setting.protocol or one.setting.channels) and all(
-        name in known for name, _ in one.setting.parameters
-    )
+    forced = one.setting.algorithm or one.setting.protocol or one.setting.channels
+    return bool(forced) and {name for name, _ in one.setting.parameters} <= {"BUFFSIZE", "NTHREADS"}
 
 
 def _grids(seen: Iterable[ObservedPoint]) -> dict[Message, list[ObservedPoint]]:
@@ -186,7 +180,8 @@ def _simulated(cluster: Cluster, calibration: Calibration | None = None) -> Pred
     return SimulatedRunner(replace(cluster, calibration=calibration), seed=0, sigma=0).expected_us
 
 
-def _calibrated(system: System, seen: Sequence[ObservedPoint]) -> Predict:
+def calibrated(system: System, seen: Sequence[ObservedPoint]) -> Predict:
+    """Return the model that is fitted to some times of a system."""
     return _simulated(system.cluster, calibrate(system.cluster, seen) if len(seen) >= FEWEST_SETTINGS else None)
 
 
@@ -236,8 +231,7 @@ def _probes(system: System) -> list[ObservedPoint]:
     start = replace(system.cluster, calibration=first)
     # A system with few settings keeps most of them for the score.
     count = min(PROBES, len(system.forced) // 4)
-    candidates = [[one] for one in system.forced]
-    return [system.forced[i] for i in choose_probes(start, system.default, candidates, count)]
+    return [system.forced[i] for i in choose_probes(start, system.default, [[one] for one in system.forced], count)]
 
 
 def score(system: System) -> list[Row]:
@@ -252,30 +246,31 @@ def score(system: System) -> list[Row]:
             held = set(sizes[fold::FOLDS])
             rest = [one for one in system.default if one.message.size_bytes not in held]
             fits = {
-                "calibrated": _calibrated(system, rest),
+                "calibrated": calibrated(system, rest),
                 "alpha_beta": _alpha_beta(rest, ()),
-                **({"probed": _calibrated(system, [*rest, *probes])} if probes else {}),
+                **({"probed": calibrated(system, [*rest, *probes])} if probes else {}),
                 **plain,
             }
             for model, predict in fits.items():
                 pairs[model] += [
                     (one, predict(one.setting, one.message)) for one in system.default if one.message.size_bytes in held
                 ]
-        rows += [_row(system, "default", model, found) for model, found in pairs.items() if found]
+        rows += [row_of(system, "default", model, found) for model, found in pairs.items() if found]
     if system.forced:
         fits = {
-            "calibrated": _calibrated(system, system.default),
-            "probed": _calibrated(system, [*system.default, *probes]),
+            "calibrated": calibrated(system, system.default),
+            "probed": calibrated(system, [*system.default, *probes]),
             "alpha_beta": _alpha_beta(system.default, probes),
             **plain,
         }
         left = [one for one in system.forced if one not in probes]
         for model in MODELS:
-            rows.append(_row(system, "forced", model, [(o, fits[model](o.setting, o.message)) for o in left]))
+            rows.append(row_of(system, "forced", model, [(o, fits[model](o.setting, o.message)) for o in left]))
     return rows
 
 
-def _row(system: System, kind: str, model: str, found: Sequence[tuple[ObservedPoint, float]]) -> Row:
+def row_of(system: System, kind: str, model: str, found: Sequence[tuple[ObservedPoint, float]]) -> Row:
+    """Return the scores of a model's (point, predicted time)."""
     errors = np.array([abs(guess / one.time_us - 1) for one, guess in found])
     whole = bool(np.isfinite(errors).all())
     guesses = {(one.setting, one.message): guess for one, guess in found}
@@ -310,10 +305,8 @@ def medians(rows: Sequence[Row]) -> list[Row]:
         calls = [row for row in every if ITERATIONS not in row.system]
         for mine, what in ((every, "all"), (calls, "without iterations")):
             if mine and (what == "all" or len(calls) < len(every)):
-                columns = {
-                    name: _median([getattr(row, name) for row in mine])
-                    for name in ("error_median", "error_p90", "tau", "regret_mean", "regret_worst")
-                }
+                names = ("error_median", "error_p90", "tau", "regret_mean", "regret_worst")
+                columns = {name: _median(getattr(row, name) for row in mine) for name in names}
                 points = sum(row.points for row in mine)
                 found.append(
                     Row(system=f"median of {len(mine)}, {what}", kind=kind, model=model, points=points, **columns)  # type: ignore[arg-type]
@@ -321,7 +314,7 @@ def medians(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(statistics.median(known), 4) if known else None
 
@@ -352,6 +345,17 @@ def trials_s() -> float:
     return round(time.process_time() - start, 2)
 
 
+def all_systems(paths: Sequence[Path]) -> Iterator[System]:
+    """Yield the systems of tables, or of the public ones; what of them is left out goes to stderr."""
+    for path in paths or sorted(DATA.glob("*.csv")):
+        try:
+            systems, left_out = systems_of(path)
+        except (NccltError, OSError) as error:
+            systems, left_out = [], [f"{path.name}: skipped: {error}"]
+        print(*left_out, sep="\n", end="\n" if left_out else "", file=sys.stderr)
+        yield from systems
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with --json one document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -361,19 +365,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="only systems with forced settings")
     arguments = parser.parse_args(argv)
     rows: list[Row] = []
-    for path in arguments.landscape or sorted(DATA.glob("*.csv")):
-        try:
-            systems, left_out = systems_of(path)
-        except (NccltError, OSError) as error:
-            systems, left_out = [], [f"{path.name}: skipped: {error}"]
-        for line in left_out:
-            print(line, file=sys.stderr)
-        for system in systems:
-            if system.forced or not arguments.quick:
-                try:
-                    rows += score(system)
-                except NccltError as error:
-                    print(f"{system.name}: skipped: {error.message}", file=sys.stderr)
+    for system in all_systems(arguments.landscape):
+        if system.forced or not arguments.quick:
+            try:
+                rows += score(system)
+            except NccltError as error:
+                print(f"{system.name}: skipped: {error.message}", file=sys.stderr)
     if not rows:
         print("no table has times to compare with\nhint: give --landscape FILE.csv", file=sys.stderr)
         return 1

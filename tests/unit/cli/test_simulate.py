@@ -83,11 +83,11 @@ def test_calibrated_times_are_kept_shown_and_used_and_extrapolation_is_marked(co
     assert rows[2, 65536]["time_us"] == pytest.approx(20 + 1.5 * before["time_us"], rel=0.1)
 
 
-def test_probes_calibrate_the_ranking_and_a_dry_run_keeps_nothing(command):
-    said = json.loads(command(calibrate, "leonardo", "--probe", "--launcher", "simulate", "--dry-run"))
+def test_probes_calibrate_the_ranking(command):
+    said = json.loads(command(calibrate, "leonardo", "--probe", "--launcher", "simulate", "--json"))
     assert said["calibration"]["probed"]
     assert "SIMULATED" in said["calibration"]["sources"][0]
-    assert "leonardo-calibrated" not in [entry.item.name for entry in command.store.clusters()]
+    assert command.store.cluster("leonardo-calibrated").calibration.probed
 
 
 def test_measured_studies_count_and_simulated_ones_do_not(command):

@@ -89,6 +89,12 @@ def test_a_drill_is_never_replayed():
     assert drill.launcher == Target().resolved({}, gpus_visible=lambda: False, drill=True).launcher == "simulate"
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_default_cluster(name):
+    with pytest.raises(UsageError, match="--cluster needs a name"):
+        Target(cluster=name)
+
+
 def test_one_text_is_no_list_of_hosts():
     with pytest.raises(UsageError, match=r"hosts are several names, not the text 'a,b'"):
         Target(hosts="a,b")

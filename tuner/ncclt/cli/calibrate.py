@@ -17,7 +17,10 @@ from ncclt.errors import UsageError
 if TYPE_CHECKING:
     from ncclt.core.calibration import Calibration
     from ncclt.core.cluster import Cluster
+    from ncclt.core.setting import Setting
+    from ncclt.core.study import Study
     from ncclt.measure.simulated.observations import ObservedTimes
+    from ncclt.measure.testbed import Testbed
     from ncclt.store import Store
 
 STUDIES = "studies"
@@ -46,6 +49,14 @@ def calibrate(
     launcher: Annotated[str, typer.Option(help="With --probe: where trials run, as for `ncclt tune`.")] = "",
     hosts: Annotated[str, typer.Option(help="With --probe: hosts, comma-separated.")] = "",
     nccl_tests: Annotated[Path | None, typer.Option(help="With --probe: folder of all_reduce_perf.")] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="With --probe: keep the times of each launch in this table. A command that was cut short and is "
+            "repeated launches only what the table lacks; --from reads it too.",
+        ),
+    ] = None,
     replace_added: ReplaceCluster = False,
     dry_run: DryRun = False,
     storage: Storage = None,
@@ -64,16 +75,22 @@ def calibrate(
     require_tune_extra()
     if not sources and not probe:
         raise UsageError("there are no times to calibrate with", hint="give --from FILE, --from studies, or --probe")
-    if not probe and (launcher or hosts or nccl_tests):
+    if not probe and (launcher or hosts or nccl_tests or times):
         raise UsageError(
-            "--launcher, --hosts and --nccl-tests belong to --probe", hint="add --probe, or leave them out"
+            "--launcher, --hosts, --nccl-tests and --times belong to --probe", hint="add --probe, or leave them out"
         )
     with open_to_read(storage) as store:
         described = replace(store.cluster(name), calibration=None)
         cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
         found = [part for source in sources for part in _observed(source, where, cluster, store)]
         if probe:
-            found.append(_probed(cluster, found, launcher, hosts, nccl_tests, store))
+            testbed, settings = _probes(cluster, found, launcher, hosts, nccl_tests, store)
+            if dry_run:
+                labels = [setting.label for setting in settings]
+                print_json({"schema": 1, "launches": labels}) if as_json else print("\n".join(labels))
+                say(f"ncclt: {testbed.reason}: nothing was launched or stored")
+                return
+            found.append(_probed(testbed, settings, times))
     for note in (note for part in found for note in part.notes):
         say(f"ncclt: {note}")
     seen = [one for part in found for one in part.seen]
@@ -129,36 +146,50 @@ def _observed(source: str, where: Sequence[str], cluster: Cluster, store: Store)
             raise UsageError(f"--where {wrong!r} is not COLUMN=VALUE", hint="for example --where system='4x L40S*'")
         return [observed_in_file(Path(source), cluster, {column: value for column, _, value in pairs})]
     found = []
+    others: dict[str, int] = {}
     cursor: str | None = None
     while True:
         page = store.studies(limit=500, cursor=cursor, cluster=cluster.name)
         for study in (summary.study for summary in page.items):
-            alike = study.cluster.gpus_per_node == cluster.gpus_per_node
-            if alike and not study.simulated and study.cluster.nccl_version == cluster.nccl_version:
-                found.append(
-                    observed_in_trials(
-                        store.trials(study.id), study.cluster.nodes, study.label or f"study {study.name}"
-                    )
-                )
+            if other := _unlike(study, cluster):
+                others[other] = others.get(other, 0) + 1
+            else:
+                source = study.label or f"study {study.name}"
+                found.append(observed_in_trials(store.trials(study.id), study.cluster.nodes, source))
         cursor = page.next_cursor
         if cursor is None:
             break
+    left_out = tuple(
+        f"{count} {'study is' if count == 1 else 'studies are'} left out: {why}" for why, count in others.items()
+    )
     if not any(part.seen for part in found):
         raise UsageError(
-            f"no study of {cluster.name} in the store was measured on nodes like these",
+            f"no study of {cluster.name} in the store was measured on nodes like these"
+            + (f" ({'; '.join(left_out)})" if left_out else ""),
             hint="tune first, or give --from FILE; simulated studies do not count",
         )
-    return found
+    return [replace(found[0], notes=(*left_out, *found[0].notes)), *found[1:]]
 
 
-def _probed(
+def _unlike(study: Study, cluster: Cluster) -> str:
+    """Return why the times of a study are not those of a cluster, empty where they are."""
+    if study.simulated:
+        return "simulated"
+    if study.cluster.nccl_version != cluster.nccl_version:
+        return f"measured with NCCL {study.cluster.nccl_version}, not {cluster.nccl_version}"
+    if study.cluster.gpus_per_node != cluster.gpus_per_node:
+        return f"measured with {study.cluster.gpus_per_node} GPUs per node, not {cluster.gpus_per_node}"
+    return ""
+
+
+def _probes(
     cluster: Cluster, known: Sequence[ObservedTimes], launcher: str, hosts: str, nccl_tests: Path | None, store: Store
-) -> ObservedTimes:
-    """Launch the default and the probes."""
+) -> tuple[Testbed, tuple[Setting, ...]]:
+    """Return where probes run, and what is launched: the default and the forced settings that tell most."""
     from ncclt.core.setting import DEFAULT
     from ncclt.core.workload import MessageCalls, Provenance, Workload
     from ncclt.measure.open_testbed import open_testbed
-    from ncclt.measure.simulated.observations import observe, probe_candidates, probe_messages, probes
+    from ncclt.measure.simulated.probes import probe_candidates, probe_messages, probes
     from ncclt.measure.target import Target
 
     wanted = Target(
@@ -175,6 +206,16 @@ def _probed(
     if testbed.recorded is not None:
         allowed = [setting for setting in testbed.recorded if setting.algorithm and not setting.parameters]
     seen = [one for part in known for one in part.seen]
-    chosen = probes(cluster, seen, allowed)
-    say(f"ncclt: {testbed.reason}: {1 + len(chosen)} launches")
-    return observe(testbed.runner, (DEFAULT, *chosen))
+    return testbed, (DEFAULT, *probes(cluster, seen, allowed))
+
+
+def _probed(testbed: Testbed, settings: Sequence[Setting], times: Path | None) -> ObservedTimes:
+    """Launch what the table does not have yet."""
+    from ncclt import __version__
+    from ncclt.measure.simulated.probes import ProbeTable, observe
+
+    origin = f"ncclt cluster calibrate --probe; ncclt {__version__}"
+    table = ProbeTable(times, testbed.runner, origin=origin) if times else None
+    left = sum(setting not in table.known for setting in settings) if table else len(settings)
+    say(f"ncclt: {testbed.reason}: {left} launches")
+    return observe(testbed.runner, settings, table)

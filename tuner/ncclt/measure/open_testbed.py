@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol as Port
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.message import format_bytes
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.measure.driver import drivers_of_nodes
@@ -78,12 +79,31 @@ def open_testbed(
     cluster = chosen_cluster(target, clusters)
     if target.launcher == "simulate":
         simulated = simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
+        simulated = replace(simulated, notes=(*simulated.notes, *_extrapolated(cluster, workload)))
         return simulated.forcing(workload.collectives, target.through)
     if ask and ask_driver and target.backend == "nccl":
         # The cluster's file may be older than the driver of the nodes.
         installed = drivers_of_nodes(cluster, target, environ=environ).text
         cluster = replace(cluster, driver=installed or cluster.driver)
     return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
+
+
+def _extrapolated(cluster: Cluster, workload: Workload) -> tuple[str, ...]:
+    """Say what of a workload lies beyond twice the sizes and nodes that the cluster was calibrated with."""
+    fitted = cluster.calibration
+    if fitted is None:
+        return ()
+    found = []
+    if fitted.beyond(fitted.most_bytes, cluster.nodes):
+        nodes = " to ".join(str(count) for count in sorted({fitted.least_nodes, fitted.most_nodes}))
+        found.append(f"extrapolated: the cluster was calibrated on {nodes} nodes, and this job has {cluster.nodes}")
+    beyond = sum("size" in fitted.beyond(one.message.size_bytes, cluster.nodes) for one in workload.messages)
+    if beyond:
+        sizes = f"{format_bytes(fitted.least_bytes)} to {format_bytes(fitted.most_bytes)}"
+        found.append(
+            f"extrapolated: {beyond} of {len(workload.messages)} messages lie beyond the calibrated sizes, {sizes}"
+        )
+    return tuple(found)
 
 
 def _recorded_cluster(target: Target, clusters: Clusters) -> Cluster:

@@ -52,15 +52,17 @@ class Share:
         trial_log: of the study.
         workload: placed; its messages are what the study keeps of a launch.
         policy: what a launch of a whole policy is for this study; None = none is launched.
+        probes: what else it keeps of a launch that measures it.
     """
 
     trial_log: TrialLog
     workload: Workload
     policy: Policy | None = None
+    probes: tuple[Message, ...] = ()
 
     def of(self, trial: Trial, claim: Claim) -> Trial:
         """Return what the study keeps of a launch, under its own number."""
-        messages = {calls.message for calls in self.workload.messages}
+        messages = {*self.probes, *(calls.message for calls in self.workload.messages)}
         measured = tuple(m for m in trial.result.measurements if m.message in messages)
         result = replace(trial.result, measurements=measured)
         return replace(

@@ -187,6 +187,9 @@ class Target:
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str):
             raise UsageError(f"hosts are several names, not the text {self.hosts!r}", hint='hosts=("node1", "node2")')
+        if self.cluster is not None and not self.cluster.strip():
+            # An empty variable of a script: it must not tune the default cluster in place of the one that was meant.
+            raise UsageError("--cluster needs a name", hint="`ncclt cluster list` shows the names")
         if self.through is not None and self.through not in THROUGH:
             raise UsageError(f"settings cannot be forced through {self.through!r}", hint=f"one of {', '.join(THROUGH)}")
 

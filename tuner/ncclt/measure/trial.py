@@ -66,7 +66,7 @@ def launch(
         trial_log: where it is kept.
         setting: what is forced.
         phase: why.
-        messages: what to measure, None = all messages of the workload.
+        messages: what to measure, None = all messages of the workload; others than these weigh nothing.
         arm: in the verification, what it stands for.
         block: in the verification, the arm's launch.
         policy: launched as a whole by a runner that applies it, `setting` being its process-wide parameters.
@@ -128,7 +128,7 @@ def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, d
     if default is not None:
         times_us = {m.message: m.time_us for m in default.result.measurements}
         weight = {c.message: c.calls_per_step * times_us[c.message] for c in workload.messages}
-    return sorted(weight if messages is None else messages, key=lambda message: (-weight[message], message))
+    return sorted(weight if messages is None else messages, key=lambda message: (-weight.get(message, 0.0), message))
 
 
 def measure_default(runner: Runner, workload: Workload, trial_log: TrialLog) -> Trial:

@@ -25,6 +25,29 @@ def test_a_folder_is_read_whole(tmp_path):
     assert facts.missing == ("notes.txt was skipped: it is not a file that the doctor can read",)
 
 
+def test_one_bad_file_of_a_folder_does_not_hide_the_others(tmp_path):
+    shutil.copytree(GOLDEN / "old_pcie_box", tmp_path / "box")
+    (tmp_path / "box" / "a_empty.log").write_text("")
+    (tmp_path / "box" / "b_cut.log.gz").write_bytes(gzip.compress(b"NCCL INFO " * 5000)[:60])
+    facts = facts_of_files([tmp_path / "box"])
+
+    assert facts.log.sources == ("job.log",)
+    assert [matrix.source for matrix in facts.matrices] == ["topo.txt"]
+    empty, cut = facts.missing
+    assert empty == f"skipped: {tmp_path}/box/a_empty.log is empty"
+    assert cut.startswith(f"skipped: {tmp_path}/box/b_cut.log.gz is damaged or cut off")
+
+
+def test_every_bad_file_that_was_named_is_in_the_refusal(tmp_path):
+    for name, text in (("empty", ""), ("notes", "rack 7\n")):
+        (tmp_path / name).write_text(text)
+    good = GOLDEN / "old_pcie_box" / "topo.txt"
+    with pytest.raises(InputError) as refused:
+        facts_of_files([tmp_path / "empty", good, tmp_path / "notes"])
+    said = f"{tmp_path}/empty is empty; {tmp_path}/notes is not a file that the doctor can read"
+    assert refused.value.message == said
+
+
 def test_names_mean_nothing(tmp_path):
     (tmp_path / "a").write_bytes((GOLDEN / "healthy_h100" / "gpus.xml").read_bytes())
     (tmp_path / "b.conf").write_bytes(gzip.compress((GOLDEN / "healthy_h100" / "nccl.log").read_bytes()))

@@ -13,7 +13,8 @@ from ncclt.core.setting import DEFAULT
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes
-from ncclt.measure.simulated.observations import observe, observed_in_file, probe_candidates, probe_messages, probes
+from ncclt.measure.simulated.observations import observed_in_file
+from ncclt.measure.simulated.probes import observe, probe_candidates, probe_messages, probes
 
 PLAIN = Cluster(
     name="d", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
@@ -140,6 +141,35 @@ def test_a_table_of_several_systems_asks_which(tmp_path):
     assert [one.nodes for one in found.seen] == [2] * 6
     with pytest.raises(InputError, match="no times of nodes with 8 GPUs"):
         observed_in_file(table, replace(PLAIN, gpus_per_node=8), {})
+
+
+def output(hosts: int, gpus: int, model: str = "NVIDIA A100-SXM4-80GB", *, host: str = "node{}") -> str:
+    """What all_reduce_perf prints, with one size."""
+    lines = ["# Collective test starting: all_reduce_perf", "# nThread 1 nGpus 1 minBytes 8", "# Using devices"]
+    for rank in range(hosts * gpus):
+        node, gpu = divmod(rank, gpus)
+        lines.append(f"#  Rank {rank:2} Group  0 Pid 7 on {host.format(node)} device {gpu:2} [0000:{gpu}0:00] {model}")
+    half = "     time   algbw   busbw #wrong"
+    lines.append(f"#       size         count      type   redop    root{half}{half}")
+    lines.append(
+        "   1048576    262144     float     sum      -1    61.93   16.93   29.63   0    61.20   17.13   29.98   0"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def test_an_output_counts_its_hosts_and_names_another_gpu(tmp_path):
+    """32 ranks on 8 hosts are 8 nodes of 4 GPUs, and not 4 of 8."""
+    log, eight = tmp_path / "all_reduce.log", replace(PLAIN, name="mine", gpu="A100-SXM4-80GB", gpus_per_node=8)
+    log.write_text(output(8, 4))
+    with pytest.raises(InputError, match="ran on 4 GPUs per host, and mine has 8 per node"):
+        observed_in_file(log, eight, {})
+    found = observed_in_file(log, replace(eight, gpus_per_node=4), {})
+    assert ({one.nodes for one in found.seen}, len(found.notes)) == ({8}, 1)
+    log.write_text(output(2, 8, "NVIDIA H100 80GB HBM3"))
+    _, note = observed_in_file(log, eight, {}).notes
+    assert note.startswith("all_reduce.log is from NVIDIA H100 80GB HBM3 GPUs, and mine has A100-SXM4-80GB")
+    log.write_text(output(2, 8, host="localhost"))  # containers that share a name
+    assert {one.nodes for one in observed_in_file(log, eight, {}).seen} == {2}
 
 
 def test_probes_of_a_simulated_cluster_say_so():

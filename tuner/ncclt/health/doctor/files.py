@@ -57,55 +57,87 @@ _REFUSED = (
 def facts_of_files(paths: Sequence[Path]) -> Facts:
     """Read files, and the files of folders, as one job on equal nodes.
 
-    Kinds are recognised by content. All logs are read together, because NCCL writes one per process.
+    Kinds are recognised by content. All logs are read together, because NCCL writes one per process. A file that its
+    folder brought along and that cannot be used is skipped, and named in `missing`.
 
     Raises:
-        InputError: a file is missing, damaged, or of an unknown kind.
+        InputError: files that were named are missing, damaged, or of an unknown kind; it names all of them.
     """
     with regular_files(paths) as files:
         return _facts(files)
 
 
 def _facts(paths: Sequence[Path]) -> Facts:
-    matrices: list[TopologyMatrix] = []
-    reports: list[GpuReport] = []
-    confs: list[ConfFile] = []
-    adapters: list[Adapter] = []
+    found = _Found()
     skipped: list[str] = []
-    log = LogReader()
-    logs = 0
+    refused: list[InputError] = []
     for path, required in _files(paths):
-        kinds = _kinds(path)
-        if not kinds:
+        try:
+            if found.read(path):
+                continue
             if required:
-                raise _refusal(path)
-            skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
+                refused.append(_refusal(path))
+            else:
+                skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
+        except InputError as error:
+            if required:
+                refused.append(error)
+            else:
+                skipped.append(f"skipped: {error.message}")
+    if refused:
+        raise InputError("; ".join(error.message for error in refused), hint=refused[0].hint)
+    if not found.kinds:
+        why = f": {'; '.join(skipped)}" if skipped else ""
+        raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor{why}", hint=_HINT)
+    return found.facts(tuple(skipped))
+
+
+class _Found:
+    """What the files show so far."""
+
+    def __init__(self) -> None:
+        self.kinds: set[Kind] = set()
+        self._matrices: list[TopologyMatrix] = []
+        self._reports: list[GpuReport] = []
+        self._confs: list[ConfFile] = []
+        self._adapters: list[Adapter] = []
+        self._log = LogReader()
+
+    def read(self, path: Path) -> bool:
+        """Read a file; False = it is of no known kind.
+
+        Raises:
+            InputError: it is empty, damaged or cannot be read.
+        """
+        kinds = _kinds(path)
         if Kind.GPU_REPORT in kinds:
             with _opened(path) as stream:
-                reports.append(parse_gpu_report(stream, path.name))
+                self._reports.append(parse_gpu_report(stream, path.name))
         if Kind.MATRIX in kinds:
             with _lines(path) as lines:
-                matrices.append(parse_matrix(lines, path.name))
+                self._matrices.append(parse_matrix(lines, path.name))
         if Kind.ADAPTERS in kinds:
             with _lines(path) as lines:
-                adapters += parse_adapters(lines, path.name)
+                self._adapters += parse_adapters(lines, path.name)
         if Kind.LOG in kinds:
             with _lines(path) as lines:
-                log.read(lines, path.name)
-            logs += 1
+                self._log.read(lines, path.name)
         if Kind.CONF in kinds:
             with _lines(path) as lines:
-                confs.append(parse_conf_file(lines, path.name))
-    if not (matrices or reports or confs or adapters or logs):
-        raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor", hint=_HINT)
-    return Facts(
-        matrices=tuple(matrices),
-        gpu_reports=tuple(reports),
-        conf_files=tuple(confs),
-        adapters=tuple(adapters),
-        log=log.facts(),
-        missing=tuple(skipped),
-    )
+                self._confs.append(parse_conf_file(lines, path.name))
+        self.kinds |= kinds
+        return bool(kinds)
+
+    def facts(self, missing: tuple[str, ...]) -> Facts:
+        """Return all of it as the facts of one job."""
+        return Facts(
+            matrices=tuple(self._matrices),
+            gpu_reports=tuple(self._reports),
+            conf_files=tuple(self._confs),
+            adapters=tuple(self._adapters),
+            log=self._log.facts(),
+            missing=missing,
+        )
 
 
 def printed_costs_of_file(path: Path) -> PrintedCosts:

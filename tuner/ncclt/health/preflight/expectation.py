@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,8 +116,8 @@ def expectation(
     known: tuple[tuple[int, float], ...] = ()
     source, share = "", 1.0
     if given_gbps is not None:
-        if not given_gbps > 0:
-            raise UsageError(f"--expect must be above 0 GB/s, not {given_gbps:g}")
+        if not 0 < given_gbps < math.inf:
+            raise UsageError(f"--expect must be above 0 GB/s and finite, not {given_gbps:g}")
         known, source, share = ((largest, given_gbps),), "as given", 1.0
     elif len(runs := _alike(cluster, earlier, benchmark=benchmark, simulated=simulated)) >= BASELINE_RUNS:
         known, source, share = _baseline(runs, sizes), f"median of {len(runs)} healthy runs", _MEASURED_SHARE

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
+from ncclt.core.setting import Setting
 from ncclt.core.study import Study, Trial
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.measure.simulated.landscape_rows import OPTIONAL, PARAMETER_COLUMNS, REQUIRED, SIMULATED
@@ -45,38 +46,50 @@ def export(study: Study, trials: Iterable[Trial], file: TextIO, *, version: str)
 
 
 def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: str) -> Iterator[dict[str, object]]:
-    cluster = study.cluster
     origin = "; ".join(filter(None, (study.label, f"study {study.name}", study.created[:10], f"ncclt {version}")))
     for trial, measurement in measured:
-        message, setting = measurement.message, trial.setting
-        parameters = dict(setting.parameters)
-        notes = [f"NCCL_{name}={value}" for name, value in setting.parameters if name not in PARAMETER_COLUMNS.values()]
-        if trial.result.persistent:
-            notes.append("persistent ranks")
-        if study.simulated:
-            notes.append(SIMULATED)
-        yield {
-            "system": f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
-            "gpus": cluster.world_size,
-            "nodes": cluster.nodes,
-            "gpus_per_node": cluster.gpus_per_node,
-            "interconnect": _interconnect(cluster),
-            "nccl_version": cluster.nccl_version,
-            "collective": message.collective.value,
-            "dtype": message.dtype,
-            "size_bytes": message.size_bytes,
-            "algo": setting.algorithm or "",
-            "proto": setting.protocol or "",
-            "nchannels": setting.channels or "",
-            **{column: parameters.get(name, "") for column, name in PARAMETER_COLUMNS.items()},
-            "other_env": "; ".join(notes),
-            "time_us": f"{measurement.time_us:.6g}",
-            "algbw_gbps": f"{message.size_bytes / measurement.time_us / 1e3:.6g}",
-            "busbw_gbps": f"{measurement.busbw_gbps:.6g}" if message.collective is not Collective.SEND_RECV else "",
-            "in_place": "",
-            "source": origin,
-            "licence": "",
-        }
+        persistent = ("persistent ranks",) if trial.result.persistent else ()
+        notes = (*persistent, *((SIMULATED,) if study.simulated else ()))
+        yield row_of(study.cluster, trial.setting, measurement, notes=notes, origin=origin)
+
+
+def row_of(
+    cluster: Cluster, setting: Setting, measurement: Measurement, *, notes: Sequence[str], origin: str
+) -> dict[str, object]:
+    """Return the row of one measurement.
+
+    Args:
+        cluster: the whole job.
+        setting: what was forced.
+        measurement: of a message over the whole job.
+        notes: for `other_env`, beside the parameters.
+        origin: for `source`.
+    """
+    message = measurement.message
+    parameters = dict(setting.parameters)
+    forced = [f"NCCL_{name}={value}" for name, value in setting.parameters if name not in PARAMETER_COLUMNS.values()]
+    return {
+        "system": f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
+        "gpus": cluster.world_size,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "interconnect": _interconnect(cluster),
+        "nccl_version": cluster.nccl_version,
+        "collective": message.collective.value,
+        "dtype": message.dtype,
+        "size_bytes": message.size_bytes,
+        "algo": setting.algorithm or "",
+        "proto": setting.protocol or "",
+        "nchannels": setting.channels or "",
+        **{column: parameters.get(name, "") for column, name in PARAMETER_COLUMNS.items()},
+        "other_env": "; ".join([*forced, *notes]),
+        "time_us": f"{measurement.time_us:.6g}",
+        "algbw_gbps": f"{message.size_bytes / measurement.time_us / 1e3:.6g}",
+        "busbw_gbps": f"{measurement.busbw_gbps:.6g}" if message.collective is not Collective.SEND_RECV else "",
+        "in_place": "",
+        "source": origin,
+        "licence": "",
+    }
 
 
 def _interconnect(cluster: Cluster) -> str:

@@ -1,30 +1,28 @@
-"""Times to calibrate a simulated cluster with: from outputs of nccl-tests, tables, trials of studies, and probes."""
+"""Times to calibrate a simulated cluster with: from outputs of nccl-tests, tables, and trials of studies."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ncclt.core.algorithms import choices
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, parse_dtype
-from ncclt.core.setting import DEFAULT, Setting, max_channels
+from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Trial
-from ncclt.core.trial import Outcome, Runner
+from ncclt.core.trial import Outcome
 from ncclt.errors import BenchmarkError, InputError, UsageError, reason
 from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
-from ncclt.measure.simulated.calibrate import ObservedPoint, choose_probes
-from ncclt.measure.simulated.landscape_rows import read_rows
+from ncclt.measure.simulated.calibrate import ObservedPoint
+from ncclt.measure.simulated.landscape_rows import SIMULATED, read_rows
 from ncclt.nccl.nccl_tests.json import parse_json
+from ncclt.nccl.nccl_tests.result import NcclTest
 from ncclt.nccl.nccl_tests.text import parse_text
 
-PROBES = 12
-"""Forced launches that calibrate the ranking."""
-
-_PROBE_CHANNELS = (1, 8, 48)
-_PROBE_SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
+_MODEL = re.compile(r"\b(?:[A-Z]{1,2}\d{2,4}[A-Z]{0,2}|RTX[- ]?\d{4})\b")
+"""The model in the name of a GPU: H100, A100, L40S, MI355X, GB200, RTX-4090."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +57,12 @@ def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> 
     except BenchmarkError as error:
         raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
     seen: list[ObservedPoint] = []
+    notes = [f"{path.name} is taken as NCCL's own choice: an output of nccl-tests does not say what was forced"]
     for test in tests:
-        nodes = _nodes(test.ranks, cluster, path)
+        nodes = _nodes(test, cluster, path)
+        note = f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}: is it of this cluster?"
+        if note not in notes and _is_another_gpu(test.gpu, cluster.gpu):
+            notes.append(note)
         collective = _collective(test.program or test.command, path)
         for row in test.rows:
             timing = row.out_of_place or row.in_place
@@ -71,7 +73,7 @@ def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> 
     return ObservedTimes(
         seen=_medians(seen),
         sources=(f"{path.name}: {len(seen)} times",),
-        notes=(f"{path.name} is taken as NCCL's own choice: an output of nccl-tests does not say what was forced",),
+        notes=tuple(notes),
     )
 
 
@@ -91,7 +93,25 @@ def _collective(program: str | None, path: Path) -> Collective:
     return found
 
 
-def _nodes(ranks: int, cluster: Cluster, path: Path) -> int:
+def _is_another_gpu(named: str, expected: str) -> bool:
+    """Return whether a driver's name is of another model: `NVIDIA H100 80GB HBM3` is an H100-SXM5-80GB."""
+    models = [_MODEL.search(name.upper()) for name in (named, expected)]
+    return all(models) and len({found[0] for found in models if found}) > 1
+
+
+def _nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
+    """Return how many nodes of the cluster a test ran on.
+
+    Raises:
+        InputError: it did not run on whole nodes.
+    """
+    ranks, hosts = test.ranks, test.hosts
+    if hosts and ranks % hosts == 0 and ranks != hosts * cluster.gpus_per_node:
+        raise InputError(
+            f"{path.name} ran on {ranks // hosts} GPUs per host, and {cluster.name} has {cluster.gpus_per_node} per "
+            "node",
+            hint=f"give --gpus-per-node {ranks // hosts}, or times of whole nodes",
+        )
     nodes, rest = divmod(ranks, cluster.gpus_per_node)
     if rest or not nodes:
         raise InputError(
@@ -132,7 +152,9 @@ def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTi
     ]
     left = len(reading.rows) - len(seen)
     notes = (*reading.notes, *((f"{left} rows of {path.name} are of other shapes or conditions",) if left else ()))
-    return ObservedTimes(seen=_medians(seen), sources=(f"{path.name}: {len(seen)} times",), notes=notes)
+    # An export of a simulated study is such a table.
+    label = f" ({SIMULATED})" if any(SIMULATED in kind[3] for kind in kinds) else ""
+    return ObservedTimes(seen=_medians(seen), sources=(f"{path.name}{label}: {len(seen)} times",), notes=notes)
 
 
 def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> ObservedTimes:
@@ -153,52 +175,3 @@ def _medians(seen: Sequence[ObservedPoint]) -> tuple[ObservedPoint, ...]:
     for one in seen:
         times.setdefault(replace(one, time_us=0.0), []).append(one.time_us)
     return tuple(replace(one, time_us=statistics.median(found)) for one, found in times.items())
-
-
-def probe_messages(cluster: Cluster) -> tuple[Message, ...]:
-    """Return what each probe measures: all_reduce over the whole job, 4 KiB to 256 MiB."""
-    return tuple(
-        Message(
-            collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size,
-            group_size=cluster.world_size, spans_nodes=cluster.nodes > 1,
-        )
-        for size in _PROBE_SIZES
-    )  # fmt: skip
-
-
-def probes(cluster: Cluster, seen: Sequence[ObservedPoint], allowed: Sequence[Setting]) -> tuple[Setting, ...]:
-    """Return about a dozen settings to launch: those that tell most about all the others."""
-    messages = probe_messages(cluster)
-    launches = [
-        [ObservedPoint(nodes=cluster.nodes, setting=setting, message=m, time_us=1.0) for m in messages]
-        for setting in allowed
-    ]
-    return tuple(allowed[position] for position in choose_probes(cluster, seen, launches, PROBES))
-
-
-def probe_candidates(cluster: Cluster) -> tuple[Setting, ...]:
-    """Return every algorithm and protocol that may be chosen there, with few, some and many channels."""
-    most = max_channels(cluster.version)
-    counts = sorted({min(count, most) for count in _PROBE_CHANNELS})
-    return tuple(
-        Setting(algorithm=algorithm, protocol=protocol, channels=count)
-        for algorithm, protocol in choices((Collective.ALL_REDUCE,), cluster)
-        for count in counts
-    )
-
-
-def observe(runner: Runner, settings: Sequence[Setting]) -> ObservedTimes:
-    """Launch settings and return their times; a launch that fails is a note."""
-    cluster, seen, notes = runner.cluster, list[ObservedPoint](), list[str]()
-    for setting in settings:
-        result = runner.measure(setting, probe_messages(cluster), repeat=0)
-        if result.outcome is not Outcome.OK:
-            notes.append(f"{setting.label}: {result.outcome}: {result.detail.splitlines()[0] if result.detail else ''}")
-            continue
-        seen += [
-            ObservedPoint(nodes=cluster.nodes, setting=setting, message=m.message, time_us=m.time_us)
-            for m in result.measurements
-        ]
-    label = " (SIMULATED)" if runner.simulated else ""
-    source = f"{len(settings) - len(notes)} launches by {runner.name}{label}: {len(seen)} times"
-    return ObservedTimes(seen=tuple(seen), sources=(source,), notes=tuple(notes))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ncclt.errors import BenchmarkError
-from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
 
 _BARE_NUMBER = re.compile(r"(?<=[:,\[])(\s*)-?(?:inf|nan)(?=\s*[,}\]])")
 
@@ -76,7 +76,9 @@ def _decode(text: str) -> Any:
 def _test(document: Mapping[str, Any]) -> NcclTest:
     config = document.get("config") or {}
     # The list of devices names only the first GPU of each process, with the group of the process.
-    groups = [device.get("group") for device in config.get("devices") or []]
+    devices = config.get("devices") or []
+    groups = [device.get("group") for device in devices]
+    mine = [device for device in devices if device.get("group") == groups[0]]
     processes = groups.count(groups[0]) if groups else 0
     ranks = processes * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     arguments = document.get("args") or [""]
@@ -90,6 +92,8 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
         rows=tuple(_row(row) for row in document.get("results") or []),
         avg_busbw_gbps=None if average is None else float(average),
         out_of_bounds=_failed_checks(out_of_bounds),
+        hosts=count_hosts([(str(one.get("hostname", "")), str(one.get("device_hex", ""))) for one in mine]),
+        gpu=str(mine[0].get("device_info") or "") if mine else "",
     )
 
 

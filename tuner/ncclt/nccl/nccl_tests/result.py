@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -57,6 +58,8 @@ class NcclTest:
         rows: in order; repeated where the sweep was.
         avg_busbw_gbps: as printed, 1e9 bytes/s; None where the run ended before that.
         out_of_bounds: number of failed checks; None where the run ended before that.
+        hosts: that these ranks ran on; 0 = not known.
+        gpu: of the first rank, as its driver names it; empty = not known.
         unreadable_lines: lines inside the table that are not rows, such as log lines and rows broken by them.
     """
 
@@ -68,3 +71,15 @@ class NcclTest:
     out_of_bounds: int | None
     unreadable_lines: int = 0
     command: str | None = None
+    hosts: int = 0
+    gpu: str = ""
+
+
+def count_hosts(places: Sequence[tuple[str, str]]) -> int:
+    """Return how many machines ranks ran on; 0 = not known.
+
+    Args:
+        places: host and PCI bus of each. Two ranks on one GPU are of machines or containers that share a name.
+    """
+    known = all(host for host, _ in places) and len(set(places)) == len(places)
+    return len({host for host, _ in places}) if known else 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.reason import failure_reason, named_reason
-from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
 
 # Before each line: `[1,0]<stdout>:` from mpirun --tag-output or prterun, ` 0: ` from srun -l, `[0] ` from mpiexec -l.
 _PREFIX = re.compile(r"(?:\[[^\]\s]{1,200}\]<std\w{2,5}>:\s?|\s*\d{1,7}:\s|\[\d{1,7}\]\s)")
@@ -23,6 +23,7 @@ _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
+_PLACE = re.compile(r".*\bon\s+(\S+)\s+device\s+\d+\s+\[([^\]\s]*)\]\s+(\S.*)")
 _HEADER = re.compile(r"#\s+size\s+count\s+type\s")
 _OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,18})\b")
 _PIECE_OF_ROW = re.compile(r"(?m)^\s*\d+\s+\d+\s+[a-z]\w*\s")
@@ -69,6 +70,7 @@ class _OpenTest:
     version: str | None = None
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
+    places: list[tuple[str, str, str]] = field(default_factory=list)  # host, bus and GPU of ranks of the first group
     columns: list[str] = field(default_factory=list)
     in_table: bool = False
     rows: list[NcclTestRow] = field(default_factory=list)
@@ -86,6 +88,8 @@ class _OpenTest:
             avg_busbw_gbps=self.average,
             out_of_bounds=self.out_of_bounds,
             unreadable_lines=self.unreadable,
+            hosts=count_hosts([(host, bus) for host, bus, _ in self.places]),
+            gpu=self.places[0][2].strip() if self.places else "",
         )
 
 
@@ -135,6 +139,8 @@ class _Tests:
             self._open.command, self._command = self._command, None
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
+            if match[1] == self._open.groups[0] and (place := _PLACE.match(line)):
+                self._open.places.append((place[1], place[2], place[3]))
         elif _HEADER.match(line):
             self._open.columns = line.removeprefix("#").split()
             self._open.in_table = True

@@ -1,0 +1,154 @@
+"""Probes: which forced settings to launch for a calibration, their launches, and the table that keeps their times."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ncclt.core.algorithms import choices
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.setting import Setting, max_channels
+from ncclt.core.trial import Measurement, Outcome, Runner
+from ncclt.errors import InputError, UsageError, reason
+from ncclt.measure.simulated.calibrate import ObservedPoint, choose_probes
+from ncclt.measure.simulated.export import COLUMNS, row_of
+from ncclt.measure.simulated.landscape_rows import SIMULATED, read_rows
+from ncclt.measure.simulated.observations import ObservedTimes
+
+PROBES = 12
+"""Forced launches that calibrate the ranking."""
+
+_PROBE_CHANNELS = (1, 8, 48)
+_PROBE_SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
+
+
+def probe_messages(cluster: Cluster) -> tuple[Message, ...]:
+    """Return what each probe measures: all_reduce over the whole job, 4 KiB to 256 MiB."""
+    return tuple(
+        Message(
+            collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size,
+            group_size=cluster.world_size, spans_nodes=cluster.nodes > 1,
+        )
+        for size in _PROBE_SIZES
+    )  # fmt: skip
+
+
+def probes(cluster: Cluster, seen: Sequence[ObservedPoint], allowed: Sequence[Setting]) -> tuple[Setting, ...]:
+    """Return about a dozen settings to launch: those that tell most about all the others."""
+    messages = probe_messages(cluster)
+    launches = [
+        [ObservedPoint(nodes=cluster.nodes, setting=setting, message=m, time_us=1.0) for m in messages]
+        for setting in allowed
+    ]
+    return tuple(allowed[position] for position in choose_probes(cluster, seen, launches, PROBES))
+
+
+def probe_candidates(cluster: Cluster) -> tuple[Setting, ...]:
+    """Return every algorithm and protocol that may be chosen there, with few, some and many channels."""
+    most = max_channels(cluster.version)
+    counts = sorted({min(count, most) for count in _PROBE_CHANNELS})
+    return tuple(
+        Setting(algorithm=algorithm, protocol=protocol, channels=count)
+        for algorithm, protocol in choices((Collective.ALL_REDUCE,), cluster)
+        for count in counts
+    )
+
+
+class ProbeTable:
+    """The times of probes in a file, so that a command that was cut short launches only what is missing.
+
+    The file is a table of measurements: `--from` and `--landscape` read it.
+    """
+
+    def __init__(self, path: Path, runner: Runner, *, origin: str) -> None:
+        """Read what the file has; it need not exist.
+
+        Args:
+            path: of the file.
+            runner: what launches; a file of other times is refused.
+            origin: where the times come from.
+
+        Raises:
+            InputError: the file cannot be read.
+            UsageError: it has times of another cluster, NCCL version, shape, or of a simulated cluster.
+        """
+        self._path, self._cluster, self._origin = path, runner.cluster, origin
+        self._notes = (SIMULATED,) if runner.simulated else ()
+        self.known: dict[Setting, tuple[ObservedPoint, ...]] = self._read() if path.exists() else {}
+
+    def _read(self) -> dict[Setting, tuple[ObservedPoint, ...]]:
+        messages = {(m.collective, m.size_bytes): m for m in probe_messages(self._cluster)}
+        some = Measurement(message=next(iter(messages.values())), samples_us=(1.0,))
+        mine = row_of(self._cluster, Setting(), some, notes=self._notes, origin="")
+        found: dict[Setting, dict[Message, ObservedPoint]] = {}
+        for row in read_rows(self._path, {}).rows:
+            same = (row.system, row.nodes, row.gpus_per_node, row.nccl_version, row.condition)
+            if same != tuple(mine[c] for c in ("system", "nodes", "gpus_per_node", "nccl_version", "other_env")):
+                raise UsageError(
+                    f"{self._path.name}, line {row.number}: times of {row.system}, {row.nodes} nodes, "
+                    f"NCCL {row.nccl_version} {row.condition}".rstrip()
+                    + ", not of what is probed",
+                    hint="name another file",
+                )
+            message = messages.get((row.collective, row.size_bytes))
+            if message:
+                one = ObservedPoint(nodes=row.nodes, setting=row.setting, message=message, time_us=row.time_us)
+                found.setdefault(row.setting, {})[message] = one
+        # A launch is there with all its times, or it is repeated.
+        return {setting: tuple(of.values()) for setting, of in found.items() if len(of) == len(messages)}
+
+    def add(self, setting: Setting, measurements: Sequence[Measurement]) -> None:
+        """Append the times of a launch.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        new = not self._path.exists()
+        rows = [row_of(self._cluster, setting, m, notes=self._notes, origin=self._origin) for m in measurements]
+        try:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerows(rows)
+        except OSError as error:
+            raise InputError(f"{self._path} cannot be written: {reason(error)}", hint="name another --times") from error
+
+
+def observe(runner: Runner, settings: Sequence[Setting], table: ProbeTable | None = None) -> ObservedTimes:
+    """Launch settings and return their times; a launch that fails is a note, and a time that was not measured as well.
+
+    Args:
+        runner: what launches.
+        settings: one launch each.
+        table: has the times of earlier launches, which are not repeated, and receives those of the others.
+    """
+    known: Mapping[Setting, tuple[ObservedPoint, ...]] = table.known if table else {}
+    cluster, seen, notes = runner.cluster, list[ObservedPoint](), list[str]()
+    failed = between = 0
+    for setting in settings:
+        if setting in known:
+            seen += known[setting]
+            continue
+        result = runner.measure(setting, probe_messages(cluster), repeat=0)
+        if result.outcome is not Outcome.OK:
+            failed += 1
+            notes.append(f"{setting.label}: {result.outcome}: {result.detail.splitlines()[0] if result.detail else ''}")
+            continue
+        measured = [m for m in result.measurements if not m.interpolated]
+        between += len(result.measurements) - len(measured)
+        if table and measured:
+            table.add(setting, measured)
+        seen += [
+            ObservedPoint(nodes=cluster.nodes, setting=setting, message=m.message, time_us=m.time_us) for m in measured
+        ]
+    again = sum(setting in known for setting in settings)
+    if again:
+        notes.append(f"{again} of {len(settings)} launches were in the table already and are not repeated")
+    if between:
+        notes.append(f"{between} interpolated times are left out: they were not measured")
+    label = f" ({SIMULATED})" if runner.simulated else ""
+    source = f"{len(settings) - failed} launches by {runner.name}{label}: {len(seen)} times"
+    return ObservedTimes(seen=tuple(seen), sources=(source,), notes=tuple(notes))
