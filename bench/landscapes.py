@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +69,7 @@ class Case:
         cluster: recorded or simulated.
         workload: placed, cut to what the landscape covers.
         space: what may be launched.
-        time_us: true time of a message under a setting.
+        time_us: true time of a message under a setting, infinite where there is none.
         settings: all of the space, the default first.
         table: their true times, settings x messages, µs.
     """
@@ -85,6 +87,10 @@ class Case:
     @property
     def calls(self) -> NDArray[np.float64]:
         return np.array([calls.calls_per_step for calls in self.workload.messages])
+
+    def covers(self, message: Message) -> bool:
+        """Return whether a message has a time under every setting."""
+        return all(math.isfinite(self.time_us(setting, message)) for setting in self.settings)
 
     @property
     def default_us(self) -> float:
@@ -229,7 +235,12 @@ def _spread(curve: Curve) -> list[tuple[int, tuple[float, ...]]]:
 
 
 def _recorded_time(landscape: Landscape) -> Callable[[Setting, Message], float]:
-    return lambda setting, message: float(np.median(landscape.time_samples(setting, message)))
+    def time_us(setting: Setting, message: Message) -> float:
+        samples = landscape.time_samples(setting, message)
+        # Disturbances only make slower: of two repetitions that contradict each other the faster one counts.
+        return statistics.median_low(samples) if samples else math.inf
+
+    return time_us
 
 
 def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape]], list[str]]:

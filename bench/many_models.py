@@ -59,7 +59,7 @@ def together(cases: Sequence[Case], *, sigma: float, seed: int) -> tuple[int, fl
     """Run one study of all workloads; return its launches, and tuned rate and gain in the mean."""
     common = [s for s in cases[0].settings if not s.is_default and all(s in case.settings for case in cases)]
     testbed = Testbed(
-        runner=Replayed(cases[0], sigma=sigma, seed=seed), reason="bench", covers=lambda _message: True,
+        runner=Replayed(cases[0], sigma=sigma, seed=seed), reason="bench", covers=cases[0].covers,
         recorded=tuple(common),
     )  # fmt: skip
     effort = Effort(process_wide=(), seed=seed, warm=False)

@@ -139,7 +139,7 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
     testbed = Testbed(
         runner=Replayed(case, sigma=sigma, seed=seed),
         reason="bench",
-        covers=lambda _message: True,
+        covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
     request = TuneRequest(workload=case.workload, effort=Effort(process_wide=(), seed=seed, warm=False))

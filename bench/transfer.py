@@ -111,7 +111,7 @@ def run_study(
     testbed = Testbed(
         runner=Replayed(case, sigma=sigma, seed=seed),
         reason="bench",
-        covers=lambda _message: True,
+        covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
     request = TuneRequest(

@@ -111,6 +111,17 @@ def test_a_message_far_from_all_that_was_measured_is_told_nothing(cluster, workl
     assert np.abs(found.departure[:, far]).max() < 0.1 * np.abs(found.departure[:, near]).max()
 
 
+def test_what_a_source_never_launched_is_taken_over_less(cluster, workload, space, landscape):
+    made = launches(space, workload, landscape, every=9)
+    settings = [s for s in space.distinct if not s.is_default]
+    messages = [c.message for c in workload.messages]
+    found = surface(source(cluster, workload, made), settings, messages, cluster)
+    there = np.isin(np.arange(len(settings)), [settings.index(launch.setting) for launch in made[1:]])
+
+    assert found.coverage[there].min() > 0.8
+    assert found.coverage[~there].min() < 0.5
+
+
 @pytest.mark.parametrize(
     ("there", "less"),
     [

@@ -213,7 +213,8 @@ def test_a_launch_far_slower_than_its_likes_is_doubted_until_it_is_repeated(clus
     known = believed_of(cluster, settings, launches)
     twice = believed_of(cluster, settings, [*launches, launches[3]])
 
-    assert ((known.disturbed[2] > 0.5) & (known.disturbed[2] <= 1.0)).all()
+    # Never for sure: the setting itself may be that slow.
+    assert ((known.disturbed[2] > 0.5) & (known.disturbed[2] < 0.9)).all()
     assert np.abs(known.mean[2] - np.log(0.9)).max() < 0.15
     assert np.count_nonzero(np.delete(known.disturbed, 2, axis=0)) == 0
     assert not twice.disturbed.any()
