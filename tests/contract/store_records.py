@@ -16,7 +16,7 @@ from ncclt.store import known_names, open_store, published
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
 
 FROM_HEAD_TO_0001 = (
-    *(f"DROP TABLE {name}" for name in ("leases", "records", "changes", "keys")),
+    *(f"DROP TABLE {name}" for name in ("leases", "records", "changes", "keys", "hooks")),
     *(f"DROP TABLE {name}" for name in ("history", "cluster_rules", "rollouts", "job_times")),
     "DROP TABLE job_workers", "DROP TABLE job_rules",
     "DROP INDEX ix_recommendations_newest", "DROP INDEX ix_recommendations_state",

@@ -65,7 +65,6 @@ def test_a_store_comes_back_as_it_was(filled, empty, kinds, tmp_path):
         file = tmp_path / f"{number}.jsonl.gz"
         counts = export_store(locate(url), file)
         url = empty(kind)
-        open_store(url).close()
         assert import_store(locate(url), file) == counts
         assert contents(url) == known
     assert (counts["studies"], counts["trials"], counts["recommendations"]) == (1, 3, 1)
@@ -104,21 +103,44 @@ def test_nothing_is_stored_of_a_file_that_is_not_whole(filled, empty, tmp_path):
         "another version": gzip.compress(
             (json.dumps({**head, "migration": "0001"}) + "\n" + "".join(lines[1:])).encode()
         ),
+        "no version": gzip.compress(('{"ncclt_store": 1}\n' + "".join(lines[1:])).encode()),
+        **{
+            f"row {number}": gzip.compress("".join([lines[0], row + "\n", *lines[1:]]).encode())
+            for number, row in enumerate(
+                ('["keys", []]', '["studies", []]', '["studies", 1]', '[["studies"], []]', "[]")
+            )
+        },
         "no export": gzip.compress(b'{"a": 1}\n'),
         "no gzip": b"hello",
         "empty": b"",
     }
     url = empty("sqlite")
-    open_store(url).close()
     for name, content in bad.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError):
             import_store(locate(url), tmp_path / name)
-    with open_store(url) as store:
-        assert store.studies().items == ()
+        assert not locate(url).path.exists(), "no empty store is left behind"
     import_store(locate(url), good)
     with pytest.raises(UsageError, match="already"):
         import_store(locate(url), good)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "hint"),
+    [
+        ("none", r"none cannot be read: No such file or directory$", "check the path"),
+        ("folder", r"folder cannot be read: Is a directory$", "check the path"),
+        ("text", r"text is no export of a store$", "`ncclt store export FILE` writes one"),
+    ],
+)
+def test_what_is_no_file_of_an_export_is_said_in_words(empty, tmp_path, name, said, hint):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_bytes(b"hello")
+    url = empty("sqlite")
+    open_store(url).close()
+    with pytest.raises(InputError, match=said) as refused:
+        import_store(locate(url), tmp_path / name)
+    assert refused.value.hint == hint
 
 
 def test_files_are_new_and_whole(filled, tmp_path):

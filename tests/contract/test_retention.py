@@ -1,14 +1,21 @@
 """What `prune_store` removes and never removes, on SQLite and on a real PostgreSQL."""
 
+import contextlib
+import sqlite3
 from dataclasses import replace
+from itertools import pairwise
 
 import optuna
 import psycopg
 import pytest
 from optuna.storages import RDBStorage
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from ncclt.core.attestation import Form, Observed, Witness
 from ncclt.core.life import By, ClusterRules, RevisionState
+from ncclt.core.preflight import Preflight
+from ncclt.core.preflight import State as PreflightState
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.rollout import JobTime, RollOutState
 from ncclt.core.study import StudyState
@@ -28,7 +35,18 @@ from ncclt.testing.store_contract import sample_recommendation, sample_study, sa
 OLD, CUT, NEW = (f"2026-0{month}-01T00:00:00.000+00:00" for month in (1, 4, 7))
 ME = By(who="me")
 NOTHING = dict.fromkeys(
-    ("studies", "trials", "revisions", "roll-outs", "step times", "attestations", "checks", "verifications"), 0
+    (
+        "studies",
+        "trials",
+        "revisions",
+        "roll-outs",
+        "step times",
+        "attestations",
+        "checks",
+        "verifications",
+        "preflights",
+    ),
+    0,
 )
 
 
@@ -97,6 +115,13 @@ def attestation(id, *, created):
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=id)
     seen = Observed(evidence=created, witnesses=(witness,), uses=(), variables={}, notes=())
     return attest(delivered_from_recommendation(sample_recommendation(id), Form.TABLE), seen, created=created)
+
+
+def preflight(id, *, cluster="pair", created=OLD):
+    return Preflight(
+        id=id, created=created, state=PreflightState.UNMEASURED, simulated=True, cluster=cluster, fingerprint="f",
+        launcher="", benchmark="", hosts=("n1",), gpus_per_node=4, source="", expected=(), tolerance=0.15,
+    )  # fmt: skip
 
 
 def check(id, of, *, freshness=Freshness.FRESH):
@@ -298,3 +323,47 @@ def test_optuna_forgets_what_goes_and_nothing_else(store, url):
     assert optuna.get_all_study_names(storage) == ["study s2"]
     storage.remove_session()
     storage.engine.dispose()
+
+
+def test_of_each_cluster_the_newest_preflight_stays(store, url):
+    for number, (cluster, created) in enumerate((("pair", OLD), ("pair", OLD), ("other", OLD), ("third", NEW))):
+        store.add_preflight(preflight(f"f{number}", cluster=cluster, created=created))
+    assert pruned(url) == {"preflights": 1}
+    assert [one.id for one in store.preflights()] == ["f3", "f2", "f1"]
+
+
+READ_WHOLE = ("studies", "leases", "job_times", "rollouts", "ncclt_alembic_version", "sqlite_master")
+"""What is read once from end to end, as much of it may be old; of all else, only an index or a part."""
+
+
+def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
+    """The plans of SQLite for every statement of a run that removes something of each kind."""
+    url = f"sqlite:///{tmp_path}/ncclt.db"
+    with open_store(url, clock=Clock()) as store:
+        study(store, "s1", trials=2)
+        publish(store, "a", of="s1")
+        publish(store, "b", of="elsewhere")
+        store.add_check(check("c1", "a"))
+        store.add_preflight(preflight("f1"))
+        store.add_preflight(preflight("f2"))
+    seen = []
+
+    def note(_connection, _cursor, statement, parameters, _context, _many):
+        seen.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "checks": 1, "preflights": 1}
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]
+    assert {statement.split()[2] for statement, _ in asked if statement.startswith("DELETE")} == {
+        "records", "job_times", "rollouts", "recommendations", "measurements", "leases", "trials", "studies",
+    }  # fmt: skip
+    with contextlib.closing(sqlite3.connect(tmp_path / "ncclt.db")) as connection:
+        for statement, values in asked:
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+            scans = [step for step in plan if step.startswith("SCAN") and "USING COVERING INDEX" not in step]
+            assert all(step.split()[1] in READ_WHOLE for step in scans), (statement, plan)
+            correlated = [after for step, after in pairwise(plan) if step.startswith("CORRELATED")]
+            assert all(step.startswith("SEARCH") for step in correlated), (statement, plan)

@@ -32,7 +32,7 @@ from ncclt.testing.store_contract import (
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
     "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records",
-    "changes", "keys", "history", "cluster_rules", "rollouts", "job_times", "job_workers", "job_rules",
+    "changes", "keys", "history", "cluster_rules", "rollouts", "job_times", "job_workers", "job_rules", "hooks",
     "ncclt_alembic_version",
 }  # fmt: skip
 

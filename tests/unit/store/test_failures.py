@@ -122,6 +122,7 @@ def test_foreign_keys_and_durability_are_on(database):
     [
         ("database or disk is full", "room"),
         ("disk I/O error", "network file system"),
+        ("disk I/O error", "quota"),
         ("connection failed: FATAL: password authentication failed for user", "password"),
         ("connection failed: FATAL: the database system is starting up", "server"),
         ("permission denied for database x", "right to create"),

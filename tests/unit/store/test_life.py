@@ -301,7 +301,7 @@ def test_a_store_from_before_states_serves_what_it_did_and_begins_its_history(st
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("recommendations_state", "recommendations_newest", "studies_state", "trials_score"):
             connection.execute(text(f"DROP INDEX ix_{name}"))
-        for name in ("job_workers", "job_rules"):
+        for name in ("job_workers", "job_rules", "hooks"):
             connection.execute(text(f"DROP TABLE {name}"))
         old = "recommendations (cluster, model, fingerprint, origin, sequence)"
         connection.execute(text(f"CREATE INDEX ix_recommendations_newest ON {old}"))

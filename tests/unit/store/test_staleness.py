@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.core.life import Action
 from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.recommendation import Request, TimesOrigin, select
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
 from ncclt.store import open_store, published
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 CHANGE = Change(what="gain", before=1.1, now=0.9, noise=0.02, changed=True)
 
@@ -55,7 +56,7 @@ def test_the_newest_check_decides(store, url):
     assert both_ways(store, url) == ""
 
     store.add_check(sample_check("c1"))
-    assert both_ways(store, url) == "the check of 2026-01-02T03:04:05 found: the gain is lost"
+    assert both_ways(store, url) == "the check of 2026-01-02 03:04 found: the gain is lost"
     assert store.recommendation("r1").stale
     assert store.studies().items[0].recommendation.stale
 
@@ -142,3 +143,33 @@ def test_a_check_belongs_to_a_recommendation_and_is_stored_once(store):
     store.add_check(sample_check("c1"))  # its answer may have been lost
     with pytest.raises(StoreError, match="already stored"):
         store.add_check(sample_check("c1", stale=False))
+
+
+@pytest.mark.parametrize("field", ["gpu", "link_class", "fabric"])
+def test_a_cluster_that_is_defined_anew_makes_its_revisions_stale_and_back(store, url, field):
+    """A job says its nodes, GPUs and NCCL, and nothing of the GPUs' kind: that is the cluster's."""
+    measured = store.recommendation("r1").fingerprint
+    place = replace(
+        sample_cluster(), name="pair", gpu=measured.gpu, link_class=measured.link_class, fabric=measured.fabric,
+        nodes=measured.nodes, gpus_per_node=measured.gpus_per_node, topology_hash=measured.topology_hash,
+    )  # fmt: skip
+    store.add_cluster(place)
+    assert both_ways(store, url) == ""
+    seen = store.changes(0).number
+    other = {"gpu": "H100-SXM5-80GB", "link_class": "nvswitch", "fabric": "roce"}[field]
+    store.add_cluster(replace(place, **{field: other}), replace=True)
+    said = f"{field}: measured on {getattr(measured, field)}, now {other}"
+    assert both_ways(store, url) == f"the cluster 'pair' has changed since it was tuned: {said}"
+    with pytest.raises(StaleRecommendationError, match="has changed since it was tuned"):
+        chosen(url, "toy")
+    assert store.changes(seen).pairs == {("pair", "toy")}  # services drop their answers
+    newest = store.history()[0]
+    assert (newest.action, newest.recommendation) == (Action.STALE, "r1")
+    store.add_cluster(replace(place, nccl_version="2.29.1", driver="999.1"), replace=True)
+    assert both_ways(store, url) == ""  # these are the job's own, or a check's
+    assert len([event for event in store.history() if event.action is Action.STALE]) == 1
+
+
+def test_a_cluster_that_is_smaller_now_refuses_by_its_numbers(store, url):
+    store.add_cluster(replace(sample_cluster(), name="pair", gpus_per_node=1, gpu="other"))
+    assert both_ways(store, url) == ""

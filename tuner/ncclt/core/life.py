@@ -26,9 +26,10 @@ class RevisionState(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done to a revision, or to the rules of a cluster."""
+    """What was done to a revision, to the rules of a cluster, or by a tuning job."""
 
     PUBLISHED = "published"
+    STALE = "stale"
     VERIFIED = "verified"
     APPROVED = "approved"
     ACTIVATED = "activated"
@@ -41,6 +42,7 @@ class Action(StrEnum):
     ROLL_OUT_LOST = "roll-out-lost"
     ROLL_OUT_ENDED = "roll-out-ended"
     RULES_CHANGED = "rules-changed"
+    JOB_FAILED = "job-failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ class LifeEvent(Documented):
 
     Attributes:
         number: counts up in a store.
-        cluster, model, recommendation: what it is about; the last two are empty for the rules of a cluster.
+        cluster, model, recommendation: what it is about; the last two are empty for the rules of a cluster, the last
+            one for a tuning job.
         action: what was done.
         who: user of the operating system, `key ID` of the service, or `guard`.
         why: in their words; may be empty.
@@ -120,6 +123,11 @@ class By:
     def __post_init__(self) -> None:
         if len(self.why) > MOST_WHY or not self.why.isprintable():
             raise UsageError(f"a reason has at most {MOST_WHY} printable characters", hint="shorten it to one line")
+
+
+def one_line_why(text: str) -> str:
+    """Return any text as a reason that `By` takes."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))[:MOST_WHY]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

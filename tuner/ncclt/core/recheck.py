@@ -76,4 +76,5 @@ class Check(Documented):
         """Return one sentence that says since when and why the recommendation is stale; empty when it is fresh."""
         if self.freshness is Freshness.FRESH:
             return ""
-        return f"the check of {self.created[:19]} found: {'; '.join(self.reasons)}"
+        when = self.created[:16].replace("T", " ")
+        return f"the check of {when} found: {'; '.join(self.reasons)}"

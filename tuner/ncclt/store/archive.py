@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -23,20 +24,23 @@ from sqlalchemy import Connection, Table, func, insert, select, text
 from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
 from ncclt.store.location import Location, prepare_file
-from ncclt.store.migrate import migration
+from ncclt.store.migrate import migrate, migration
+from ncclt.store.revisions import HEAD
 from ncclt.store.tables import metadata
 
 _FORMAT = 1
 _CHUNK = 1000
-_NEVER = ("leases",)
-"""Tables of what runs now."""
+_NEVER = ("leases", "hooks")
+"""Tables of what runs now: another store has other readers of its history."""
+
+_WRITTEN_BY = "`ncclt store export FILE` writes one"
 
 _SECRET = ("keys",)
 """Tables that only a backup holds; it is a copy of the whole file."""
 
 
 def export_store(location: Location, path: Path) -> dict[str, int]:
-    """Write every row but those of keys and leases to a new file, whole or not at all; return the rows per table.
+    """Write every row but those of keys, leases and hooks to a new file, or nothing; return the rows per table.
 
     All rows are of one moment, whatever is written meanwhile.
 
@@ -62,13 +66,21 @@ def export_store(location: Location, path: Path) -> dict[str, int]:
 def import_store(location: Location, path: Path) -> dict[str, int]:
     """Store every row of an export, all of them or none; return the rows per table.
 
+    The store is made, or brought up to this version, once the file is known to be good.
+
     Raises:
         UsageError: the store is not empty.
         InputError: the file is no export, is damaged, or is of another version of ncclt.
         StoreError: the store cannot be written.
     """
+    expected = _checked(path)
+    prepare_file(location, create=True)
+    made = Database(location)
+    try:
+        migrate(made)
+    finally:
+        made.close()
     with opened(location) as database:
-        expected = _checked(path, migration(database).head, database)
         counts: Counter[str] = Counter()
         with database.alone() as connection:
             _require_empty(connection, database)
@@ -158,8 +170,12 @@ def _lines(path: Path) -> Iterator[Any]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 yield json.loads(line)
-    except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{path} is no whole export of a store: {error}", hint="export it again") from error
+    except gzip.BadGzipFile as error:
+        raise InputError(f"{path} is no export of a store", hint=_WRITTEN_BY) from error
+    except (EOFError, ValueError, zlib.error) as error:
+        raise InputError(f"{path} is no whole export of a store: {reason(error)}", hint="export it again") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}", hint="check the path") from error
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[Any]]]:
@@ -168,24 +184,28 @@ def _rows(path: Path) -> Iterator[tuple[str, list[Any]]]:
             yield line[0], line[1]
 
 
-def _checked(path: Path, head: str, database: Database) -> dict[str, int]:
+def _checked(path: Path) -> dict[str, int]:
     """Read a file to its end, and return the rows per table that it has.
 
     Raises:
         InputError: it is no export, is damaged, or is of another version of ncclt.
     """
     first, last, counts = None, None, Counter[str]()
+    columns = {table.name: len(table.columns) for table in _tables()}
     for line in _lines(path):
         if isinstance(line, list):
-            counts[line[0]] += 1
+            name, values = line if len(line) == 2 else ("", None)
+            if not (isinstance(name, str) and isinstance(values, list) and columns.get(name) == len(values)):
+                raise InputError(f"{path} was changed: a row of no table of ncclt", hint="export it again")
+            counts[name] += 1
         elif first is None:
             first = line
         last = line
     if not isinstance(first, dict) or first.get("ncclt_store") != _FORMAT:
-        raise InputError(f"{path} is no export of a store", hint="`ncclt store export FILE` writes one")
-    if first["migration"] != head:
+        raise InputError(f"{path} is no export of a store", hint=_WRITTEN_BY)
+    if first.get("migration") != HEAD:
         raise InputError(
-            f"{path} is of migration {first['migration']}, {database.shown} is at {head}",
+            f"{path} is of migration {first.get('migration')}, this ncclt is at {HEAD}",
             hint="migrate the store that it came from (`ncclt store migrate`) and export it again",
         )
     rows: dict[str, int] = last.get("rows", {}) if isinstance(last, dict) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -80,3 +80,13 @@ class Catalogue(Generic[Entry]):
 
 WORKLOADS: Catalogue[Workload] = Catalogue(kind="workload", command=WORKLOAD_LIST, table=workloads, record=Workload)
 CLUSTERS: Catalogue[Cluster] = Catalogue(kind="cluster", command=CLUSTER_LIST, table=clusters, record=Cluster)
+
+
+def added_clusters(connection: Connection, names: Collection[str]) -> dict[str, Cluster]:
+    """Return those of some clusters that were added to the store, by name; shipped ones never change."""
+    query = select(clusters.c.name, clusters.c.document).where(clusters.c.name.in_(sorted(names)))
+    found = {}
+    for name, text in connection.execute(query):
+        with stored(f"the cluster {name!r}"):
+            found[name] = Cluster.from_document(json.loads(text))
+    return found

@@ -25,7 +25,12 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("unable to open database file", "check that the folder exists and can be written"),
     # SQLite needs working fcntl locks (sqlite.org/faq.html, 5); Lustre has them only when mounted with -o flock.
     ("locking protocol", "this file system has no locks; put the store on a local disk or use PostgreSQL"),
-    ("disk i/o error", "if this is a network file system, put the store on a local disk or use PostgreSQL"),
+    # What SQLite says of everything but a full disk: a quota (EDQUOT), a limit of the process (EFBIG), a lost mount.
+    (
+        "disk i/o error",
+        "make room: the quota of this user may be used up; on a network file system without one, put the store "
+        "on a local disk or use PostgreSQL",
+    ),
     ("no such table", "the tables are missing; open the store once with migration"),
     ("no such column", "the tables are behind this ncclt; open the store once with migration"),
     ("undefinedtable", "the tables are missing; open the store once with migration"),
@@ -98,12 +103,12 @@ def translated(shown: str, *, conflict: str = "") -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        message = conflict or f"the store {shown} refused a row: {_one_line(error)}"
+        message = conflict or f"the store {shown} refused a row: {one_line(error)}"
         raise StoreError(message, hint="two processes may be working on the same study; stop one") from error
     # UnicodeEncodeError: a name with broken UTF-8 (from an argument) fails before it reaches the database.
     except (SQLAlchemyError, UnicodeEncodeError) as error:
         kind = LostTransactionError if _is_transient(error) else StoreError
-        raise kind(f"the store {shown} cannot be used: {_one_line(error)}", hint=_hint(error)) from error
+        raise kind(f"the store {shown} cannot be used: {one_line(error)}", hint=hint_for(error)) from error
 
 
 def _is_transient(error: Exception) -> bool:
@@ -115,12 +120,14 @@ def _is_transient(error: Exception) -> bool:
     return state.startswith(_TRANSIENT_STATES) if state else type(cause).__name__ == "OperationalError"
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return what the database's driver says, without what SQLAlchemy adds."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(cause).split()) or type(cause).__name__
 
 
-def _hint(error: Exception) -> str:
+def hint_for(error: Exception) -> str:
+    """Return what a user can do about a failure of the database."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     text = f"{type(cause).__name__} {cause}".lower()
     return next((hint for words, hint in _HINTS if words in text), _NO_HINT)

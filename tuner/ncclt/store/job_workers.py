@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy import delete, insert, select, update
 
-from ncclt.core.tuning_job import JobRule
+from ncclt.core.life import Action, one_line_why
+from ncclt.core.tuning_job import JobRule, TuningJob
 from ncclt.errors import NotFoundError
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
-from ncclt.store.tables import job_rules, job_workers
+from ncclt.store.tables import history, job_rules, job_workers
 
 SETTLE_S = 5.0
 """How long the jobs of a dead worker rest at least: its guardian ends what it had launched meanwhile."""
@@ -24,6 +25,7 @@ class JobWorkers:
     """The part of a store that keeps workers and rules of tuning jobs; see `Store`."""
 
     _database: Database
+    _clock: Callable[[], str]
     is_patient: bool
 
     @repeatable
@@ -74,7 +76,7 @@ class JobWorkers:
                 row.name
                 for row in rows
                 if row.cluster == cluster
-                and now_s - row.renewed_s >= settle_s
+                and abs(now_s - row.renewed_s) >= settle_s  # the clock may have been set back
                 and is_dead(row.name, row.renewed_s, now_s)
             ]
             registered = {row.name for row in rows}
@@ -88,6 +90,18 @@ class JobWorkers:
         with self._database.reading() as connection:
             rows = connection.execute(select(job_workers).where(job_workers.c.cluster == cluster)).all()
         return tuple(sorted(row.name for row in rows if not is_dead(row.name, row.renewed_s, time.time())))
+
+    @repeatable
+    def note_job_failed(self, job: TuningJob, why: str) -> None:
+        """Note in the history that a job failed, once: a worker may die between this note and that of the queue."""
+        with self._database.alone() as connection:
+            said = {
+                "cluster": job.cluster, "model": job.model, "recommendation": "", "action": Action.JOB_FAILED.value,
+                "who": f"worker of {job.cluster}", "why": one_line_why(f"job {job.id}: {why}"),
+            }  # fmt: skip
+            known = select(history.c.sequence).where(*(history.c[name] == value for name, value in said.items()))
+            if connection.execute(known.limit(1)).first() is None:
+                connection.execute(insert(history).values(**said, created=self._clock()))
 
     @repeatable
     def add_job_rule(self, rule: JobRule) -> None:

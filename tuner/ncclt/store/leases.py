@@ -11,24 +11,29 @@ import os
 import socket
 import time
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, text, update
 
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Claim, Phase
+from ncclt.core.study import Claim, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.store.database import Database
 from ncclt.store.documents import to_text
 from ncclt.store.failures import repeatable
-from ncclt.store.tables import leases, trials
+from ncclt.store.revisions import FIRST_WITH_LEASES, VERSION_QUERY
+from ncclt.store.tables import leases, studies, trials
 
 RENEW_S = 15.0
 """How often a worker renews what it holds."""
 
 SILENT_S = 90.0
 """Without a renewal for this long a worker on another machine is assumed dead: six renewals were missed."""
+
+ABANDONED = "it ended without a word: it failed, was killed, or could not write its end; the same command resumes it"
+"""Why a study is interrupted that is running by its state, and has no worker any more."""
 
 _TRIAL = "trial "
 _WORKER = "worker "
@@ -55,11 +60,14 @@ def _started(process_id: int) -> str:
 
 
 def is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
-    """Return whether a process has ended here, or has been silent for too long elsewhere."""
+    """Return whether a process has ended here, or has been silent for too long elsewhere.
+
+    A renewal in the future is of before the clock was set back; a worker that lives renews again within `RENEW_S`.
+    """
     machine, _, rest = worker.rpartition("/")[0].rpartition("/")
     if machine == _machine():
         return _started(int(rest)) != worker.rpartition("/")[2]
-    return now_s - renewed_s > SILENT_S
+    return abs(now_s - renewed_s) > SILENT_S
 
 
 class Leases:
@@ -76,9 +84,10 @@ class Leases:
 
     @repeatable
     def leave(self, study_id: str, worker: str) -> None:
-        """Give up everything that a worker holds."""
+        """Give up everything that a worker holds; a study that the last one leaves as running is interrupted."""
         with self._database.alone() as connection:
             connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.worker == worker))
+            _end_if_abandoned(connection, study_id)
 
     @repeatable
     def renew(self, study_id: str, worker: str) -> None:
@@ -146,11 +155,35 @@ class Leases:
             return claim
 
 
+def abandoned(connection: Connection) -> frozenset[str]:
+    """Return the ids of the studies all of whose workers have died; none in a store from before workers were noted."""
+    if (connection.execute(text(VERSION_QUERY)).scalar() or "") < FIRST_WITH_LEASES:
+        return frozenset()
+    now_s, workers = time.time(), select(leases.c.study, leases.c.worker, leases.c.renewed_s)
+    lives: dict[str, bool] = {}
+    for row in connection.execute(workers):
+        lives[row.study] = lives.get(row.study, False) or not is_dead(row.worker, row.renewed_s, now_s)
+    return frozenset(study for study, is_alive in lives.items() if not is_alive)
+
+
 def _bury(connection: Connection, study_id: str) -> None:
     """Delete the leases of dead workers; what they were doing is free again."""
-    for row in connection.execute(_of(study_id)):
-        if is_dead(row.worker, row.renewed_s, time.time()):
-            connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == row.what))
+    dead = [row.what for row in connection.execute(_of(study_id)) if is_dead(row.worker, row.renewed_s, time.time())]
+    for what in dead:
+        connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == what))
+    if dead:
+        _end_if_abandoned(connection, study_id)
+
+
+def _end_if_abandoned(connection: Connection, study_id: str) -> None:
+    """Note that a study is interrupted if it is running and has no worker: one that failed could not say so itself."""
+    running = (studies.c.id == study_id, studies.c.state == StudyState.RUNNING.value)
+    text = connection.execute(select(studies.c.document).where(*running)).scalar()
+    if text is not None and connection.execute(_of(study_id).limit(1)).first() is None:
+        document = to_text(json.loads(text) | {"reason": ABANDONED})
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        state = StudyState.INTERRUPTED.value
+        connection.execute(update(studies).where(*running).values(state=state, updated=now, document=document))
 
 
 def _counted(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:

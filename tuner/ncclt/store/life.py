@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, insert, select, text, update
 
-from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState
+from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState, one_line_why
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.core.verification import Verification
@@ -150,6 +150,11 @@ def verified(connection: Connection, verification: Verification, by: By, *, now:
     _note(connection, found, Action.VERIFIED, by, now)
     if found.state == RevisionState.CANDIDATE:
         _go_on(connection, row_of(connection, found.id), by, now)
+
+
+def went_stale(connection: Connection, id: str, why: str, by: By, *, now: str) -> None:
+    """Note that an active revision is not served any more."""
+    _note(connection, row_of(connection, id), Action.STALE, replace(by, why=one_line_why(why)), now)
 
 
 def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: By, now: str) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, case, func, literal, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, literal, not_, select, union_all
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.life import RevisionState
@@ -23,6 +23,7 @@ from ncclt.core.workload import Workload
 from ncclt.store.database import Database
 from ncclt.store.documents import stored
 from ncclt.store.failures import repeatable
+from ncclt.store.leases import abandoned
 from ncclt.store.life import has_states
 from ncclt.store.recommendations import find_recommendations
 from ncclt.store.records import with_staleness
@@ -107,10 +108,20 @@ def newest_query(cluster: str | None = None, model: str | None = None, *, until:
     return query if until is None else query.where(table.sequence <= until)
 
 
-def running_query(cluster: str | None = None, model: str | None = None) -> Select[Any]:
+def is_running(dead: Collection[str]) -> ColumnElement[bool]:
+    """Return the condition of a running study.
+
+    Args:
+        dead: ids of those that are running by their state alone, as of `abandoned`.
+    """
+    running = studies.c.state == StudyState.RUNNING.value
+    return and_(running, studies.c.id.not_in(dead)) if dead else running  # without ids the index is enough
+
+
+def running_query(cluster: str | None = None, model: str | None = None, *, dead: Collection[str] = ()) -> Select[Any]:
     """Return the query for the number of running studies of each pair that has one."""
     pair = (studies.c.cluster, studies.c.model)
-    query = select(*pair, func.count()).where(studies.c.state == StudyState.RUNNING.value).group_by(*pair)
+    query = select(*pair, func.count()).where(is_running(dead)).group_by(*pair)
     return _of(query, studies, cluster, model)
 
 
@@ -139,13 +150,14 @@ def pairs_of(
 ) -> tuple[Pair, ...]:
     """Return every pair with a recommendation or a running study, by names."""
     found, shapes = _preferred(connection, shipped, cluster, model)
-    running = {(name, of): count for name, of, count in connection.execute(running_query(cluster, model))}
+    running = running_query(cluster, model, dead=abandoned(connection))
+    counts = {(name, of): count for name, of, count in connection.execute(running)}
     return tuple(
         Pair(
             cluster=pair[0], model=pair[1], recommendation=found.get(pair), shapes=len(shapes.get(pair, ())),
-            running=running.get(pair, 0),
+            running=counts.get(pair, 0),
         )
-        for pair in sorted(found.keys() | running.keys())
+        for pair in sorted(found.keys() | counts.keys())
     )  # fmt: skip
 
 
@@ -300,7 +312,7 @@ class Overview:
     def running_studies(self, *, cluster: str | None = None, model: str | None = None) -> tuple[StudySummary, ...]:
         """Return the studies that are running, newest first, `MOST_RUNNING` at most; None = any."""
         with self._database.reading() as connection:
-            query = select(studies.c.sequence).where(studies.c.state == StudyState.RUNNING.value)
+            query = select(studies.c.sequence).where(is_running(abandoned(connection)))
             query = _of(query.order_by(studies.c.sequence.desc()).limit(MOST_RUNNING), studies, cluster, model)
             numbers = connection.execute(query).scalars().all()
             return summarised(connection, self._shipped_workloads, studies_of(connection, numbers))
@@ -311,7 +323,7 @@ class Overview:
     ) -> tuple[StudySummary, ...]:
         """Return the newest studies that are not running; without their own times where they have a proof's."""
         with self._database.reading() as connection:
-            query = select(studies.c.sequence).where(studies.c.state != StudyState.RUNNING.value)
+            query = select(studies.c.sequence).where(not_(is_running(abandoned(connection))))
             query = _of(query.order_by(studies.c.sequence.desc()).limit(limit), studies, cluster, model)
             found = studies_of(connection, connection.execute(query).scalars().all())
             return summarised(connection, self._shipped_workloads, found, proven_too=False)

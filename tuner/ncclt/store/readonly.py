@@ -13,7 +13,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ncclt.core.recommendation import Recommendation, replaced_workload
+from ncclt.core.cluster import Cluster
+from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
 from ncclt.errors import StoreError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from ncclt.core.life import ClusterRules
     from ncclt.core.rollout import RollOut
 
-_Row = tuple[str, str | None, str | None]
-"""Documents of a recommendation, of its newest check, and of the added workload of its name."""
+_Row = tuple[str, str | None, str | None, str | None]
+"""Documents of a recommendation, of its newest check, and of the added workload and cluster of its names."""
 
 _QUERY = """
-    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model)
+    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model),
+        (SELECT document FROM clusters WHERE name = r.cluster)
     FROM recommendations AS r WHERE {of} ORDER BY r.sequence DESC
 """
 _ALL = "r.cluster = ? AND r.model = ?"
@@ -49,7 +51,8 @@ _ACTIVE = """
         WHERE o.cluster = ?1 AND o.model = ?2 AND o.state = 'running' AND o.control = '')
 """
 _ROLLED_OUT = """
-    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model), o.document
+    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model),
+        (SELECT document FROM clusters WHERE name = r.cluster), o.document
     FROM rollouts AS o JOIN recommendations AS r ON r.id = o.recommendation
     WHERE o.cluster = ? AND o.model = ? AND o.state = 'running'
 """
@@ -75,9 +78,10 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     """
     with stored("a recommendation"):
         rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
-        found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _ in rows]
+        found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
-        return tuple(replace(r, stale=_staleness(check) or replaced_workload(r, digest)) for r, check in found)
+        place = _cluster(rows[0][3]) if rows else None
+        return tuple(_with_staleness(r, check, digest, place) for r, check in found)
 
 
 def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
@@ -88,7 +92,7 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tupl
     Raises:
         StoreError: as for `read_published`.
     """
-    rows: list[tuple[str, str | None, str | None, str]] = _rows(location, _rollout_query, cluster, model)
+    rows: list[tuple[str, str | None, str | None, str | None, str]] = _rows(location, _rollout_query, cluster, model)
     if not rows:
         return ()
     from ncclt.core.rollout import RollOut
@@ -97,12 +101,10 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tupl
         digest = _workload_digest(model, rows[0][2])
         found = [
             (RollOut.from_document(json.loads(said)), Recommendation.from_document(json.loads(text)), check)
-            for text, check, _, said in rows
+            for text, check, _, _, said in rows
         ]
-        return tuple(
-            (rollout, replace(r, stale=_staleness(check) or replaced_workload(r, digest)))
-            for rollout, r, check in found
-        )
+        place = _cluster(rows[0][3])
+        return tuple((rollout, _with_staleness(r, check, digest, place)) for rollout, r, check in found)
 
 
 def read_rules(location: Location, cluster: str) -> ClusterRules:
@@ -127,6 +129,15 @@ def read_names(location: Location) -> list[tuple[str, str]]:
         StoreError: as for `read_published`.
     """
     return _rows(location, lambda _revision: _NAMES)
+
+
+def _with_staleness(found: Recommendation, check: str | None, digest: str, place: Cluster | None) -> Recommendation:
+    stale = _staleness(check) or replaced_workload(found, digest) or changed_cluster(found, place)
+    return replace(found, stale=stale)
+
+
+def _cluster(document: str | None) -> Cluster | None:
+    return None if document is None else Cluster.from_document(json.loads(document))
 
 
 def _staleness(check: str | None) -> str:

@@ -140,6 +140,18 @@ def find_recommendations(
     return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 
+def find_active(
+    connection: Connection, *, model: str | None = None, cluster: str | None = None
+) -> tuple[Recommendation, ...]:
+    """Return the active revisions of a workload, of a cluster or of all; None = any."""
+    table = recommendations.c
+    query = select(table.id, table.document).where(table.state == RevisionState.ACTIVE.value)
+    for column, wanted in ((table.model, model), (table.cluster, cluster)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
+
+
 def newest_of(connection: Connection, study_ids: Iterable[str]) -> dict[str, Recommendation]:
     """Return the newest recommendation of each study that has one."""
     table = recommendations.c
@@ -156,7 +168,9 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
     """
     document = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
     if document is None:
-        raise NotFoundError(f"there is no recommendation {id!r}", hint="`ncclt studies list` shows what was published")
+        raise NotFoundError(
+            f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
+        )
     return read_recommendation(id, document)
 
 

@@ -6,9 +6,11 @@ All are rows of one table: a kind, the columns that are searched by, and the doc
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
 
@@ -16,16 +18,16 @@ from ncclt.core.attestation import Attestation
 from ncclt.core.life import By
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check, Freshness
-from ncclt.core.recommendation import Recommendation, replaced_workload
+from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError
-from ncclt.store.catalogue import WORKLOADS
+from ncclt.store.catalogue import WORKLOADS, added_clusters
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
-from ncclt.store.life import verified
-from ncclt.store.recommendations import get_recommendation, note_change
+from ncclt.store.life import verified, went_stale
+from ncclt.store.recommendations import find_active, get_recommendation, note_change
 from ncclt.store.revisions import EARLIER_TABLES, FIRST_WITH_RECORDS, VERSION_QUERY
 from ncclt.store.tables import records
 from ncclt.user_dirs import account_name
@@ -122,7 +124,7 @@ VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", record
 def with_staleness(
     connection: Connection, found: tuple[Recommendation, ...], shipped: Mapping[str, Workload]
 ) -> tuple[Recommendation, ...]:
-    """Return recommendations with why they are no longer served: their newest check, or a replaced workload.
+    """Return recommendations with why they are no longer served: their newest check, a replaced workload or cluster.
 
     Args:
         connection: in a transaction.
@@ -133,9 +135,45 @@ def with_staleness(
     stale = [row for row in newest if row.word == Freshness.STALE.value]
     checked = {row.recommendation: CHECKS.read(row.id, row.document).staleness for row in stale}
     digests = {name: _digest(connection, shipped, name) for name in {r.model for r in found if r.source_digest}}
+    places = added_clusters(connection, {r.cluster for r in found})
     return tuple(
-        replace(r, stale=checked.get(r.id, "") or replaced_workload(r, digests.get(r.model, ""))) for r in found
+        replace(
+            r,
+            stale=checked.get(r.id, "")
+            or replaced_workload(r, digests.get(r.model, ""))
+            or changed_cluster(r, places.get(r.cluster)),
+        )
+        for r in found
     )
+
+
+@contextmanager
+def noting_stale(
+    connection: Connection,
+    shipped: Mapping[str, Workload],
+    now: str,
+    *,
+    by: By | None = None,
+    model: str | None = None,
+    cluster: str | None = None,
+) -> Iterator[None]:
+    """Note in the history which active revisions the block makes stale, and that answers to jobs may have changed.
+
+    Args:
+        connection: in a transaction that is alone.
+        shipped: as for `with_staleness`.
+        now: ISO time.
+        by: who does it; None = this account.
+        model, cluster: whose revisions; None = any.
+    """
+    active = find_active(connection, model=model, cluster=cluster)
+    fresh = {one.id for one in with_staleness(connection, active, shipped) if not one.stale}
+    yield
+    for pair in sorted({(one.cluster, one.model) for one in active}):
+        note_change(connection, cluster=pair[0], model=pair[1])
+    for one in with_staleness(connection, active, shipped):
+        if one.stale and one.id in fresh:
+            went_stale(connection, one.id, one.stale, by or By(who=account_name()), now=now)
 
 
 def _digest(connection: Connection, shipped: Mapping[str, Workload], name: str) -> str:
@@ -149,11 +187,21 @@ class Records:
     """The part of a store that keeps records; see `Store`."""
 
     _database: Database
+    _clock: Callable[[], str]
     is_patient: bool
 
+    if TYPE_CHECKING:
+
+        @cached_property
+        def _shipped_workloads(self) -> dict[str, Workload]: ...
+
     @repeatable
-    def add_check(self, check: Check) -> None:
+    def add_check(self, check: Check, *, by: By | None = None) -> None:
         """Store a check of a recommendation, which decides from now on whether it is served.
+
+        Args:
+            check: to store.
+            by: who made it; None = this account.
 
         Raises:
             NotFoundError: the recommendation does not exist.
@@ -161,7 +209,9 @@ class Records:
         """
         with self._database.alone(conflict=f"the check {check.id} is already stored") as connection:
             of = get_recommendation(connection, check.recommendation).id
-            CHECKS.add(connection, check, model=check.model, recommendation=of, word=check.freshness.value)
+            pair = {"model": check.model, "cluster": check.cluster}
+            with noting_stale(connection, self._shipped_workloads, self._clock(), by=by, **pair):
+                CHECKS.add(connection, check, model=check.model, recommendation=of, word=check.freshness.value)
             note_change(connection, cluster=check.cluster, model=check.model)
 
     @repeatable

@@ -1,7 +1,8 @@
 """Removing what no longer matters, so that a store does not grow for ever.
 
 The history is never touched, nor what jobs get or may get: active and waiting revisions, their studies, and the newest
-record of each kind of every revision that stays, which decides whether it is stale.
+record of each kind of every revision that stays, which decides whether it is stale. The newest preflight of a cluster
+stays too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, not_, or_, select
 
 from ncclt.core.life import RevisionState
 from ncclt.core.rollout import RollOutState
-from ncclt.core.study import StudyState
 from ncclt.store.archive import opened
-from ncclt.store.leases import is_dead
+from ncclt.store.leases import abandoned, is_dead
 from ncclt.store.location import Location
-from ncclt.store.records import ATTESTATIONS, CHECKS, VERIFICATIONS
+from ncclt.store.overview import is_running
+from ncclt.store.records import ATTESTATIONS, CHECKS, PREFLIGHTS, VERIFICATIONS
 from ncclt.store.tables import (
     history,
     job_times,
@@ -41,10 +42,10 @@ def prune_store(
 ) -> dict[str, int]:
     """Remove what no longer matters in one transaction, and return how many rows of each kind that were.
 
-    Attestations, checks, verifications and step times of before that time, but the newest record of each kind of a
-    revision that stays, and the step times of running roll-outs. Studies that ended before it, with their trials and
-    revisions, unless one of those is not retired, is the newest of its fingerprint, or was touched since: the newest
-    stays so that the numbers of revisions go on.
+    Attestations, checks, verifications, preflights and step times of before that time, but the newest record of each
+    kind of a revision that stays, the newest preflight of a cluster, and the step times of running roll-outs. Studies
+    that ended before it, with their trials and revisions, unless one of those is not retired, is the newest of its
+    fingerprint, or was touched since: the newest stays so that the numbers of revisions go on.
 
     Args:
         location: of the store.
@@ -65,7 +66,7 @@ def prune_store(
             attempt.rollback()
         elif ended and (location.optuna_path is None or location.optuna_path.exists()):
             forget(database.optuna_url, tuple(ended.values()))
-    kinds = ("studies", "trials", "revisions", "roll-outs", "step times", *_KINDS.values())
+    kinds = ("studies", "trials", "revisions", "roll-outs", "step times", *_KINDS.values(), "preflights")
     return {kind: counts[kind] for kind in kinds}
 
 
@@ -84,7 +85,7 @@ def _ended_studies(connection: Connection, before: str) -> dict[str, str]:
             records.c.kind.in_(_KINDS), records.c.recommendation == revision.id, records.c.created >= before
         ),
     )
-    ended = and_(studies.c.state != StudyState.RUNNING.value, studies.c.updated < before)
+    ended = and_(not_(is_running(abandoned(connection))), studies.c.updated < before)
     query = select(studies.c.id, studies.c.name).where(ended, ~exists().where(of, stays)).order_by(studies.c.sequence)
     now_s = time.time()
     held = {row.study for row in connection.execute(select(leases)) if not is_dead(row.worker, row.renewed_s, now_s)}
@@ -117,6 +118,9 @@ def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> No
     old = (records.c.created != "", records.c.created < before)
     for kind, name in _KINDS.items():
         counts[name] += _delete(connection, records, records.c.kind == kind, *old, ~kept)
+    of_kind = records.c.kind == PREFLIGHTS.name
+    last = select(func.max(records.c.sequence)).where(of_kind).group_by(records.c.cluster)
+    counts["preflights"] += _delete(connection, records, of_kind, *old, records.c.sequence.not_in(last))
     running = select(rollouts.c.id).where(rollouts.c.state == RollOutState.RUNNING.value)
     counts["step times"] += _delete(
         connection, job_times, job_times.c.created < before, job_times.c.rollout.not_in(running)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
 """Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
 """What `open_store` migrates to."""
+
+FIRST_WITH_LEASES = "0003"
+"""The revision that added what the workers of a study do."""
 
 FIRST_WITH_CHECKS = "0005"
 """The revision that added the table of checks; older stores can be read, and have none."""
@@ -27,6 +30,7 @@ FIRST_WITH_KEYS = "0009"
 
 FIRST_WITH_STATES = "0010"
 """The revision that added states, history and roll-outs; before it the newest of each fingerprint was served."""
+
 FIRST_WITH_JOBS = "0011"
 """The revision that added workers and rules of tuning jobs."""
 

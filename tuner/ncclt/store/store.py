@@ -20,6 +20,7 @@ from ncclt.store import life, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
+from ncclt.store.hooks import Hooks
 from ncclt.store.job_workers import JobWorkers
 from ncclt.store.keys import Keys
 from ncclt.store.leases import Leases, close_claim
@@ -30,7 +31,7 @@ from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.overview import Overview
 from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
-from ncclt.store.records import Records, with_staleness
+from ncclt.store.records import Records, noting_stale, with_staleness
 from ncclt.store.shipped import CatalogueEntry, named_clusters, profiles_folder, shipped_workloads
 from ncclt.store.summaries import StudyPage, row_counts
 from ncclt.store.trial_list import TrialLists
@@ -44,7 +45,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
+class Store(Records, Lives, Hooks, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.
@@ -167,7 +168,8 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
             UsageError: one of this name is shipped, or was added before and `replace` is not set.
         """
         with self._database.alone() as connection:
-            WORKLOADS.add(connection, self._shipped_workloads, workload, replace=replace)
+            with noting_stale(connection, self._shipped_workloads, self._clock(), model=workload.name):
+                WORKLOADS.add(connection, self._shipped_workloads, workload, replace=replace)
             recommendations.note_change(connection, model=workload.name)
 
     @repeatable
@@ -192,7 +194,10 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
 
     def add_cluster(self, cluster: Cluster, *, replace: bool = False) -> None:
         """Store a cluster under its name; UsageError as for `add_workload`."""
-        with self._database.alone() as connection:
+        with (
+            self._database.alone() as connection,
+            noting_stale(connection, self._shipped_workloads, self._clock(), cluster=cluster.name),
+        ):
             CLUSTERS.add(connection, self._shipped_clusters, cluster, replace=replace)
 
     # --- studies ---
@@ -314,8 +319,7 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
     ) -> Recommendation:
         """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
-        It becomes active, unless the rules of its cluster, a pin or `unverified` make it wait as a candidate. It is
-        read back in the way in which jobs will read it.
+        It becomes active, unless rules of its cluster, a pin or `unverified` make it wait; it is read back as by jobs.
 
         Args:
             recommendation: what is published.
@@ -355,8 +359,7 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
     def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
         """Return the active recommendation of each fingerprint and origin, newest first; for `select`.
 
-        Where none is active, the one that is being rolled out; what a job of a roll-out gets, `ncclt.deliver.variant`
-        decides.
+        Where none is active, the one that is rolled out; `ncclt.deliver.variant` decides what a job of it gets.
 
         Args:
             cluster, model: names.

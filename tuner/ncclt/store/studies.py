@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from ncclt.core.study import BegunFrom, Study, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
+from ncclt.store.leases import ABANDONED, abandoned
 from ncclt.store.names import close_names
 from ncclt.store.tables import studies
 
@@ -29,7 +30,7 @@ def open_study(connection: Connection, study: Study, *, now: str) -> Study:
         fresh = replace(study, created=study.created or now, updated=now)
         connection.execute(insert(studies).values(**_row(fresh)))
         return fresh
-    there = _study(row)
+    (there,) = _read(connection, [row])
     different = _differences(there, study)
     if different:
         raise UsageError(
@@ -44,10 +45,10 @@ def find_study(connection: Connection, key: str) -> Study:
     for column in (studies.c.id, studies.c.name):
         row = connection.execute(select(studies).where(column == key)).first()
         if row is not None:
-            return _study(row)
+            return _read(connection, [row])[0]
     rows = connection.execute(select(studies).where(studies.c.id.startswith(key, autoescape=True)).limit(4)).all()
     if key and len(rows) == 1:
-        return _study(rows[0])
+        return _read(connection, rows)[0]
     if key and rows:
         ids = ", ".join(row.id for row in rows)
         raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of the id")
@@ -73,7 +74,7 @@ def keep_sources(
     row = connection.execute(select(studies).where(studies.c.id == study_id)).first()
     if row is None:
         raise NotFoundError(f"there is no study with the id {study_id!r}", hint=f"`{_LIST}` lists all")
-    there = _study(row)
+    (there,) = _read(connection, [row])
     if there.begun_from and not again:
         return there
     changed = replace(there, begun_from=tuple(begun_from), updated=now)
@@ -106,13 +107,14 @@ def study_rows(
     for column, wanted in ((studies.c.cluster, cluster), (studies.c.model, model)):
         if wanted is not None:
             query = query.where(column == wanted)
-    return {row.sequence: _study(row) for row in connection.execute(query)}
+    rows = connection.execute(query).all()
+    return {row.sequence: study for row, study in zip(rows, _read(connection, rows), strict=True)}
 
 
 def studies_of(connection: Connection, numbers: Collection[int]) -> tuple[Study, ...]:
     """Return the studies with some numbers of arrival, newest first."""
     query = select(studies).where(studies.c.sequence.in_(list(numbers))).order_by(studies.c.sequence.desc())
-    return tuple(_study(row) for row in connection.execute(query))
+    return tuple(_read(connection, connection.execute(query).all()))
 
 
 def _differences(there: Study, asked: Study) -> list[str]:
@@ -139,6 +141,18 @@ def _row(study: Study) -> dict[str, Any]:
     document = study.to_document()
     columns = {name: document.pop(name) for name in _COLUMNS}
     return {**columns, "cluster": study.cluster.name, "model": study.workload.name, "document": to_text(document)}
+
+
+def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
+    """Return studies; one that is running by its state, and whose workers have all died, is interrupted."""
+    running = StudyState.RUNNING.value
+    dead = abandoned(connection) if any(row.state == running for row in rows) else frozenset()
+    return [
+        replace(study, state=StudyState.INTERRUPTED, reason=ABANDONED)
+        if study.state is StudyState.RUNNING and study.id in dead
+        else study
+        for study in map(_study, rows)
+    ]
 
 
 def _study(row: Row[Any]) -> Study:

@@ -11,9 +11,10 @@ from sqlalchemy import Connection, func, select
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Phase, Study
+from ncclt.core.study import Phase, Study, StudyState
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
+from ncclt.store.leases import abandoned
 from ncclt.store.recommendations import newest_of
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
@@ -117,10 +118,17 @@ def row_counts(connection: Connection) -> dict[str, dict[tuple[str, ...], int]]:
         "records": (records.c.kind, records.c.word),
         "rollouts": (rollouts.c.cluster, rollouts.c.state),
     }
-    return {
+    counts = {
         name: {tuple(row[:-1]): row[-1] for row in connection.execute(select(*by, func.count()).group_by(*by))}
         for name, by in columns.items()
     }
+    running, interrupted = StudyState.RUNNING.value, StudyState.INTERRUPTED.value
+    dead = (studies.c.state == running, studies.c.id.in_(abandoned(connection)))
+    for (cluster,) in connection.execute(select(studies.c.cluster).where(*dead)):
+        of = counts["studies"]
+        of[cluster, running] -= 1
+        of[cluster, interrupted] = of.get((cluster, interrupted), 0) + 1
+    return counts
 
 
 def _counts(connection: Connection, ids: Sequence[str]) -> dict[str, int]:

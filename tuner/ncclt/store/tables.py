@@ -233,3 +233,15 @@ job_rules = Table(
     Column("cluster", String, nullable=False),
     Column("document", Text, nullable=False),
 )
+
+# Up to where in the history a web hook has received events, and since when the next one could not be delivered. `id` is
+# a hash of the address, which may hold a secret.
+hooks = Table(
+    "hooks",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("since_s", Float, nullable=False),
+    Column("due_s", Float, nullable=False),
+)

@@ -11,9 +11,9 @@ import pytest
 
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Claim, Phase
+from ncclt.core.study import Claim, Phase, StudyState
 from ncclt.core.trial import Outcome
-from ncclt.store.leases import SILENT_S, this_worker
+from ncclt.store.leases import SILENT_S, _started, this_worker
 from ncclt.store.store import Store
 from ncclt.testing.store_contract import sample_study, sample_trial
 
@@ -106,6 +106,42 @@ class LeasesContract:
         other = self._granted(shared, DEFAULT)
         assert shared.add_trial("abc123", replace(trial, number=other.number), worker=ME) == trial
         assert shared.trials("abc123") == (trial,)
+
+    def test_a_study_whose_workers_have_all_ended_is_not_running(self, shared: Store) -> None:
+        """Neither after the last one left without saying how it ended, nor after kill -9; a new worker resumes it."""
+
+        def seen() -> set[StudyState]:
+            """Return the state as every reader has it."""
+            running, recent, page = shared.running_studies(), shared.recent_studies(limit=9), shared.studies()
+            (listed,), (one,) = (*running, *recent), page.items
+            (counted,) = {state for (_, state), count in shared.counts()["studies"].items() if count}
+            is_running = bool(shared.running_studies(cluster=one.study.cluster.name))
+            of_pair = any(pair.running for pair in shared.pairs())
+            assert is_running == of_pair == bool(running)
+            return {shared.study("abc123").state, one.study.state, listed.study.state, StudyState(counted)}
+
+        assert seen() == {StudyState.RUNNING}  # it has just been stored
+        for worker in (ME, OTHER):
+            shared.enter("abc123", worker)
+        shared.leave("abc123", OTHER)
+        assert seen() == {StudyState.RUNNING}
+        shared.leave("abc123", ME)
+        assert seen() == {StudyState.INTERRUPTED}
+        assert "resumes" in shared.study("abc123").reason
+
+        shared.set_state("abc123", StudyState.RUNNING, "")
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            dead = f"{ME.rsplit('/', 2)[0]}/{process.pid}/{_started(process.pid)}"
+            shared.enter("abc123", dead)
+            assert seen() == {StudyState.RUNNING}
+            process.kill()
+        assert seen() == {StudyState.INTERRUPTED}
+        shared.enter("abc123", ME)
+        shared.set_state("abc123", StudyState.RUNNING, "")
+        assert seen() == {StudyState.RUNNING}
+        shared.set_state("abc123", StudyState.DONE, "nothing more to gain")
+        shared.leave("abc123", ME)
+        assert (seen(), shared.study("abc123").reason) == ({StudyState.DONE}, "nothing more to gain")
 
     def test_only_one_worker_ends_a_study_until_it_leaves(self, shared: Store) -> None:
         """A worker that leaves gives up all that it held."""
