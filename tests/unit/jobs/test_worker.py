@@ -4,6 +4,7 @@ import stat
 
 import pytest
 
+from ncclt.core.life import Action
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import StudyStoppedError
 from ncclt.jobs import worker
@@ -35,6 +36,7 @@ def result_of(tmp_path):
             store.enter_worker(serving.name, cluster="leonardo")
             return serving._result_of(JOB, lambda *_args, **_data: None)
 
+        run.history = store.history
         yield run
 
 
@@ -46,6 +48,10 @@ def test_a_job_that_was_cancelled_in_the_last_moment_is_not_launched(result_of):
 def test_a_job_that_has_killed_workers_fails(result_of):
     result = result_of(taken_over=MOST_DEATHS)
     assert (result.state, result.reason) == (JobState.FAILED, "5 workers died over it")
+    (noted,) = result_of.history()
+    assert (noted.action, noted.cluster, noted.model, noted.why) == (
+        Action.JOB_FAILED, "leonardo", "bert", "job j: 5 workers died over it",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

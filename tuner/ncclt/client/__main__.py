@@ -6,24 +6,24 @@ import argparse
 import os
 import sys
 
-from .answer import FORMS, ORIGINS
+from .answer import FORMS, MARKS
 from .fetch import ClientError, fetch_env
 
 
 def main() -> int:
     """Print the environment and return the exit code: those of `ncclt env`."""
     parser = argparse.ArgumentParser(prog="client.py", description="Print what an ncclt server recommends for a job.")
-    parser.add_argument("--server", default=os.environ.get("NCCLT_SERVER"), help="its address [NCCLT_SERVER]")
-    parser.add_argument("--cluster", default=os.environ.get("NCCLT_CLUSTER"), help="its name [NCCLT_CLUSTER]")
+    for name, meaning in (("server", "its address"), ("cluster", "its name")):
+        variable = f"NCCLT_{name.upper()}"
+        known = os.environ.get(variable)
+        parser.add_argument(f"--{name}", default=known, required=not known, help=f"{meaning} [{variable}]")
     parser.add_argument("--model", required=True, help="name of the workload")
     for name, kind in (("--nodes", int), ("--gpus-per-node", int), ("--nccl-version", str)):
         parser.add_argument(name, type=kind, required=True, help="of the job")
-    parser.add_argument("--format", default="export", help="as of `ncclt env` (default export)")
-    parser.add_argument("--allow", action="append", choices=list(ORIGINS), default=[], help="also such a result")
+    parser.add_argument("--format", default="export", choices=FORMS, metavar="FORMAT", help="of `ncclt env`")
+    parser.add_argument("--allow", action="append", choices=list(MARKS), default=[], help="also such a result")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default 5)")
     given = parser.parse_args()
-    if not given.server or not given.cluster or given.format not in FORMS:
-        parser.error("--server and --cluster are needed, and --format must be one of ncclt env")
     try:
         fetched = fetch_env(
             given.server, cluster=given.cluster, model=given.model, nodes=given.nodes,

@@ -91,8 +91,8 @@ TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
 FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
 
-ORIGINS = {"recorded": "recorded", "simulated": "SIMULATED"}
-"""Where times come from that were not measured in place -> how remarks of such a result begin."""
+MARKS = {"recorded": "recorded", "simulated": "SIMULATED", "nearest": "NEAREST"}
+"""What a job is given only if it allows it, not being measured there or for such a job -> how its remarks begin."""
 
 _LONGEST = 1023
 """Characters of a value that NCCL reads from nccl.conf (src/misc/param.cc:27-56, 2.30.7)."""
@@ -207,6 +207,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         "lost": [one_line(sentence) for sentence in document["lost"]],
         # Servers of older versions send only what is lost.
         "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
+        **({"nearest": [one_line(sentence) for sentence in document["nearest"]]} if document.get("nearest") else {}),
         "variables": checked(document["variables"], nccl_version),
         "table": [
             {name: rule[name] for name in _RULE if name != "spans_nodes" or rule[name] is not None}
@@ -224,23 +225,23 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
         text: of a table if `form` is one of `TABLES`, else `json`.
         form: one of `FORMS`.
         asked: cluster, model, nodes, gpus_per_node and nccl_version of the request; None is not compared. allow: which
-            of `ORIGINS` the job may be given besides measured results.
+            of `MARKS` the job may be given besides what was measured for it.
 
     Raises:
-        AnswerError: it is for another job, of an origin that is not allowed, contains what no job may get, or nothing
+        AnswerError: it is for another job, has a mark that is not allowed, contains what no job may get, or nothing
             proven.
         LookupError, TypeError, AttributeError, ValueError, RecursionError: it has another shape.
     """
     if form in TABLES:
         table = _table(text, asked.get("nccl_version"))
-        _require_allowed({origin for origin, mark in ORIGINS.items() if f"\n# {mark}" in f"\n{table}"}, asked)
+        _require_allowed({mark for mark, word in MARKS.items() if f"\n# {word}" in f"\n{table}"}, asked)
         return table
     answer = json.loads(text)
     document = checked_document(answer, asked.get("nccl_version"))
     for name in ("cluster", "model", "nodes", "gpus_per_node"):
         if asked.get(name) not in (None, answer[name]):
             raise AnswerError(f"it is for {name} {one_line(answer[name])[:60]}, asked for {asked[name]}")
-    _require_allowed(origin_of(document), asked)
+    _require_allowed(marks_of(document), asked)
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
@@ -250,16 +251,17 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     return write(document, form, asked.get("nccl_version"))
 
 
-def origin_of(document: Mapping[str, Any]) -> set[str]:
-    """Return which of `ORIGINS` a result is of; nothing if it was measured."""
+def marks_of(document: Mapping[str, Any]) -> set[str]:
+    """Return which of `MARKS` a result has; none if it was measured for such a job."""
+    nearest = {"nearest"} if document.get("nearest") else set()
     if document["simulated"]:
-        return {"simulated"}
-    return {"recorded"} if document["launcher"] == "replay" else set()
+        return {"simulated", *nearest}
+    return {"recorded", *nearest} if document["launcher"] == "replay" else nearest
 
 
-def _require_allowed(origins: set[str], asked: Mapping[str, Any]) -> None:
-    for origin in origins - set(asked.get("allow") or ()):
-        raise AnswerError(f"it is {ORIGINS[origin]}, which this job does not allow")
+def _require_allowed(marks: set[str], asked: Mapping[str, Any]) -> None:
+    for mark in sorted(marks - set(asked.get("allow") or ())):
+        raise AnswerError(f"it is {MARKS[mark]}, which this job does not allow")
 
 
 def form_of(format: str, shell: str, unset: bool) -> str:
@@ -283,7 +285,7 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
     label = token(document["recommendation"])
     if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
         pairs["NCCLT_RECOMMENDATION"] = label
-        pairs.update((f"NCCLT_{origin.upper()}", "1") for origin in origin_of(document))
+        pairs.update((f"NCCLT_{mark.upper()}", "1") for mark in sorted(marks_of(document)))
     remarks = comment_lines(document["remarks"])
     if form == "slurm-taskprolog":
         return task_prolog(document, pairs, remarks, uid=uid)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 # Relative, as the folder is also copied alone.
-from .answer import FORMS, ORIGINS, TABLES, AnswerError, form_of, one_line, written
+from .answer import FORMS, MARKS, TABLES, AnswerError, form_of, one_line, written
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
@@ -141,7 +141,7 @@ def fetch_env(
         max_age_s: an older answer from the cache is not used.
         wait_s: let the server hold the request for up to so many seconds, at most 60, until its answer is another than
             the one in `cache_dir`; in addition to `timeout_s`.
-        allow: `recorded` or `simulated`: accept a result that was not measured there.
+        allow: `recorded`, `simulated`, `nearest`: accept a result that was not measured there, or for a similar job.
         job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
             empty = it does not. Such an answer is for this job alone and never kept.
 
@@ -153,11 +153,11 @@ def fetch_env(
     form = form_of(format, shell, unset)
     if form not in FORMS:
         raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
-    if unknown := set(allow) - set(ORIGINS):
-        raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(ORIGINS)}")
+    if unknown := set(allow) - set(MARKS):
+        raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(MARKS)}")
     asked: dict[str, Any] = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node}
     asked["nccl_version"] = nccl_version
-    query = {**asked, "driver": driver, "topology": topology, **{name: "allow" for name in ORIGINS if name in allow}}
+    query = {**asked, "driver": driver, "topology": topology, **{name: "allow" for name in MARKS if name in allow}}
     query |= {"format": format if format in TABLES else "json", "channels": channels}
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{base_of(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
@@ -233,8 +233,10 @@ def base_of(server: str) -> str:
 
 
 @client_errors_only
-def get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None = None) -> _Kept:
-    """Return the answer, or `kept` as saved now if the server says that it is unchanged. With a body, POST it."""
+def get(url: str | urllib.request.Request, kept: _Kept | None, *, api_key: str | None, timeout_s: float) -> _Kept:
+    """Return the answer to a GET, or to any request; `kept` as saved now if the server says that it is unchanged."""
+    request = url if isinstance(url, urllib.request.Request) else urllib.request.Request(url)  # noqa: S310 -- base_of
+    request.headers.setdefault("Accept", "*/*")
     if not 0 < timeout_s < threading.TIMEOUT_MAX:
         raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
     # A socket's timeout restarts with every byte, and looking up a name has none: a second thread does it all.
@@ -249,7 +251,7 @@ def get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, 
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
         sys.settrace(end_in_time)  # at every call here: no endless answer may keep this thread busy during the training
         try:
-            came.append(_ask(url, kept, api_key=api_key, timeout_s=timeout_s, body=body))
+            came.append(_ask(request, kept, api_key=api_key, timeout_s=timeout_s))
         except Exception as error:  # noqa: BLE001 -- raised below, in the waiting thread
             came.append(error)
 
@@ -259,15 +261,14 @@ def get(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, 
     outcome = came[0] if came else TimeoutError()
     if isinstance(outcome, _Kept):
         return outcome
-    raise outcome if isinstance(outcome, ClientError) else _outage(outcome, host_of(url), timeout_s) from outcome
+    where = host_of(request.full_url)
+    raise outcome if isinstance(outcome, ClientError) else _outage(outcome, where, timeout_s) from outcome
 
 
-def _ask(url: str, kept: _Kept | None, *, api_key: str | None, timeout_s: float, body: bytes | None) -> _Kept:
+def _ask(request: urllib.request.Request, kept: _Kept | None, *, api_key: str | None, timeout_s: float) -> _Kept:
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
-    where = host_of(url)
-    headers = {"Accept": "*/*", **({} if body is None else {"Content-Type": "application/json"})}
-    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- _base lets http and https pass
+    where = host_of(request.full_url)
     if kept and kept.etag:
         request.add_header("If-None-Match", kept.etag)
     if api_key is not None:

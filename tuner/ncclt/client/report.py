@@ -6,11 +6,18 @@ Only the standard library, in the syntax of Python 3.8, as all of this folder; a
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from .answer import one_line  # relative: the folder is also copied alone
 from .fetch import WRONG_SERVER, ClientError, base_of, client_errors_only, get, host_of
+
+
+def posting(url: str, document: Mapping[str, Any], *, method: str = "POST") -> urllib.request.Request:
+    """Return a request that sends a JSON object to an address of `base_of`."""
+    body, headers = json.dumps(dict(document)).encode(), {"Content-Type": "application/json"}
+    return urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 -- base_of
 
 
 @client_errors_only
@@ -23,8 +30,7 @@ def post_attestation(
         ClientError: the server did not keep it, with its own message if it sent one.
     """
     url = f"{base_of(server)}/v1/attestations"
-    sent = json.dumps(dict(document)).encode()
-    answer = json.loads(get(url, None, api_key=api_key, timeout_s=timeout_s, body=sent).text)
+    answer = json.loads(get(posting(url, document), None, api_key=api_key, timeout_s=timeout_s).text)
     # A redirect turns a POST into a GET, whose answer is another object.
     if answer.get("id") != document["id"]:
         raise ClientError(f"{host_of(url)} did not keep the attestation", hint=WRONG_SERVER)
@@ -39,8 +45,8 @@ def post_step_time(
     Raises:
         ClientError: the server did not keep it, with its own message if it sent one.
     """
-    sent = json.dumps(dict(document)).encode()
-    answer = get(f"{base_of(server)}/v1/step-times", None, api_key=api_key, timeout_s=timeout_s, body=sent)
+    request = posting(f"{base_of(server)}/v1/step-times", document)
+    answer = get(request, None, api_key=api_key, timeout_s=timeout_s)
     found = json.loads(answer.text)
     if found.get("rollout") != document["rollout"]:
         raise ClientError(f"{host_of(server)} did not keep the step time", hint=WRONG_SERVER)

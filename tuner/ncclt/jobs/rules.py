@@ -74,6 +74,8 @@ def reason_for(rule: JobRule, store: Store, *, now: str) -> str:
     if rule.stale and newest.stale:
         return f"{newest.id} is stale"
     age = datetime.fromisoformat(now) - _aware(newest.created)
+    if rule.every_days and age.days < -1:  # beyond what clocks and time zones differ by: its age is not known
+        return f"{newest.id} was made in the future, at {newest.created}"
     if rule.every_days and age.days >= rule.every_days:
         # Counted, so that a job that ends without a recommendation is followed by the next one in time.
         return f"{newest.id} is {age.days // rule.every_days} times {rule.every_days} days old"

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
 from ncclt.core.tuning_job import JobResult, JobState, TuningJob
-from ncclt.errors import NotFoundError, StoreError, StudyStoppedError, hide_passwords, reason
+from ncclt.errors import NccltError, NotFoundError, StoreError, StudyStoppedError, hide_passwords, reason
 from ncclt.jobs.rules import apply_rules
 from ncclt.launch.process.followed import FollowedProcess
 from ncclt.launch.slurm.job import ask
@@ -142,6 +142,10 @@ class JobWorker:
             self._busy += 1
         try:
             result = None if self._ends() else self._result_of(job, report)
+        except NccltError as error:
+            why = error.message
+            self._patiently(lambda: self._store.note_job_failed(job, why))
+            raise
         finally:
             with self._changed:
                 self._busy -= 1
@@ -258,6 +262,8 @@ class JobWorker:
             decision=published.table.verdict.decision.value if published else "",
             simulated=bool(study and study.simulated), recorded="" if not study or study.simulated else study.label,
         )  # fmt: skip
+        if state is JobState.FAILED:
+            self._patiently(lambda: self._store.note_job_failed(job, result.reason))
         report("ended", **result.to_document())
         self._plan.say(f"ncclt: job {job.id}: {state}{f': {why}' if why else ''}")
         return result

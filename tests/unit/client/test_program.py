@@ -1,0 +1,74 @@
+"""The client as a program: what it prints, and its exit codes."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ncclt.client.__main__ import main
+
+SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
+free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
+GOOD, PROBLEM, reply, serving = SERVERS.GOOD, SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
+JOB = ("--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
+
+
+@pytest.fixture
+def program(monkeypatch, capsys):
+    """Return a caller: words in; exit code, stdout and stderr out."""
+    for name in ("NCCLT_SERVER", "NCCLT_CLUSTER", "NCCLT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["client.py", *words])
+        try:
+            code = main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_it_prints_the_environment_and_nothing_else(program, monkeypatch):
+    monkeypatch.setenv("NCCLT_API_KEY", "k-1")
+    with serving(reply()) as server:
+        monkeypatch.setenv("NCCLT_SERVER", server.url)
+        assert program(*JOB) == (0, GOOD, "")
+    assert server.seen[0].headers["Authorization"] == "Bearer k-1"
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, 3), (409, 3), (422, 2), (503, 69)])
+def test_a_refusal_is_said_with_its_hint_on_stderr_alone(program, status, code):
+    with serving(reply(status, json.dumps({**PROBLEM, "status": status}), "application/problem+json")) as server:
+        assert program("--server", server.url, *JOB) == (code, "", "ncclt: nothing fits\n  hint: run tune\n")
+
+
+def test_a_refusal_without_a_hint_is_one_line(program):
+    problem = {name: value for name, value in PROBLEM.items() if name != "hint"}
+    with serving(reply(404, json.dumps(problem), "application/problem+json")) as server:
+        assert program("--server", server.url, *JOB) == (3, "", "ncclt: nothing fits\n")
+
+
+def test_no_server_is_an_outage(program):
+    code, out, said = program("--server", f"http://127.0.0.1:{free_port()}", *JOB, "--timeout", "1")
+    assert (code, out) == (69, "")
+    assert said.startswith("ncclt: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (JOB, "--server"),
+        (("--server", "http://127.0.0.1:9", *JOB[2:]), "--cluster"),
+        (("--server", "http://127.0.0.1:9", *JOB, "--format", "yaml"), "'yaml'"),
+        (("--server", "http://127.0.0.1:9", *JOB, "--allow", "anything"), "'anything'"),
+    ],
+)
+def test_wrong_usage_names_what_is_wrong(program, words, said):
+    code, out, error = program(*words)
+    assert (code, out) == (2, "")
+    assert said in error.splitlines()[-1]
