@@ -51,7 +51,8 @@ TESTS = {
     "prove": ["unit/prove", "unit/pipeline/test_tune.py", "unit/search/test_assemble.py"],
     "deliver": ["unit/deliver", "unit/nccl/test_compile.py", "unit/cli"],
     "search": ["unit/search", "unit/prove/test_confined.py", "unit/pipeline/test_tune.py"],
-    "store": ["unit/store", "contract/test_stores.py", "unit/api", "unit/pipeline/test_tune.py", "unit/cli"],
+    "store": ["unit/store", "contract/test_stores.py", "contract/test_archive.py", "contract/test_retention.py",
+              "unit/api", "unit/pipeline/test_tune.py", "unit/cli"],
     "launch": ["unit/launch", "contract/test_launchers.py", "unit/measure", "integration/test_launchers.py",
                "integration/test_kubernetes.py", "integration/test_ssh.py"],
     "client": ["unit/client", "integration/test_run.py"],
@@ -112,7 +113,7 @@ def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int
                 nodes.append(node.annotation)
             case ast.FunctionDef():
                 nodes.append(node.returns)
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant() as value) if name.endswith("_S"):
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.endswith("_S"):
                 nodes.append(value)
             case ast.ClassDef(bases=[ast.Name("Protocol"), *_]):
                 nodes.append(node)

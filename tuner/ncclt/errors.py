@@ -122,6 +122,40 @@ class HostLostError(NodesLostError):
     """One host cannot be reached any more; the others may well be there."""
 
 
+_FRAMEWORK_WORDS = tuple(
+    (re.compile(found, re.DOTALL), ours)
+    for found, ours in (
+        (r"Field required", "is missing"),
+        (r"Extra inputs are not permitted", "is unknown"),
+        (r"JSON decode error", "is not JSON"),
+        (r"Unable to parse input string as an integer, exceeded maximum size", "has too many digits"),
+        (r"Input should be a valid integer\b.*", "must be a whole number"),
+        (r"Input should be a (?:valid|finite) number\b.*", "must be a number"),
+        (r"Input should be a valid boolean\b.*", "must be true or false"),
+        (r"Input should be a valid string\b.*", "must be a string"),
+        (r"Input should be a valid (?:list|array)\b.*", "must be a list"),
+        (r"Input should be (?:a valid dictionary|an object)\b.*", "must be a JSON object"),
+        (r"Input should be greater than or equal to (\S+)", r"must be at least \1"),
+        (r"Input should be less than or equal to (\S+)", r"must be at most \1"),
+        (r"Input should be greater than (\S+)", r"must be above \1"),
+        (r"Input should be less than (\S+)", r"must be below \1"),
+        (r"(?:String|List|Dictionary|Value) should have at (most|least) (\d+) (\w+).*", r"must have at \1 \2 \3"),
+        (r"String should match pattern (.*)", r"must match \1"),
+        (r"Input should be (.*)", r"must be \1"),
+    )
+)
+"""Phrases of pydantic, which both the command line and the service are built on, and ours; the first match counts."""
+
+
+def in_our_words(refusal: str) -> str:
+    """Return why a value was refused, in our words where they are the framework's; it follows the name of the value."""
+    said = refusal.removeprefix("Value error, ")
+    for found, ours in _FRAMEWORK_WORDS:
+        if match := found.fullmatch(said):
+            return match.expand(ours)
+    return said
+
+
 def described(error: Exception) -> NccltError:
     """Return an error as a sentence and a hint, whatever it is."""
     if isinstance(error, NccltError):

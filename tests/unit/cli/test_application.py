@@ -1,6 +1,9 @@
 """What all commands have in common: how they refuse, and how they explain themselves."""
 
+import os
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,11 +25,15 @@ def call(*words, **environ):
         (("tnue",), "there is no command 'tnue'", "did you mean tune? `ncclt --help` lists all"),
         (("xyzzy",), "there is no command 'xyzzy'", "`ncclt --help` lists all"),
         (("tune", "--modle", "bert"), "no such option: --modle", "`ncclt tune --help` shows what it takes"),
-        (("tune", "--nodes", "two"), "invalid value for '--nodes'", "`ncclt tune --help` shows what it takes"),
+        (("tune", "--nodes", "two"), "invalid value for '--nodes': must be a whole number", "`ncclt tune --help`"),
+        (("tune", "--time", "long"), "invalid value for '--time': must be a number", "`ncclt tune --help`"),
+        (("tune", "--warm=maybe"), "option '--warm' does not take a value", "`ncclt tune --help` shows what it takes"),
+        (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` shows what it takes"),
+        (("report", "x", "--format", "y"), "invalid value for '--format': 'y' is not one of", "`ncclt report --help`"),
         (("tune", "bert"), "got unexpected extra argument(s) (bert)", "`ncclt tune --help` shows what it takes"),
         (("--quite",), "no such option: --quite", "`ncclt --help` shows what it takes"),
         (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` shows what it takes"),
-        (("plugin", "check", "--ranks", "0"), "invalid value for '--ranks'", "`ncclt plugin check --help`"),
+        (("plugin", "check", "--ranks", "0"), "invalid value for '--ranks': must be at least 1", "`ncclt plugin check"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_two_lines(words, said, hint):
@@ -65,6 +72,14 @@ def test_help_is_about_the_command_alone(command):
     assert shown.exit_code == 0
     assert "-completion" not in shown.stdout
     assert "--install-completion" in call("--help").stdout
+
+
+def test_the_help_of_all_commands_is_as_wide_as_that_of_one():
+    environ = os.environ | {"COLUMNS": "110"}
+    words = [sys.executable, "-m", "ncclt", "--help-all"]
+    shown = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+    tune = shown.partition("\nUsage: ncclt tune ")[2].partition("\nUsage: ")[0]
+    assert 90 < max(map(len, tune.splitlines())) <= 110
 
 
 def test_commands_stand_under_their_verbs():

@@ -7,8 +7,10 @@ import pytest
 
 from ncclt.cli.studies import show
 from ncclt.cli.tune import tune
+from ncclt.cli.tune_view import print_result
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.pipeline.tune import TuneResult
 
 KIB = 1024
 TIMES_US = {
@@ -48,6 +50,18 @@ def recorded(command, tmp_path):
         )
     )
     return lambda *words: command(tune, "--model", "mine", "--launcher", "replay", "--landscape", str(path), *words)
+
+
+def test_a_replayed_study_that_was_interrupted_states_no_cost(recorded, command, capsys):
+    recorded()
+    study = command.store.study(command.store.studies().items[0].study.id)
+    interrupted = TuneResult(
+        study=study, trials=(), resumed=0, stop="interrupted by the user", recommendation=None, messages=(), notes=()
+    )
+    print_result(interrupted, None, command.store, source="", again="", steps_per_day=None, quiet=False)
+    said = capsys.readouterr().err
+    assert "run the same command to resume" in said
+    assert "cost" not in said
 
 
 def test_the_rows_add_up_to_the_headline(recorded):

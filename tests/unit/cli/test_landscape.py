@@ -19,6 +19,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.simulated import load_landscape
 from ncclt.measure.simulated.export import COLUMNS, export
 from ncclt.measure.simulated.landscape_rows import OPTIONAL, REQUIRED
+from ncclt.measure.target import recorded_tables
 
 LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4)
 BUFFERS = Setting(parameters=(("BUFFSIZE", 8388608), ("MIN_CTAS", 16)))
@@ -97,11 +98,11 @@ def test_a_simulated_study_says_so_in_every_row(study, tmp_path):
 
 
 def test_the_list_and_one_recorded_cluster_fit_a_terminal():
-    assert "mi355x-2x8: AMD MI355X, 2 nodes x 8 GPUs, RoCE" in run("landscape", "list")
+    assert "mi355x-2x8: AMD MI355X, 2 nodes x 8 GPUs, RoCE, RCCL" in run("landscape", "list")
     listed = json.loads(run("landscape", "list", "--json"))["landscapes"]
     assert [entry["settings"] for entry in listed if entry["name"] == "mi355x-2x8"] == [54]
     shown = run("landscape", "show", "mi355x-2x8")
-    assert "recorded: AMD MI355X, 2 nodes x 8 GPUs, RoCE, github.com/ylerman-dn/amd-dev" in shown
+    assert "recorded: AMD MI355X, 2 nodes x 8 GPUs, RoCE, RCCL, github.com/ylerman-dn/amd-dev" in shown
     table = [line.rstrip() for line in shown.splitlines() if "iB " in line]
     assert len(table) == 15 + 18 + 18 + 15
     assert max(map(len, table)) <= 80
@@ -109,6 +110,14 @@ def test_the_list_and_one_recorded_cluster_fit_a_terminal():
     assert [(r["default_us"], r["best_us"], r["setting"]) for r in best if r["size"] == "32 MiB"] == [
         (279.3, 250.77, "ring/ll128 c=40")
     ]
+
+
+def test_sources_are_those_that_readers_can_find():
+    """No number of a list that only its authors have, and no nameless repository as the whole of a source."""
+    for path in recorded_tables().values():
+        said = path.read_text(encoding="utf-8") + path.with_suffix(".toml").read_text(encoding="utf-8")
+        assert "index id" not in said, path
+        assert '"a public research repository"' not in said, path
 
 
 def test_a_name_that_is_not_recorded_is_refused_with_those_that_are():

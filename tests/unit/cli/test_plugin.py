@@ -56,6 +56,15 @@ def test_build_path_and_check_go_together(ncclt, tmp_path):
     assert ncclt("check", "--collective", "send_recv").exit_code == 2
 
 
+def test_more_channels_than_an_older_nccl_has_are_no_contradiction(ncclt, tmp_path):
+    """As the demo's own recommendation has them."""
+    ncclt("build")
+    table = tmp_path / "table.csv"
+    table.write_text("allreduce,33583104,39951872,ring,ll128,40,2,16\n")
+    shown = ncclt("check", table, "--ranks", 16, "--nodes", 2)
+    assert (shown.exit_code, shown.stdout) == (0, "all_reduce 36767488: ring ll128, 40 channels\n")
+
+
 def test_without_a_plugin_path_says_how_to_build_one(ncclt, monkeypatch, tmp_path):
     monkeypatch.setenv("NCCLT_PLUGIN", str(tmp_path / "gone.so"))
 

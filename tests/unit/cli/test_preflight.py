@@ -144,7 +144,7 @@ def test_named_hosts_are_used(call):
     "words",
     [("--hosts", "a,b", "--nodes", "3"), ("--weak", "n77=0.5"), ("--weak", "n01"), ("--pairs", "tree"),
      ("--quick", "--full"), ("--tolerance", "2"), ("--expect", "0"), ("--plot", "map.png"), ("--sizes", "many"),
-     ("--plot", "gone/map.svg"),
+     ("--plot", "gone/map.svg"), ("--expect", "inf"), ("--time", "inf"),
      ("--launcher", "replay"), ("--launcher", "local", "--weak", "n01=0.5"), ("--parallel", "0"), ("--time", "0")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_before_anything_runs(call, words):

@@ -1,18 +1,41 @@
-"""`ncclt profile import` says how to go on in a line that a shell takes as it stands."""
+"""`ncclt profile import`: the names it takes, as every command and the service do, and the next command."""
 
+import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.profile import app
+from ncclt.core.workload import checked_name
+from ncclt.errors import UsageError
 
 TABLE = "collective,size_bytes,calls,dtype\nall_reduce,4194304,3,float32\n"
 
 
-def test_the_next_command_is_quoted_for_a_shell(tmp_path):
+def test_the_next_command_can_be_copied(tmp_path):
     (tmp_path / "calls.csv").write_text(TABLE)
     storage = f"sqlite:///{tmp_path / 'store.db'}"
 
-    words = ("import", str(tmp_path / "calls.csv"), "--name", "my job", "--storage", storage)
+    words = ("import", str(tmp_path / "calls.csv"), "--name", "my-job.2_b", "--storage", storage)
     done = CliRunner().invoke(app, list(words), catch_exceptions=False)
 
     assert done.exit_code == 0
-    assert done.stderr.endswith("; tune it with: ncclt tune --model 'my job'\n")
+    assert done.stderr.endswith("; tune it with: ncclt tune --model my-job.2_b\n")
+
+
+@pytest.mark.parametrize("name", ["", " ", "my job", "../x", "a/b", "-x", "a\n", "a\u202eb", "größe", "x" * 201])
+@pytest.mark.parametrize(
+    "words",
+    [("import", "calls.csv", "--name"), ("model", "resnet50", "--store"), ("record", "--name")],
+    ids=lambda words: words[0],
+)
+def test_a_new_workload_has_the_name_that_uploads_take(tmp_path, words, name):
+    command = ("--", "true") if words[0] == "record" else ()
+    store = tmp_path / "store.db"
+    done = CliRunner().invoke(app, [*words[:-1], f"{words[-1]}={name}", "--storage", f"sqlite:///{store}", *command])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message == f"{words[-1]} {name!r} cannot name a workload"
+    assert not store.exists()
+
+
+def test_names_of_jobs_and_shipped_workloads_are_allowed():
+    for name in ("bert", "vit-l-32", "nasnetmobile-unfused", "train-0f3a", "7b.fsdp_2", "x" * 200):
+        assert checked_name(name, "--name") == name

@@ -1,6 +1,7 @@
 """`ncclt recommendations`: states, changes with who and why, and roll-outs, as a user sees them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -52,6 +53,28 @@ def test_who_published_cannot_approve_where_another_person_must(call, command):
     call("approve", "b", "--percent", "100")
     assert [one.state for one in command.store.statuses()] == ["active", "candidate"]
     assert json.loads(call("rules", "pair", "--json"))["require_approval"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"simulated": False}, ""),
+        ({"simulated": True}, "SIMULATED"),
+        ({"simulated": False, "launcher": "replay"}, "recorded: elsewhere"),
+    ],
+)
+def test_a_revision_is_shown_with_its_verdict_and_where_its_times_come_from(call, command, changes, label):
+    made = replace(sample_recommendation("a"), **changes)
+    command.store.publish(made)
+    shown, document = call("show", "a"), json.loads(call("show", "a", "--json"))
+    assert f"verdict: {made.table.verdict.decision}: {made.table.verdict.reason}\n" in shown
+    assert (label in shown, "nothing was measured on pair" in shown) == (True, bool(label))
+    assert (document["label"], document["verdict"]["speedup"]) == (label, made.table.verdict.speedup)
+
+
+def test_a_cluster_that_is_not_there_has_no_rules(call):
+    with pytest.raises(NotFoundError, match="nope"):
+        call("rules", "nope")
 
 
 def test_delivery_is_switched_off_and_on(call, command):

@@ -72,3 +72,16 @@ def test_a_configuration_that_cannot_be_read_is_said_in_words(call, tmp_path):
     assert call("config", "show") == (
         2, "ncclt: ncclt.toml cannot be read: it is not UTF-8 text\n  hint: it is TOML: key = 'value'\n",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("models", ["", " , "])
+def test_models_without_a_name_are_wrong_usage(call, models):
+    code, said = call("tune", "--models", models, *LEONARDO)
+    assert code == 2
+    assert said.startswith("ncclt: --models names no workload\n  hint: ")
+
+
+def test_a_word_that_an_option_does_not_know_is_said_in_our_words(call):
+    code, said = call("keys", "create", "--role", "owner")
+    assert code == 2
+    assert said.startswith("ncclt: invalid value for '--role': 'owner' is not one of 'read', ")

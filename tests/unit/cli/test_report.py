@@ -127,6 +127,20 @@ def test_markdown(stored):
     assert "| all_reduce `float32` | 1 MiB | 16 | 4 |" in text
 
 
+def test_markdown_marks_sizes_that_were_not_recorded(stored):
+    words = stored(simulated=False, launcher="replay")
+    with open_store(words[2]) as store:
+        one = Measurement(message=MESSAGE, samples_us=(80.0,), interpolated=True)
+        result = TrialResult(outcome=Outcome.OK, measurements=(one,))
+        store.add_trial(
+            "aa00", Trial(number=7, phase=Phase.SEARCH, setting=DEFAULT, repeat=7, result=result, score_us=320.0)
+        )
+    text = call(*words, "--format", "md").stdout
+    assert "| all_reduce `float32` | 1 MiB\\* | 16 | 4 |" in text
+    assert "\\* This size was not recorded: interpolated between recorded sizes." in text
+    assert "interpolated" not in call(*stored(), "--format", "md").stdout
+
+
 def test_a_recorded_study_is_called_so(stored):
     words = stored(simulated=False, launcher="replay")
     assert "recorded" in call(*words, "--format", "md").stdout

@@ -1,13 +1,27 @@
 """Clusters as people write them: units, and figures that are surely in another one."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_of_toml, cluster_toml, gbps_of
-from ncclt.errors import InputError
+from ncclt.errors import InputError, UsageError
 from ncclt.testing.store_contract import sample_cluster
+
+
+@pytest.mark.parametrize("size", [{"nodes": 0}, {"gpus_per_node": 0}, {"nodes": 10**23}, {"gpus_per_node": 10**7}])
+def test_a_cluster_has_a_number_of_nodes_and_gpus_that_can_be(size):
+    with pytest.raises(UsageError, match="needs 1 to 1,000,000 nodes, and GPUs per node"):
+        replace(sample_cluster(), **size)
+
+
+@pytest.mark.parametrize("nodes", [0, -2, 1_000_001, 10**23])
+def test_a_job_has_a_number_of_nodes_that_can_be(nodes):
+    with pytest.raises(UsageError, match=f"^--nodes must be 1 to 1,000,000, not {nodes}$"):
+        sample_cluster().sized(nodes=nodes)
 
 
 @pytest.mark.parametrize(

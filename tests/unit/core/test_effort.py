@@ -11,11 +11,21 @@ from ncclt.errors import UsageError
     [
         {"trials": 0}, {"trials": -3}, {"seconds": 0.0}, {"gpu_hours": 0.0}, {"patience": -1}, {"steps": 0},
         {"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"study": " "}, {"more": -1},
+        {"seed": -1}, {"seed": 2**31}, {"trials": 10**23}, {"patience": 10**23}, {"more": 10**23}, {"blocks": 10**23},
+        {"steps": 10**23}, {"seconds": float("inf")}, {"seconds": float("nan")}, {"gpu_hours": float("inf")},
+        {"gpu_hours": 1e30},
     ],
 )  # fmt: skip
-def test_an_effort_of_nothing_is_refused(values):
+def test_an_effort_of_nothing_or_without_end_is_refused(values):
     with pytest.raises(UsageError):
         Effort(**values)
+
+
+def test_a_refusal_names_the_option_and_its_range():
+    with pytest.raises(UsageError, match=r"^--trials must be 1 to 1,000,000, not 1000001$"):
+        Effort(trials=1_000_001)
+    with pytest.raises(UsageError, match=r"^--time must be above 0 and at most 31,622,400 seconds, not inf$"):
+        Effort(seconds=float("inf"))
 
 
 def test_the_smallest_budgets_are_budgets():

@@ -52,6 +52,23 @@ def test_a_simulated_one_never_takes_the_place_of_a_measured_one():
             select([replace(simulated, fingerprint=fingerprint), replace(FIRST, stale="slower")], ANY)
 
 
+def test_the_next_command_is_for_the_job_that_asked():
+    """All of its shape, quoted; a recording has one shape, so there it is the user's own cluster."""
+    job = {"model": "my bert", "nodes": 4, "gpus_per_node": 8, "nccl_version": "2.27.1"}
+    shape = "--nodes 4 --gpus-per-node 8 --nccl-version 2.27.1"
+    with pytest.raises(NoRecommendationError) as nothing:
+        select([], replace(ANY, **job))
+    assert nothing.value.hint == f"run `ncclt tune --model 'my bert' --cluster {ANY.cluster} {shape}`"
+    recorded = replace(FIRST, launcher="replay", recorded="recorded: box, site")
+    with pytest.raises(NoRecommendationError) as unfit:
+        select([recorded], replace(ANY, **job))
+    assert unfit.value.hint.startswith(f"run `ncclt tune --model 'my bert' --cluster NAME {shape}` to tune")
+    with pytest.raises(NoRecommendationError) as elsewhere:
+        serve([recorded], JOB)
+    assert "--cluster NAME" in elsewhere.value.hint
+    assert "`--allow recorded`" in elsewhere.value.hint
+
+
 def test_another_driver_is_no_other_fingerprint():
     """What was measured under the older driver is not served again when the newer one is stale."""
     newer = replace(

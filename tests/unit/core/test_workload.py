@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, UsageError
 
 
@@ -119,3 +119,91 @@ def test_what_a_document_leaves_out_is_not_known():
         with pytest.raises(InputError) as caught:
             Workload.from_document(document | broken)
         assert caught.value.hint
+
+
+def test_exposed_communication_never_exceeds_what_is_sent():
+    sent = [_calls(8, 2.0, recorded_us=3.0), _calls(64, recorded_us=4.0)]
+    assert _workload(*sent, exposed_us=10.0).exposed_us == 10.0
+    assert _workload(*sent, exposed_us=10.5).exposed_us == 10.0
+    untimed = _workload(_calls(8), _calls(64, recorded_us=4.0), exposed_us=10.5)
+    assert (untimed.communication_us, untimed.exposed_us) == (None, 10.5)
+
+
+def test_messages_weigh_by_time_where_all_have_one_and_else_by_bytes():
+    timed = _workload(_calls(64, recorded_us=1.0), _calls(8, 2.0, recorded_us=3.0))
+    assert timed.weights() == (1.0, 6.0)
+    assert [calls.message.size_bytes for calls in timed.dominant(6 / 7)] == [8]
+    assert [calls.message.size_bytes for calls in timed.dominant(0.9)] == [8, 64]
+    assert _workload(_calls(64), _calls(8, 2.0, recorded_us=3.0)).weights() == (64.0, 16.0)
+
+
+WHOLE = Workload(
+    name="w",
+    messages=(_calls(64, 10.0), _calls(8, 5.0)),
+    provenance=Provenance(source="tracelens", notes=("a note", WHOLE_FILE), whole_file=True),
+)
+
+
+def test_a_whole_file_is_divided_by_its_steps_once():
+    assert (WHOLE.unit, WHOLE.per) == ("file", "for the whole file")
+    divided = WHOLE.over_steps(5, "5 steps, as given")
+    assert (divided.unit, divided.per) == ("step", "per step")
+    assert [calls.calls_per_step for calls in divided.messages] == [2.0, 1.0]
+    assert divided.provenance.steps == 5
+    assert divided.provenance.notes == ("a note", "5 steps, as given")
+    with pytest.raises(UsageError, match="w counts 5 steps"):
+        divided.over_steps(5, "again")
+    assert WHOLE.over_steps(1, "one").messages == WHOLE.messages
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_file_of_no_steps_is_refused(steps):
+    with pytest.raises(UsageError, match=f"at least 1 step, not {steps}"):
+        WHOLE.over_steps(steps, "")
+
+
+@pytest.mark.parametrize(
+    ("origin", "why"),
+    [
+        (Provenance(source="kineto"), "the calls are per step"),
+        (Provenance(source="kineto", steps=3), "w counts 3 steps"),
+        (Provenance(source="nccl-tests", whole_file=True), "nccl-tests has no steps"),
+    ],
+)
+def test_steps_are_taken_only_where_they_are_missing(origin, why):
+    with pytest.raises(UsageError, match=why):
+        replace(WHOLE, provenance=origin).over_steps(2, "")
+
+
+def _sent(rank, calls, steps=1):
+    """Return what a rank recorded as (group, collective, size) -> calls."""
+    return RankMessages(
+        rank=rank,
+        steps=steps,
+        calls={
+            (group, Message(collective=collective, dtype="int8", size_bytes=size, group_size=4)): count
+            for (group, collective, size), count in calls.items()
+        },
+    )
+
+
+def _merged(*ranks):
+    return {(str(m.collective), m.size_bytes): calls for m, calls in merge_ranks(ranks).items()}
+
+
+REDUCE, EXCHANGE = Collective.ALL_REDUCE, Collective.ALL_TO_ALL
+
+
+def test_groups_of_a_rank_add_up_and_ranks_do_not():
+    one = _sent(0, {("tp", REDUCE, 8): 4, ("dp", REDUCE, 8): 2, ("tp", REDUCE, 16): 1}, steps=2)
+    other = _sent(1, {("tp", REDUCE, 8): 5, ("tp", REDUCE, 32): 1})
+    assert _merged(one, other) == {("all_reduce", 8): 5.0, ("all_reduce", 16): 0.5, ("all_reduce", 32): 1.0}
+    assert _merged(one) == {("all_reduce", 8): 3.0, ("all_reduce", 16): 0.5}
+
+
+def test_the_rank_that_exchanges_most_bytes_stands_for_all():
+    """One call of all_to_all has another size on each rank: it must not count once for each of them."""
+    small = _sent(0, {("ep", EXCHANGE, 8): 3, ("ep", REDUCE, 8): 1})
+    large = _sent(1, {("ep", EXCHANGE, 16): 1, ("ep", EXCHANGE, 12): 1})
+    assert _merged(small, large) == {("all_reduce", 8): 1.0, ("all_to_all", 16): 1.0, ("all_to_all", 12): 1.0}
+    assert _merged(large, small) == _merged(small, large)

@@ -10,7 +10,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.effort import Effort
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision
-from ncclt.core.study import Phase, StudyState
+from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
@@ -122,7 +122,11 @@ def test_one_launch_serves_all_and_each_has_its_own_verdict(store):
     assert not any(t.phase is Phase.VERIFY for t in hopeless.trials), "nothing of it is worth a proof"
     for result in found.results:
         own = {c.message for c in result.study.workload.messages}
-        assert all({m.message for m in t.result.measurements} == own for t in result.trials)
+        measured = [({m.message for m in t.result.measurements}, t) for t in result.trials]
+        assert all(messages >= own for messages, _ in measured)
+        with_probes = [t for messages, t in measured if messages > own]
+        assert {t.block for t in with_probes} <= {0}
+        assert {t.arm for t in with_probes} == ({Arm.DEFAULT, Arm.TABLE} if result is not hopeless else set())
         assert result.recommendation.model == result.study.workload.name
         assert store.study(result.study.id).state is StudyState.DONE
 

@@ -121,6 +121,28 @@ def test_without_a_plugin_variables_that_gain_as_much_are_proven_instead_of_sums
     assert {row.gain for row in result.messages} == {0.5}
 
 
+def only_here(setting, message, _number):
+    """Forced settings are faster at the sizes of the workload and slower anywhere else."""
+    return 20.0 if setting.is_default else 10.0 if message.size_bytes in (SMALL, LARGE) else 30.0
+
+
+def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
+    place = Testbed(runner=Applying(CLUSTER, only_here), reason="test", covers=lambda _: True)
+    stops = itertools.chain([False] * 17, [True], itertools.repeat(False))
+    cut_off = run(store, place=place, interrupted=lambda: "enough" if next(stops) else "")
+    assert cut_off.recommendation is None
+    assert sum(t.phase is Phase.VERIFY for t in cut_off.trials) >= 2, "the probes are in"
+    result = run(store, place=place)
+
+    found = result.recommendation.table
+    assert found.verdict.decision is Decision.TUNED
+    assert [(rule.min_bytes, rule.max_bytes) for rule in found.policy.rules] == [(SMALL, SMALL)]
+    assert any(note.startswith("the rules stop short of all_reduce ") for note in result.notes)
+    again = run(store, place=place)
+    assert again.finished
+    assert again.recommendation == result.recommendation
+
+
 def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store):
     place = Testbed(runner=Applying(CLUSTER, uniform), reason="test", covers=lambda _: True)
     result = run(store, place=place)
@@ -128,7 +150,10 @@ def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store
     assert arms_launched(result) == {Arm.DEFAULT, Arm.TABLE}
     assert result.recommendation.variables is None
     proof = [t for t in result.trials if t.arm is Arm.TABLE]
-    assert all(t.policy == result.recommendation.table.policy and len(t.result.measurements) == 2 for t in proof)
+    assert all(t.policy == result.recommendation.table.policy for t in proof)
+    probed, *others = (len(t.result.measurements) for t in proof)
+    assert probed > 2
+    assert set(others) == {2}
     assert store.trials(result.study.id) == result.trials, "the policy of a launch is stored"
     assert not any("sums launches" in note for note in result.notes)
 

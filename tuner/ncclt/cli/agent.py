@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.job_request import allowed_origins
+from ncclt.cli.job_request import with_allowed
 from ncclt.cli.output import say
 from ncclt.core.option import Group
 from ncclt.errors import UsageError
@@ -28,7 +28,7 @@ def agent(
     server: Annotated[str | None, typer.Option(help="ncclt server to fetch from.", envvar="NCCLT_SERVER")] = None,
     format: Annotated[str, typer.Option(help="nccl-conf, dotenv or export.")] = "nccl-conf",
     allow: Annotated[
-        list[str] | None, typer.Option(help="Also accept a `recorded` or `simulated` result; repeatable.")
+        list[str] | None, typer.Option(help="Also accept a `recorded`, `simulated` or `nearest` result; repeatable.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.", min=0.1)] = 5.0,
     once: Annotated[
@@ -62,8 +62,8 @@ def agent(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         nccl_version=str(NcclVersion.parse(nccl_version)),
-        allowed=allowed_origins(allow),
     )
+    request = with_allowed(request, allow)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def write(text: str) -> None:

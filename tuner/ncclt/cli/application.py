@@ -16,7 +16,7 @@ from ncclt import __version__
 from ncclt.cli.configuration import default_map
 from ncclt.cli.help import VERBS, arrange, heading_of
 from ncclt.cli.output import report
-from ncclt.errors import NccltError, UsageError
+from ncclt.errors import NccltError, UsageError, in_our_words
 
 COMMANDS: dict[str, str] = {
     "autotune": "ncclt.cli.autotune",
@@ -98,14 +98,14 @@ class LazyGroup(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except _REFUSED as error:
-            raise _refusal(error) from error
+            raise _refusal(error, ctx) from error
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn errors into one-line messages and exit codes."""
         try:
             return super().invoke(ctx)
         except _REFUSED as error:
-            raise _refusal(error) from error
+            raise _refusal(error, ctx) from error
         except NccltError as error:
             if ctx.params.get("debug"):
                 raise
@@ -125,14 +125,17 @@ def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
     return made
 
 
-def _refusal(error: Any) -> Exception:
+def _refusal(error: Any, ctx: Any) -> Exception:
     """Return an error of the framework as one of ours; write the help where it asks for that."""
     if type(error).__name__ == "NoArgsIsHelpError":
         # On a terminal the framework has written it, and the message is empty.
         sys.stdout.write("".join(f"{line}\n" for line in error.format_message().splitlines()))
         return typer.Exit(error.exit_code)
-    said = error.format_message().rstrip(".")
-    hint = f"`{error.ctx.command_path} --help` shows what it takes" if error.ctx else ""
+    where, colon, why = error.format_message().rstrip(".").partition("': ")
+    said = f"{where}{colon}{in_our_words(why)}"
+    # Some of the framework's refusals name no command.
+    command = error.ctx.command_path if error.ctx else f"{ctx.command_path} {ctx.invoked_subcommand or ''}".rstrip()
+    hint = f"`{command} --help` shows what it takes"
     return typer.Exit(report(UsageError(said[:1].lower() + said[1:], hint=hint)))
 
 
@@ -172,9 +175,14 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
         below = getattr(command, "commands", {})
         for words, one in [(name, command), *((f"{name} {word}", below[word]) for word in sorted(below))]:
             # The framework prints it; where it does not, it returns it.
-            sys.stdout.write(one.get_help(typer.Context(one, info_name=f"ncclt {words}")) + "\n")
+            sys.stdout.write(one.get_help(_context(one, words)) + "\n")
             sys.stdout.flush()
     raise typer.Exit
+
+
+def _context(command: Any, words: str) -> typer.Context:
+    """Return what the help of a command needs: its name, and as wide as the help of the program."""
+    return typer.Context(command, info_name=f"ncclt {words}", max_content_width=_WIDEST)
 
 
 def _parser_of(name: str) -> Any:

@@ -56,6 +56,9 @@ def doctor(
             "looked at.",
         ),
     ] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="More files for --from, so that a pattern of the shell works.")
+    ] = None,
     *,
     target: Annotated[
         Target,
@@ -77,17 +80,18 @@ def doctor(
     if rules:
         print_json(rules_document()) if as_json else print_rules()
         return
-    if from_ and target.launcher:
+    sources = [*(from_ or []), *(files or [])]
+    if sources and target.launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
     from ncclt.core.nccl_version import NcclVersion
 
     version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
     meant = _cluster(target, storage)
     recommended = _recommended(model, target.cluster, storage)
-    if from_:
+    if sources:
         from ncclt.health.doctor.service import examine_files
 
-        diagnosis = examine_files(from_, cluster=meant, version=version, recommended=recommended)
+        diagnosis = examine_files(sources, cluster=meant, version=version, recommended=recommended)
     else:
         from ncclt.health.doctor.service import examine_here
 

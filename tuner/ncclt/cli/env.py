@@ -20,7 +20,7 @@ Print the environment that was proven for a workload on a cluster, and nothing e
   eval "$(ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3)"
 
 Only what was measured for the job's nodes, GPUs per node and NCCL version is printed; a result that was recorded
-elsewhere or simulated takes --allow. What its options leave out is
+elsewhere, simulated, or measured for a similar job takes --allow. What its options leave out is
 taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL version from the nvidia-nccl-cu12 or
 -cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
 lists what was published. See docs/run.md.
@@ -169,6 +169,8 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
     elif found.label:
         say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
+    if found.nearest:
+        say(f"ncclt: NEAREST: {'; '.join(found.nearest)}; for this job nothing is proven")
     return render(
         found,
         format=arguments.format,
@@ -195,7 +197,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
     for line in fetched.text.splitlines():  # `eval` hides comments
-        if line.startswith(("# SIMULATED", "# recorded")):
+        if line.startswith(("# SIMULATED", "# recorded", "# NEAREST")):
             say(f"ncclt: {line[2:]}")
     return fetched.text
 

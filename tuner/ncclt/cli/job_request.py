@@ -6,12 +6,16 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request, TimesOrigin
 from ncclt.deliver.job import name_for_roll_out
 from ncclt.deliver.job_shape import ShapePart, shape_of
 from ncclt.errors import NoRecommendationError, UsageError
+
+_NEAREST = "nearest"
+_ALLOWABLE = (*map(str, ORIGIN_WORDS), _NEAREST)
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -21,22 +25,23 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow",
         action="append",
-        choices=[str(origin) for origin in ORIGIN_WORDS],
-        help="also accept a result that was recorded elsewhere or simulated; may be repeated [NCCLT_ALLOW]",
+        choices=_ALLOWABLE,
+        help="also accept a result that was recorded elsewhere or simulated, or where nothing fits the nearest; may be "
+        "repeated [NCCLT_ALLOW]",
     )
 
 
-def allowed_origins(given: Sequence[str] | None) -> frozenset[TimesOrigin]:
-    """Return the origins of --allow, else of NCCLT_ALLOW.
+def with_allowed(request: Request, given: Sequence[str] | None) -> Request:
+    """Return a request with what --allow permits, else NCCLT_ALLOW.
 
     Raises:
-        UsageError: another origin is named.
+        UsageError: something else is named.
     """
-    words = given or os.environ.get("NCCLT_ALLOW", "").replace(",", " ").split()
-    if unknown := set(words) - set(ORIGIN_WORDS):
+    words = set(given or os.environ.get("NCCLT_ALLOW", "").replace(",", " ").split())
+    if unknown := words.difference(_ALLOWABLE):
         name = "--allow" if given else "NCCLT_ALLOW"
-        raise UsageError(f"{name} is {unknown.pop()!r}", hint=f"it is {' or '.join(ORIGIN_WORDS)}, or both")
-    return frozenset(map(TimesOrigin, words))
+        raise UsageError(f"{name} is {min(unknown)!r}", hint=f"it is one or more of {', '.join(_ALLOWABLE)}")
+    return replace(request, allowed=frozenset(map(TimesOrigin, words - {_NEAREST})), nearest=_NEAREST in words)
 
 
 @contextmanager
@@ -80,7 +85,7 @@ def _words(part: str, said: ShapePart) -> str:
 
 def request_of(arguments: argparse.Namespace, cluster: str) -> Request:
     """Return the request for a job that `job_request` has completed."""
-    return Request(
+    request = Request(
         cluster=cluster,
         model=arguments.model,
         nodes=arguments.nodes,
@@ -88,6 +93,6 @@ def request_of(arguments: argparse.Namespace, cluster: str) -> Request:
         nccl_version=arguments.nccl_version,
         driver=arguments.driver,
         topology_hash=arguments.topology,
-        allowed=allowed_origins(arguments.allow),
         job=arguments.job_name,
     )
+    return with_allowed(request, arguments.allow)

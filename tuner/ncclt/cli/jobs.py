@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobRule, JobState, JobStatus, TuningJob
 from ncclt.errors import MissingDependencyError
+from ncclt.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
     from ncclt.store import Store
@@ -34,6 +36,11 @@ Blocks = Annotated[int, typer.Option(help="Blocks of the proof at most.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same study.")]
 ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Prove what variables alone bring too.")]
 Priority = Annotated[int, typer.Option(help="1 is taken first, 9 last.")]
+
+Server = Annotated[
+    str | None,
+    typer.Option(help="Ask this ncclt server instead of a store, with the key of NCCLT_API_KEY.", show_default=False),
+]
 
 _USUAL = TuningJob(id="", cluster="", model="")
 
@@ -81,21 +88,26 @@ def submit(
     again: Annotated[
         bool, typer.Option("--again", help="Measure again; without it, what was tuned already is not launched again.")
     ] = False,
+    server: Server = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """Queue a tuning job and print its id."""
     from ncclt.store.store import utc_now
 
+    job = TuningJob(
+        id="", cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version,
+        trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
+        prove_variables=prove_variables, priority=priority,
+    )  # fmt: skip
+    if server:
+        _show(RemoteJobs(server).submit(job, again=again), as_json=as_json)
+        return
     store, queue = _opened(storage)
     with store, queue:
         from ncclt_api.job_queue import new_job_id
 
-        job = TuningJob(
-            id=new_job_id(), cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node,
-            nccl_version=nccl_version, trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
-            prove_variables=prove_variables, priority=priority, created=utc_now(),
-        )  # fmt: skip
+        job = replace(job, id=new_job_id(), created=utc_now())
         status, _ = queue.submit(job.on(store.cluster(cluster), store.workload(model), again=again))
         if not store.workers_of(cluster):
             say(f"ncclt: no worker takes jobs of {cluster} now; start one there: ncclt worker --cluster {cluster}")
@@ -107,13 +119,17 @@ def list_jobs(
     cluster: Annotated[str | None, typer.Option(help="Only jobs of this cluster.")] = None,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Jobs at most.")] = 50,
+    server: Server = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    store, queue = _opened(storage)
-    with store, queue:
-        found = queue.statuses(cluster=cluster, state=state, limit=limit)
+    if server:
+        found = RemoteJobs(server).statuses(cluster=cluster, state=state, limit=limit)
+    else:
+        store, queue = _opened(storage)
+        with store, queue:
+            found = queue.statuses(cluster=cluster, state=state, limit=limit)
     if as_json:
         print_json({"schema": 1, "jobs": [one.to_document() for one in found]})
         return
@@ -128,24 +144,33 @@ def list_jobs(
 
 
 @app.command("show")
-def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
+def show(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Show one job."""
+    if server:
+        _show(RemoteJobs(server).status(id), as_json=as_json, whole=True)
+        return
     store, queue = _opened(storage)
     with store, queue:
         _show(queue.status(id), as_json=as_json, whole=True)
 
 
 @app.command("cancel")
-def cancel(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
+def cancel(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Cancel a job: a queued one at once, a running one after its trial."""
+    if server:
+        _show(RemoteJobs(server).cancel(id), as_json=as_json)
+        return
     store, queue = _opened(storage)
     with store, queue:
         _show(queue.cancel(id), as_json=as_json)
 
 
 @app.command("retry")
-def retry(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
-    """Queue a job that has ended once more; its study resumes."""
+def retry(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
+    """Queue an ended job again; its study resumes."""
+    if server:
+        _show(RemoteJobs(server).retry(id), as_json=as_json)
+        return
     from ncclt.store.store import utc_now
 
     store, queue = _opened(storage)
@@ -157,25 +182,33 @@ def retry(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
 def logs(
     id: Id,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    server: Server = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what a job has said."""
+    if server:
+        _print_events(RemoteJobs(server), id, follow=follow, as_json=as_json)
+        return
     store, queue = _opened(storage)
     with store, queue:
-        number = 0
-        while True:
-            ended = queue.status(id).state.ended
-            for event in queue.written(id, first=number):
-                number = event.number + 1
-                if as_json:
-                    print_json({"number": event.number, "kind": event.kind, **event.data})
-                elif event.kind == "log":
-                    sys.stdout.write(f"{event.data['line']}\n")
-                    sys.stdout.flush()
-            if ended or not follow:
-                return
-            time.sleep(1.0)
+        _print_events(queue, id, follow=follow, as_json=as_json)
+
+
+def _print_events(jobs: JobQueue | RemoteJobs, id: str, *, follow: bool, as_json: bool) -> None:
+    number = 0
+    while True:
+        ended = jobs.status(id).state.ended
+        for event in jobs.written(id, first=number):
+            number = event.number + 1
+            if as_json:
+                print_json({"number": event.number, "kind": event.kind, **event.data})
+            elif event.kind == "log":
+                sys.stdout.write(f"{event.data['line']}\n")
+                sys.stdout.flush()
+        if ended or not follow:
+            return
+        time.sleep(1.0)
 
 
 @app.command("rule")
@@ -192,32 +225,39 @@ def rule(
     ] = False,
     stale: Annotated[bool, typer.Option("--stale", help="When the newest recommendation is stale.")] = False,
     every_days: Annotated[int | None, typer.Option(help="So often.")] = None,
+    server: Server = None,
     storage: Storage = None,
 ) -> None:
     """Tune a workload again by itself, once something was published for it; print the id of the rule."""
     from ncclt.store.store import utc_now
 
-    store, queue = _opened(storage)
-    with store, queue:
-        job = TuningJob(
-            id="", cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version,
-            trials=trials, priority=priority,
-        )  # fmt: skip
-        job.on(store.cluster(cluster), store.workload(model), again=False)  # refused now rather than by a worker
-        made = JobRule(
-            id=uuid.uuid4().hex[:8], job=job, fingerprint_changed=fingerprint_changed, stale=stale,
-            every_days=every_days, created=utc_now(),
-        )  # fmt: skip
-        store.add_job_rule(made)
+    job = TuningJob(
+        id="", cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version,
+        trials=trials, priority=priority,
+    )  # fmt: skip
+    made = JobRule(
+        id=uuid.uuid4().hex[:8], job=job, fingerprint_changed=fingerprint_changed, stale=stale,
+        every_days=every_days, created=utc_now(),
+    )  # fmt: skip
+    if server:
+        RemoteJobs(server).put_rule(made)
+    else:
+        store, queue = _opened(storage)
+        with store, queue:
+            job.on(store.cluster(cluster), store.workload(model), again=False)  # refused now rather than by a worker
+            store.add_job_rule(made)
     sys.stdout.write(f"{made.id}\n")
 
 
 @app.command("rules")
-def rules(storage: Storage = None, as_json: AsJson = False) -> None:
+def rules(server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """List the rules by which workloads are tuned again."""
-    store, queue = _opened(storage)
-    with store, queue:
-        found = store.job_rules()
+    if server:
+        found = RemoteJobs(server).rules()
+    else:
+        store, queue = _opened(storage)
+        with store, queue:
+            found = store.job_rules()
     if as_json:
         print_json({"schema": 1, "rules": [one.to_document() for one in found]})
         return
@@ -227,12 +267,17 @@ def rules(storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("unrule")
 def unrule(
-    id: Annotated[str, typer.Argument(help="Of the rule, see `ncclt jobs rules`.")], storage: Storage = None
+    id: Annotated[str, typer.Argument(help="Of the rule, see `ncclt jobs rules`.")],
+    server: Server = None,
+    storage: Storage = None,
 ) -> None:
     """Remove a rule."""
-    store, queue = _opened(storage)
-    with store, queue:
-        store.remove_job_rule(id)
+    if server:
+        RemoteJobs(server).remove_rule(id)
+    else:
+        store, queue = _opened(storage)
+        with store, queue:
+            store.remove_job_rule(id)
     say(f"ncclt: removed the rule {id}")
 
 

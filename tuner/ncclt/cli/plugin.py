@@ -53,8 +53,8 @@ def check(
         Path | None,
         typer.Argument(help="Table to try, as `ncclt env --format tuner-csv` prints it.", show_default=False),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Ranks of the communicator to try.", min=1)] = 8,
-    nodes: Annotated[int, typer.Option(help="Nodes that it reaches over.", min=1)] = 1,
+    ranks: Annotated[int, typer.Option(help="Ranks of the communicator to try.", min=1, max=1_000_000)] = 8,
+    nodes: Annotated[int, typer.Option(help="Nodes that it reaches over.", min=1, max=1_000_000)] = 1,
     collective: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast or reduce.")] = (
         "all_reduce"
     ),

@@ -14,6 +14,7 @@ import typer
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread
+from ncclt.core.effort import MOST_SECONDS
 from ncclt.core.option import Option
 from ncclt.errors import StoreError, UsageError
 from ncclt.measure.target import Target
@@ -117,8 +118,8 @@ def preflight(
         return
     if plot is not None:
         check_plot(plot)
-    if seconds is not None and not seconds > 0:
-        raise UsageError(f"--time must be above 0 seconds, not {seconds:g}")
+    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
     if target.launcher == "replay":
         raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
     target = target.resolved(os.environ, drill=True)

@@ -115,11 +115,11 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
+    from ncclt.core.workload import checked_name
     from ncclt.profile import read_workload
     from ncclt.store import open_store
 
-    if not name.strip():
-        raise UsageError("--name needs a name")
+    checked_name(name, "--name")
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")

@@ -56,16 +56,20 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        one, rollouts = store.status(id), store.rollouts(recommendation=id)
+        one, rollouts, found = store.status(id), store.rollouts(recommendation=id), store.recommendation(id)
         events = store.history(recommendation=id)
         judged = {each.id: judge_roll_out(each, store.job_times(each.id)) for each in rollouts}
     if as_json:
         shown = [each.to_document() | {"pairs": judged[each.id].pairs} for each in rollouts]
         history = [event.to_document() for event in events]
-        print_json(one.to_document() | {"rollouts": shown, "history": history})
+        told = {"label": found.label, "verdict": found.table.verdict.to_document()}
+        print_json(one.to_document() | told | {"rollouts": shown, "history": history})
         return
     size = f"{one.nodes}x{one.gpus_per_node}"
     print(f"revision {one.id}, number {one.revision}: {one.model} on {one.cluster} {size}, NCCL {one.nccl_version}")
+    if found.label:
+        print(f"{found.label}: nothing was measured on {one.cluster} itself")
+    print(f"verdict: {found.table.verdict.decision}: {found.table.verdict.reason}")
     print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
     for each in rollouts:
         against = f"revision {each.control}" if each.control else "NCCL's own choice"
@@ -79,7 +83,9 @@ def history(
     cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
     revision: Annotated[str | None, typer.Option(help="Only of this revision, by its id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
-    before: Annotated[int | None, typer.Option(min=1, help="Only entries with a lower number: the next page.")] = None,
+    before: Annotated[
+        int | None, typer.Option(min=1, max=2**31 - 1, help="Only entries with a lower number: the next page.")
+    ] = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
@@ -177,9 +183,9 @@ def rules(
     }  # fmt: skip
     wanted = {name: value for name, value in given.items() if value is not None}
     with open_store(storage) if wanted else open_to_read(storage) as store:
+        store.cluster(cluster)
         found = store.rules(cluster)
         if wanted:
-            store.cluster(cluster)
             found = ClusterRules(**{**_fields(found), **wanted})
             store.set_rules(found, By(who=account_name(), why=why))
     if as_json:

@@ -58,8 +58,9 @@ def main(argv: Sequence[str]) -> int:
 def _say_why(error: Exception) -> None:
     with contextlib.suppress(Exception):  # a line that cannot be written stops no job either
         why = described(error)
-        hint = f" ({why.hint})" if why.hint else ""
-        say(f"ncclt: {why.message}{hint}; nothing is set: NCCL's own choice stays")
+        say(f"ncclt: {why.message}; nothing is set: NCCL's own choice stays")
+        if why.hint:
+            say(f"  hint: {why.hint}")
         for note in getattr(error, "__notes__", ()):
             say(f"ncclt: {note}")
 

@@ -21,7 +21,7 @@ Start a training with what was proven for it: the per-size table if the tuner pl
   many nodes, each alike:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun ... train.py
 
 Your own NCCL_* variables win. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
-command starts unchanged, and one line on stderr says why. It does not start only in these cases:
+command starts unchanged, and stderr says why. It does not start only in these cases:
 
   --fallback fail was given;
   with --shared, --policy, or a table that other nodes use: this process cannot use the same as they do;

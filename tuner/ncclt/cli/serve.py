@@ -33,6 +33,34 @@ def serve(
         str,
         typer.Option(envvar="NCCLT_PUBLIC_URL", help="Address that pages name in commands, for example https://tuner."),
     ] = "",
+    trust_user_header: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="NCCLT_TRUST_USER_HEADER",
+            help="Address of a proxy that signs users in: believe its X-Forwarded-Email and -Groups; repeatable.",
+        ),
+    ] = None,
+    user_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="NCCLT_USER_ROLES",
+            help="GROUP=ROLE of these users, such as 'ops=admin'; '*=read' is for all; repeatable.",
+        ),
+    ] = None,
+    hook: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="NCCLT_HOOKS",
+            help="Post here what is published, goes stale or is rolled back, and jobs that fail; repeatable.",
+        ),
+    ] = None,
+    hook_secret_file: Annotated[
+        str, typer.Option(envvar="NCCLT_HOOK_SECRET_FILE", help="File with the secret that signs what is posted.")
+    ] = "",
+    hook_allow: Annotated[
+        list[str] | None,
+        typer.Option(envvar="NCCLT_HOOK_ALLOW", help="Network in which a --hook may be, as 10.1.0.0/16; repeatable."),
+    ] = None,
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 
@@ -48,12 +76,17 @@ def serve(
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
     from ncclt.store import default_url
     from ncclt_api.app import serve as run
+    from ncclt_api.hooks import hook_plan
+    from ncclt_api.proxy_users import proxy_plan
 
+    users = proxy_plan(trust_user_header or (), user_role or ())
+    hooks = hook_plan(hook or (), secret_file=hook_secret_file, allow=hook_allow or ())
     _can_listen(host, port)
     run(
         storage or default_url(), host=host, port=port, dashboard=dashboard,
         insecure=insecure_no_auth, allow_hosts=allow_host or (),
         public_url=public_url.rstrip("/"), session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
+        hooks=hooks, users=users,
     )  # fmt: skip
 
 

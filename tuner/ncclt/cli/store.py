@@ -51,11 +51,9 @@ def export(
 @app.command("import")
 def import_(file: Annotated[Path, typer.Argument(help="File that `export` wrote.")], storage: Storage = None) -> None:
     """Fill an empty store from an export: all of it or nothing. SQLite to PostgreSQL and back."""
-    from ncclt.store import open_store
     from ncclt.store.archive import import_store
     from ncclt.store.location import locate
 
-    open_store(storage).close()  # makes the tables
     _say(import_store(locate(storage), file))
 
 
@@ -80,8 +78,9 @@ def prune(
 ) -> None:
     """Remove what no longer matters; never what jobs get or may get, nor the history.
 
-    Of that age: attestations, checks, verifications, step times and ended tuning jobs, and studies with their trials
-    and revisions, if those are all retired and a newer one exists. What decides whether a revision is stale stays.
+    Of that age: attestations, checks, verifications, preflights, step times and ended tuning jobs, and studies with
+    their trials and revisions, if those are all retired and a newer one exists. What decides whether a revision is
+    stale stays, and the newest preflight of each cluster.
     """
     from ncclt.store.location import locate
     from ncclt.store.retention import prune_store
@@ -114,4 +113,5 @@ def _forget(optuna_url: str, names: Sequence[str]) -> None:
 
 
 def _say(counts: dict[str, int]) -> None:
-    sys.stdout.write(", ".join(f"{count} {name}" for name, count in counts.items()) + "\n")
+    some = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+    sys.stdout.write((", ".join(some) or "nothing") + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,8 +172,8 @@ def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation |
     if found is None:
         raise NotFoundError(f"study {study.name} has no verdict yet", hint="run the same command to resume")
     print(f"{study.workload.name} on {study.cluster.name}: µs per call, default (░) and policy (█)")
-    if study.label:
-        print(study.label)
+    for line in textwrap.wrap(study.label, 80, break_on_hyphens=False):
+        print(line)
     rows = message_rows(found, trials, study.workload, confirmed_times(trials))
     longest = max(row.default_us for row in rows)
     for row in sorted(rows, key=lambda row: row.calls.message):

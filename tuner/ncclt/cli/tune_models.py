@@ -33,12 +33,15 @@ def names_of(models: str, target: Target, store: Store) -> list[str]:
     """Return the names that --models gives.
 
     Raises:
-        UsageError: `all` needs a cluster, or nothing was tuned on it.
+        UsageError: there are none, or `all` needs a cluster, or nothing was tuned on it.
     """
     from ncclt.measure.open_testbed import chosen_cluster
 
     if models != ALL:
-        return [name.strip() for name in models.split(",") if name.strip()]
+        named = [name.strip() for name in models.split(",") if name.strip()]
+        if not named:
+            raise UsageError("--models names no workload", hint="`ncclt profile list` lists all; give two or more")
+        return named
     if target.landscape is not None:
         raise UsageError("--models all needs a cluster, not a landscape", hint="name the workloads, or give --cluster")
     cluster = chosen_cluster(target, store).name

@@ -103,7 +103,7 @@ class TuneView:
         if not self._hidden and blocks != self._block:
             from ncclt.prove.verdict import interval_words
 
-            gain = f", {interval_words(pairs)}" if pairs is not None else ""
+            gain = f", {interval_words(pairs)} so far" if pairs is not None else ""
             self._block, self._proof = blocks, f"block {blocks + 1} of at most {self._blocks}{gain}"
         self._show("proof", self._proof, trial, done=blocks, most=self._blocks)
 
@@ -157,8 +157,8 @@ def print_result(
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
     if found is None:
-        if not quiet:
-            say(f"ncclt: cost of all launches of this study: {cost_words(study, result.trials, None)}")
+        if not quiet and (cost := cost_words(study, result.trials, None)):
+            say(f"ncclt: cost of all launches of this study: {cost}")
         say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; run the same command to resume")
         return
     print_messages(result.messages, study.label)

@@ -15,6 +15,8 @@ from ncclt.cli.options import Storage
 from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, UsageError
 
+_MOST_AT_ONCE = 1000
+
 app = typer.Typer()
 
 
@@ -43,8 +45,8 @@ def worker(
     from ncclt.store import open_store
 
     require_tune_extra()
-    if at_once < 1:
-        raise UsageError(f"--at-once must be at least 1, not {at_once}")
+    if not 1 <= at_once <= _MOST_AT_ONCE:
+        raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
     with open_store(storage) as store:
         store.cluster(cluster)
         serving = JobWorker(

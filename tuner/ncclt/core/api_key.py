@@ -36,7 +36,7 @@ class ApiKey(Documented):
     """A key as it is stored.
 
     Attributes:
-        id: short, public.
+        id: short, public; `user NAME` is not a key but a person whom a proxy has signed in.
         role: what it may do.
         clusters: names of those it is for; empty = all.
         note: who or what uses it.
@@ -55,6 +55,16 @@ class ApiKey(Documented):
     expires: str = ""
     revoked: str = ""
 
+    @property
+    def is_user(self) -> bool:
+        """Return whether it stands for a person whom a proxy has signed in."""
+        return self.id.startswith("user ")
+
+    @property
+    def holder(self) -> str:
+        """Return who uses it: `key ID`, or `user NAME`."""
+        return self.id if self.is_user else f"key {self.id}"
+
     def invalid(self, now: str) -> str:
         """Return why the key is no longer valid; empty = it is.
 
@@ -62,8 +72,8 @@ class ApiKey(Documented):
             now: ISO time in UTC, as the others.
         """
         if self.revoked:
-            return f"the key {self.id} was revoked"
-        return f"the key {self.id} has expired" if self.expires and self.expires <= now else ""
+            return f"the {self.holder} was revoked"
+        return f"the {self.holder} has expired" if self.expires and self.expires <= now else ""
 
 
 def new_secret() -> str:

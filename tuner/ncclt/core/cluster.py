@@ -21,6 +21,9 @@ FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 GPU_PATHS = ("", "PIX", "PXB", "PHB", "NODE", "SYS")
 """Paths over PCIe: one switch, several, a host bridge, the bridges of one socket, both sockets; empty = not known."""
 
+MOST_NODES = 1_000_000
+"""Nodes of a job, and GPUs of a node, at most; a larger number is a typing error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Documented):
@@ -50,7 +53,7 @@ class Cluster(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        name="a cluster file", hint="see `ncclt cluster show leonardo --json`", schema=1, bare=True, closed=True,
+        name="a cluster file", hint="see `ncclt cluster show leonardo --toml`", schema=1, bare=True, closed=True,
         omitted=("driver", "gpu_path", "calibration"),  # so that earlier versions of ncclt can read the document
     )  # fmt: skip
 
@@ -76,8 +79,8 @@ class Cluster(Documented):
 
     def __post_init__(self) -> None:
         NcclVersion.parse(self.nccl_version)
-        if self.nodes < 1 or self.gpus_per_node < 1:
-            raise UsageError(f"cluster {self.name!r} needs at least 1 node and 1 GPU per node")
+        if not (1 <= self.nodes <= MOST_NODES and 1 <= self.gpus_per_node <= MOST_NODES):
+            raise UsageError(f"cluster {self.name!r} needs 1 to {MOST_NODES:,} nodes, and GPUs per node")
         if self.link_class not in LINK_CLASSES:
             raise InputError(f"unknown link class {self.link_class!r}", hint=f"one of {', '.join(LINK_CLASSES)}")
         if self.fabric not in FABRICS:
@@ -119,8 +122,8 @@ class Cluster(Documented):
         Raises:
             UsageError: fewer than 1 node or GPU, or several nodes where the cluster has no network.
         """
-        if nodes is not None and nodes < 1:
-            raise UsageError(f"--nodes must be at least 1, not {nodes}")
+        if nodes is not None and not 1 <= nodes <= MOST_NODES:
+            raise UsageError(f"--nodes must be 1 to {MOST_NODES:,}, not {nodes}")
         if gpus_per_node is not None and not 1 <= gpus_per_node <= self.gpus_per_node:
             raise UsageError(f"--gpus-per-node must be 1 to {self.gpus_per_node} on {self.name}, not {gpus_per_node}")
         try:

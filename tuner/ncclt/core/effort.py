@@ -18,6 +18,16 @@ MIN_BLOCKS = 3
 MAX_BLOCKS = 16
 """Blocks of a proof at most. With a noise of 2 %, a gain of 5 % needs 4 to 10 of them, no gain 3 to 16."""
 
+MOST_LAUNCHES = 1_000_000
+"""Launches that an option may allow at most: years of them."""
+
+MOST_STEPS = 10**12
+MOST_SECONDS = 366 * 86400
+MOST_GPU_HOURS = 10**9
+
+LAST_SEED = 2**31 - 1
+"""Largest seed: the samplers take 32 bits, a column of the store 31."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -103,25 +113,29 @@ class Effort:
     ] = True
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UsageError(
-                f"the budget must be at least 1 trial, not {self.trials}", hint="give --trials a number above 0"
-            )
-        if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"the time budget must be above 0 seconds, not {self.seconds:g}", hint="see --time")
-        if self.gpu_hours is not None and not self.gpu_hours > 0:
-            raise UsageError(f"the budget must be above 0 GPU hours, not {self.gpu_hours:g}", hint="see --gpu-hours")
-        if self.patience < 0:
-            raise UsageError(f"the patience must be 0 or more launches, not {self.patience}", hint="see --patience")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"a job has at least 1 step, not {self.steps}", hint="see --steps")
-        if self.blocks < 1:
-            raise UsageError(f"--blocks must be at least 1, not {self.blocks}")
+        for flag, value, least, most in (
+            ("--trials", self.trials, 1, MOST_LAUNCHES),
+            ("--patience", self.patience, 0, MOST_LAUNCHES),
+            ("--continue", self.more, 0, MOST_LAUNCHES),
+            ("--blocks", self.blocks, 1, MOST_LAUNCHES),
+            ("--steps", self.steps, 1, MOST_STEPS),
+        ):
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{flag} must be {least} to {most:,}, not {value}")
+        for flag, budget, most, unit in (
+            ("--time", self.seconds, MOST_SECONDS, "seconds"),
+            ("--gpu-hours", self.gpu_hours, MOST_GPU_HOURS, "GPU hours"),
+        ):
+            if budget is not None and not 0 < budget <= most:
+                raise UsageError(
+                    f"{flag} must be above 0 and at most {most:,} {unit}, not {budget:g}",
+                    hint="without it there is no such limit",
+                )
+        if not 0 <= self.seed <= LAST_SEED:
+            raise UsageError(f"--seed must be 0 to {LAST_SEED}, not {self.seed}")
         if not 0 <= self.min_effect < 1:
             raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
         if self.study is not None and not self.study.strip():
             raise UsageError("--study needs a name")
-        if self.more is not None and self.more < 0:
-            raise UsageError(f"--continue must be at least 1 launch, not {self.more}")
         names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
         object.__setattr__(self, "process_wide", () if names == {"NONE"} else tuple(sorted(names)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from ncclt.core.cluster import Fingerprint
+from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
@@ -115,9 +116,11 @@ class Recommendation(Documented):
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
             recorded.
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
+        nearest: how the job that it is given to differs from what was measured, as `Request.differences`; empty where
+            it fits, and in the store.
     """
 
-    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded",))
+    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "nearest"))
 
     id: str
     revision: int
@@ -136,6 +139,7 @@ class Recommendation(Documented):
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
     recorded: str = ""
+    nearest: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -173,6 +177,7 @@ class Request:
         nccl_version: that the job will load; None = not known.
         driver, topology_hash: of the job's machines; None = not compared.
         allowed: origins of times that the job may be given besides measured ones.
+        nearest: whether it may be given what was measured for a similar job, where nothing fits it.
         job: its name, equal in all of its processes; empty = not known, so it has no part in a roll-out.
     """
 
@@ -184,6 +189,7 @@ class Request:
     driver: str | None = None
     topology_hash: str | None = None
     allowed: frozenset[TimesOrigin] = frozenset()
+    nearest: bool = False
     job: str = ""
 
     @property
@@ -191,14 +197,17 @@ class Request:
         """Return the parts of the job that are not known."""
         return tuple(part for part in SHAPE_PARTS if getattr(self, part) is None)
 
-    def refusal(self, fingerprint: Fingerprint) -> str:
-        """Return why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
-        wrong = [
+    def differences(self, fingerprint: Fingerprint) -> tuple[str, ...]:
+        """Return in what the job, as far as it is known, differs: `nodes: measured with 2, asked for 4`."""
+        return tuple(
             f"{name}: measured with {getattr(fingerprint, part) or 'an unknown one'}, asked for {wanted}"
             for part, name in (SHAPE_PARTS | OPTIONAL_PARTS).items()
             if (wanted := getattr(self, part)) is not None and wanted != getattr(fingerprint, part)
-        ]
-        return "; ".join(wrong)
+        )
+
+    def refusal(self, fingerprint: Fingerprint) -> str:
+        """Return why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
+        return "; ".join(self.differences(fingerprint))
 
 
 def replaced_workload(recommendation: Recommendation, digest: str) -> str:
@@ -213,8 +222,29 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
     return f"the workload {recommendation.model!r} was replaced by one with other messages since it was tuned"
 
 
+def changed_cluster(recommendation: Recommendation, cluster: Cluster | None) -> str:
+    """Return that a recommendation is stale because its cluster is defined as another one now; empty = it is not.
+
+    Compared is what a job does not say of itself: GPU, links, fabric and topology.
+
+    Args:
+        recommendation: as it was published.
+        cluster: as it is stored now under this name; None = it is not.
+    """
+    measured = recommendation.fingerprint
+    if cluster is None or measured.gpus_per_node > cluster.gpus_per_node or (measured.nodes > 1 and cluster.nodes == 1):
+        return ""  # jobs of that size are refused by their own numbers
+    now = cluster.sized(nodes=measured.nodes, gpus_per_node=measured.gpus_per_node).fingerprint()
+    found = [
+        f"{name}: measured on {before}, now {after}"
+        for name in ("gpu", "link_class", "fabric", "topology_hash")
+        if (before := getattr(measured, name)) != (after := getattr(now, name)) and before and after
+    ]
+    return f"the cluster {recommendation.cluster!r} has changed since it was tuned: {'; '.join(found)}" if found else ""
+
+
 def select(candidates: Iterable[Recommendation], request: Request, *, partly: bool = False) -> Recommendation:
-    """Return the newest published revision that fits the request exactly; never the nearest one.
+    """Return the newest published revision that fits the request exactly; the nearest one is `ncclt.deliver.nearest`'s.
 
     A recorded or simulated recommendation is only served to a job that allows it, and only where none was measured; a
     recorded one is preferred to a simulated one, of any age. If the newest one
@@ -233,9 +263,8 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
     what = f"{request.model} on {request.cluster}"
     published = list(candidates)
     fitting = [r for r in published if not request.refusal(r.fingerprint)]
-    command = f"ncclt tune --model {request.model} --cluster {request.cluster}"
-    if request.nodes is not None:
-        command += f" --nodes {request.nodes}"
+    is_replayed = bool(published) and all(r.origin is TimesOrigin.RECORDED for r in published)
+    command = _tune_command(request, is_replayed=is_replayed)
     if not published:
         raise NoRecommendationError(f"nothing has been tuned for {what}", hint=f"run `{command}`")
     if not fitting:
@@ -258,7 +287,8 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
         was = " or ".join(ORIGIN_WORDS[origin] for origin in origins)
         raise NoRecommendationError(
             f"what was published for {what} was not measured there: it is {was}",
-            hint=f"run `{command}` there; `--allow {origins[0]}` ({origins[0]}=allow of the service) gives it anyway",
+            hint=f"run `{command}` {'on your own cluster' if is_replayed else 'there'}; "
+            f"`--allow {origins[0]}` ({origins[0]}=allow of the service) gives it anyway",
             available=_available(fitting),
         )
     best = [r for r in fitting if r.origin is permitted[0]]
@@ -269,9 +299,24 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
     if newest.stale:
         raise StaleRecommendationError(
             f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
-            hint=f"run `{command} --continue 8` to measure again, or `ncclt check` once the cause is repaired",
+            hint=f"run `{_tune_command(request)} --continue 8` to measure again, or `ncclt check` once the cause is "
+            "repaired",
         )
     return newest
+
+
+def _tune_command(request: Request, *, is_replayed: bool = False) -> str:
+    """Return the command that tunes for the job.
+
+    Args:
+        request: the job.
+        is_replayed: what was published comes from a recording, which has one shape; the user's own cluster is meant.
+    """
+    words = ["ncclt", "tune", "--model", request.model, "--cluster", "NAME" if is_replayed else request.cluster]
+    for part in SHAPE_PARTS:
+        if (value := getattr(request, part)) is not None:
+            words += [f"--{part.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...]:

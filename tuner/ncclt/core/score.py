@@ -13,10 +13,10 @@ def score_us(result: TrialResult, workload: Workload) -> float:
     """Return the communication time per step of the messages that a trial measured, µs.
 
     With outcome `ok` and all messages asked for, that is the time per step of the workload; a trial of a policy's part
-    scores its part.
+    scores its part. Messages that the workload lacks do not count.
     """
     calls = {c.message: c.calls_per_step for c in workload.messages}
-    return sum(calls[m.message] * m.time_us for m in result.measurements)
+    return sum(calls[m.message] * m.time_us for m in result.measurements if m.message in calls)
 
 
 LOSS_SLOPE = 0.1

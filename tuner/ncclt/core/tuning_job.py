@@ -75,7 +75,9 @@ class TuningJob(Documented):
     by: str = ""
 
     def __post_init__(self) -> None:
-        Effort(trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks)
+        Effort(
+            trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks, seed=self.seed
+        )  # fmt: skip
         if not FIRST_PRIORITY <= self.priority <= LAST_PRIORITY:
             raise UsageError(
                 f"the priority must be {FIRST_PRIORITY} to {LAST_PRIORITY}, not {self.priority}",
@@ -164,6 +166,21 @@ class JobStatus(Documented):
     ended: str = ""
     taken_over: int = 0
     result: JobResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """Something that happened to a job.
+
+    Attributes:
+        number: counts up from 0 in the job; `Last-Event-ID` of server-sent events.
+        kind: `started`, `trials`, `log`, `given-back` or `ended`.
+        data: depends on the kind.
+    """
+
+    number: int
+    kind: str
+    data: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from ncclt.pipeline.tune import (
 )
 from ncclt.prove.confirm import Candidates, candidates, confirm
 from ncclt.prove.interleave import applies, prove
+from ncclt.prove.probes import probes_of
 from ncclt.prove.together import Member, prove_together
 from ncclt.search.assemble import Times
 from ncclt.search.earlier import EarlierStudy, begin
@@ -236,9 +237,13 @@ def _prove_group(
     """
     effort = whole.request.effort
     members = [
-        Member(trial_log=contexts[i].trial_log, workload=contexts[i].workload, policy=found[i].policies[Arm.TABLE])
+        Member(
+            trial_log=contexts[i].trial_log, workload=contexts[i].workload, policy=policy,
+            probes=probes_of(policy, contexts[i].workload, covers=whole.testbed.covers),
+        )
         for i in group
-    ]
+        for policy in (found[i].policies[Arm.TABLE],)
+    ]  # fmt: skip
     complete = prove_together(
         whole.testbed.runner, members, table,
         blocks=effort.blocks, min_effect=effort.min_effect, anew=bool(effort.more), seed=_seed(whole),
@@ -252,7 +257,8 @@ def _prove_alone(context: TuneContext, found: Candidates, whole: TuneContext, *,
     return prove(
         testbed.runner, context.workload, context.trial_log, found.policies,
         by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
-        anew=anew, seed=_seed(whole), interrupted=context.interrupted, watch=context.watcher.proved,
+        anew=anew, seed=_seed(whole), covers=testbed.covers,
+        interrupted=context.interrupted, watch=context.watcher.proved,
     )  # fmt: skip
 
 

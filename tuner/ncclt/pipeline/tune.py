@@ -18,10 +18,9 @@ from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import TrialLog, measure_default, searched, stored_default
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
-from ncclt.prove.evidence import last_verification
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
-from ncclt.prove.proof import verdict_of
+from ncclt.prove.proof import proof_notes, proven
 from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
 from ncclt.search.earlier import EarlierStudy, begin, weighed
@@ -31,8 +30,6 @@ from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, left_out, search_words, space_of
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
-
-_BY_SUMS = "no launch could apply the whole table here: its proof sums launches, one per setting, and so many defaults"
 
 _POLL_S = 0.5
 """How often the worker that ends a study looks whether the others' last trials are in."""
@@ -307,7 +304,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
         testbed.runner, workload, trial_log, found.policies,
         by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
         anew=bool(effort.more), seed=f"{context.study.id}|{context.study.seed}",
-        interrupted=interrupted, watch=context.watcher.proved,
+        covers=testbed.covers, interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
     return (times, found) if complete else None
 
@@ -320,7 +317,7 @@ def publish(context: TuneContext, times: Times, found: Candidates, stop: str) ->
     assert default.score_us is not None
     min_effect = context.request.effort.min_effect
     deliveries = {
-        arm: PolicyVerdict(policy=policy, verdict=verdict_of(arm, policy, trials, workload, min_effect=min_effect))
+        arm: proven(arm, policy, trials, workload, min_effect=min_effect)
         for arm, policy in found.policies.items()
         if arm is not Arm.DEFAULT
     }
@@ -337,11 +334,10 @@ def publish(context: TuneContext, times: Times, found: Candidates, stop: str) ->
     recommendation = same[0] if same else store.publish(recommendation)
     store.set_state(study.id, StudyState.DONE, stop)
     result = context.result(stop=stop)
-    if any(t.arm is Arm.TABLE and t.policy is None for t in last_verification(trials)):
-        result = replace(result, notes=(*result.notes, _BY_SUMS))
     return replace(
         result,
         trials=trials,
+        notes=(*result.notes, *proof_notes(trials, workload)),
         recommendation=recommendation,
         messages=message_rows(recommendation, trials, workload, times),
     )
@@ -381,6 +377,7 @@ def published_of(request: TuneRequest, store: Store, study: Study) -> Recommenda
 def finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
     """Return the result of a finished study from what is stored."""
     trials = store.trials(study.id)
+    notes += proof_notes(trials, study.workload)
     if published.stale:
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(

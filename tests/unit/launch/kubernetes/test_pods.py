@@ -69,6 +69,16 @@ def test_success_of_the_leader_counts_although_the_others_are_ended_then():
     assert seen == PodProgress(stage=Stage.ENDED, exit_code=0, leader="l")
 
 
+def test_a_leader_succeeds_by_its_phase_or_by_all_of_its_containers():
+    """A pod with a side car keeps running, and one whose containers are forgotten has its phase alone."""
+    done = ended(0)["containerStatuses"][0]
+    side_car = {"name": "side-car", "state": {"running": {}}}
+    assert judged(pod("l", {"phase": "Succeeded"})).stage is Stage.ENDED
+    assert judged(pod("l", {"phase": "Running", "containerStatuses": [done]})).exit_code == 0
+    assert judged(pod("l", {"phase": "Running", "containerStatuses": [done, side_car]})).stage is Stage.PENDING
+    assert judged(pod("l", {"phase": "Running"})).stage is Stage.PENDING
+
+
 def test_the_first_failure_is_the_cause():
     seen = judged(
         pod("l", ended(1, at="2026-11-21T10:00:09Z")),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from ncclt.launch.ssh import driver
 from ncclt.launch.ssh.driver import NODES_FILE, remote_command
 
 PATIENT_S = 60.0
@@ -70,6 +71,16 @@ def test_a_host_that_cannot_be_reached(drive):
 def test_a_signal_is_told_as_shells_do(drive):
     """The connection itself was killed."""
     assert drive("kill -9 $PPID; cat >/dev/null", "a").returncode == 128 + 9
+
+
+def test_a_node_that_does_not_end_is_named_and_its_connection_closed(monkeypatch, capsys):
+    monkeypatch.setattr(driver, "_OTHERS_S", 0.2)
+    stays, fails = ["sh", "-c", "exec sleep 60", "stays"], ["sh", "-c", "exit 3", "fails"]
+    assert driver.run([stays, fails], b"") == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "ncclt: node 1 (fails) failed first, with exit code 3",
+        "ncclt: node 0 (stays) did not end after that: its connection is closed",
+    ]
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

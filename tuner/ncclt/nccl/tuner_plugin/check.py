@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +11,8 @@ from ncclt.core.documents import Documented, Shape
 from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, PROTOCOLS, LoadedPlugin
+
+_CHANNELS_BEFORE_V4 = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class TableExamination(Documented):
 
     Attributes:
         library: the shared object.
-        api_versions: tuner APIs under which it gave the same answers.
+        api_versions: tuner APIs under which it gave the same answers, but for the channels that NCCL lacks.
         said: its line in NCCL's log.
         choices: one per size.
         works: it answers, and uses the table that was given.
@@ -67,11 +69,13 @@ def examine(
     found = [
         _ask(plugin, api, policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes) for api in tabled
     ]
-    if any(choices != found[0][1] for _said, choices in found):
+    said, choices = found[-1]
+    if any(
+        given != tuple(_limited(one, api) for one in choices) for api, (_, given) in zip(tabled, found, strict=True)
+    ):
         raise InputError(
             f"{library} answers differently under two tuner APIs", hint="build it here: ncclt plugin build"
         )
-    said, choices = found[0]
     return TableExamination(
         library=str(library),
         api_versions=tabled,
@@ -79,6 +83,11 @@ def examine(
         choices=choices,
         works=policy is None or "own choice stays" not in said,
     )
+
+
+def _limited(choice: PluginChoice, api: int) -> PluginChoice:
+    """Return a choice as an API gives it: before v4 the plugin names 32 channels at most (plugin/tuner.c)."""
+    return replace(choice, channels=min(choice.channels, _CHANNELS_BEFORE_V4)) if api < 4 else choice
 
 
 def _ask(

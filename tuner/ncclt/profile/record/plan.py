@@ -22,6 +22,7 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
+from ncclt.core.effort import MOST_LAUNCHES
 from ncclt.errors import UsageError
 from ncclt.profile.record.launchers import forwarded
 from ncclt.profile.record.plugin import FOLDER as PLUGIN_FOLDER
@@ -107,11 +108,12 @@ def plan_recording(
     """
     if not argv:
         raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")
-    if (steps is not None and steps < 1) or (warmup is not None and warmup < 1):
-        raise UsageError(
-            f"--steps and --warmup must be at least 1, not {steps or WINDOW_STEPS} and {warmup or WARMUP_STEPS}",
-            hint="the first step is never typical: DDP sends other buckets in it",
-        )
+    for flag, value in (("--steps", steps), ("--warmup", warmup)):
+        if value is not None and not 1 <= value <= MOST_LAUNCHES:
+            raise UsageError(
+                f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {value}",
+                hint="the first step is never typical: DDP sends other buckets in it",
+            )
     if stop_after and method in (Method.NCCL_LOG, Method.PLUGIN):
         raise UsageError("--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {method}")
     if warmup is not None and method is Method.PLUGIN:

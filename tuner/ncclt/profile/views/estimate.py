@@ -106,7 +106,13 @@ def compute_seconds(
     for option, value in figures.items():
         if not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{option} must be above 0, not {value:g}")
-    return OPERATIONS[recompute] * parameters * tokens_per_step / (gpus * tflops * 1e12)
+    seconds = OPERATIONS[recompute] * parameters * tokens_per_step / (gpus * tflops * 1e12)
+    if not 0 < seconds < math.inf:
+        raise UsageError(
+            f"{parameters:g} parameters and {tokens_per_step:g} tokens at {tflops:g} TFLOP/s take {seconds:g} s",
+            hint="give --params and --tokens-per-step in units, --tflops in 1e12 operations/s",
+        )
+    return seconds
 
 
 def link_busbw_gbps(cluster: Cluster, message: Message) -> float:

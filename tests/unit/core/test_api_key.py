@@ -1,0 +1,36 @@
+"""Keys: which role includes which, and until when one is valid."""
+
+import pytest
+
+from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+
+ROLES = ["read", "report", "tune", "approve", "admin"]
+
+
+@pytest.mark.parametrize("number", range(len(ROLES)), ids=ROLES)
+def test_a_role_may_do_what_those_before_it_may_and_no_more(number):
+    assert [str(role) for role in Role if Role(ROLES[number]).includes(role)] == ROLES[: number + 1]
+
+
+@pytest.mark.parametrize(
+    ("expires", "revoked", "why"),
+    [
+        ("", "", ""),
+        ("2026-11-23T10:00:01+00:00", "", ""),
+        ("2026-11-23T10:00:00+00:00", "", "the key k has expired"),
+        ("2026-11-23T09:59:59+00:00", "", "the key k has expired"),
+        ("2026-11-24T10:00:00+00:00", "2026-11-20T10:00:00+00:00", "the key k was revoked"),
+    ],
+)
+def test_a_key_is_valid_until_it_expires_or_is_revoked(expires, revoked, why):
+    key = ApiKey(id="k", role=Role.READ, expires=expires, revoked=revoked)
+    assert key.invalid("2026-11-23T10:00:00+00:00") == why
+
+
+def test_a_secret_has_32_random_bytes_and_only_its_digest_is_comparable():
+    one, other = new_secret(), new_secret()
+    assert one != other
+    assert one.startswith(PREFIX)
+    assert len(one) - len(PREFIX) >= 43  # 32 bytes in base 64, without padding
+    assert digest_of(one) == digest_of(one) != digest_of(other)
+    assert one not in digest_of(one)

@@ -1,0 +1,70 @@
+"""A cluster: what cannot be one is refused, and the part of it that a job uses."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.errors import InputError, UsageError
+
+HALL = Cluster(
+    name="hall", nodes=4, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, nccl_version="2.28.9",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"link_class": "string"},
+        {"fabric": "smoke"},
+        {"gpu_path": "PBX"},
+        {"link_gbps": 0.0},
+        {"link_gbps": -1.0},
+        {"fabric": "none"},
+        {"nics_per_node": 0},
+        {"nic_gbps": 0.0},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_a_cluster_is_refused(wrong):
+    with pytest.raises(InputError):
+        replace(HALL, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"gpus_per_node": 0}], ids=str)
+def test_no_cluster_is_without_nodes_or_gpus(wrong):
+    with pytest.raises(UsageError, match="nodes, and GPUs per node"):
+        replace(HALL, **wrong)
+
+
+def test_one_node_needs_no_network():
+    alone = replace(HALL, nodes=1, fabric="none", nics_per_node=0, nic_gbps=0.0)
+    assert alone.fingerprint().fabric == "none"
+    with pytest.raises(UsageError, match="has 2 nodes and no network"):
+        alone.sized(nodes=2)
+
+
+def test_the_fabric_is_part_of_the_fingerprint_from_two_nodes_on():
+    assert HALL.sized(nodes=2).fingerprint().fabric == "infiniband"
+    assert HALL.sized(nodes=1).fingerprint().fabric == "none"
+
+
+def test_a_job_uses_a_part_of_each_node_and_as_many_nodes_as_it_likes():
+    part = HALL.sized(nodes=5, gpus_per_node=8, nccl_version="2.30")
+    assert (part.nodes, part.gpus_per_node, part.world_size) == (5, 8, 40)
+    assert part.nccl_version == "2.30.0" == part.fingerprint().nccl_version
+    assert HALL.sized() == HALL
+    assert HALL.sized(gpus_per_node=1).world_size == 4
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": 9}], ids=str)
+def test_a_part_that_is_none_or_more_than_a_node_is_refused(wrong):
+    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
+        HALL.sized(**wrong)
+
+
+def test_a_recorded_system_is_named_once_and_with_its_source():
+    recorded = replace(HALL, description="recorded: eight H100", sources=("a page", "another"))
+    assert recorded.recorded_label == "recorded: eight H100, a page"
+    assert replace(recorded, description="", sources=()).recorded_label == "recorded: hall"

@@ -1,0 +1,57 @@
+"""One kind of message: its limits, its bandwidths (nccl-tests, doc/PERFORMANCE.md), its words."""
+
+import pytest
+
+from ncclt.core.message import MOST_BYTES, Collective, Message, bus_factor, format_bytes
+from ncclt.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "factor"),
+    [
+        (Collective.ALL_REDUCE, 8, 1.75),
+        (Collective.ALL_GATHER, 8, 0.875),
+        (Collective.REDUCE_SCATTER, 4, 0.75),
+        (Collective.ALL_TO_ALL, 2, 0.5),
+        (Collective.BROADCAST, 8, 1.0),
+        (Collective.REDUCE, 8, 1.0),
+        (Collective.SEND_RECV, 2, 1.0),
+        (Collective.ALL_REDUCE, 1, 1.0),
+        (Collective.ALL_GATHER, 0, 1.0),
+    ],
+)
+def test_bus_bandwidth_is_what_the_slowest_link_carries(collective, ranks, factor):
+    assert bus_factor(collective, ranks) == factor
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": MOST_BYTES + 1}, {"group_size": -1}], ids=str
+)
+def test_what_cannot_be_sent_is_refused(wrong):
+    with pytest.raises(InputError, match=str(next(iter(wrong.values())))):
+        Message(**{"collective": Collective.ALL_REDUCE, "dtype": "int8", "size_bytes": 1, **wrong})
+
+
+def test_the_smallest_and_the_largest_message_and_a_group_of_the_whole_job_are_messages():
+    sizes = [
+        Message(collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=size, group_size=0).size_bytes
+        for size in (1, MOST_BYTES)
+    ]
+    assert sizes == [1, MOST_BYTES]
+
+
+def test_bandwidths_are_those_that_nccl_tests_prints():
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8_000_000, group_size=8)
+    assert message.algbw_gbps(400.0) == 20.0
+    assert message.busbw_gbps(400.0) == 35.0
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.50 KiB"), (2**20, "1 MiB"),
+        (28351488, "27.04 MiB"), (2**30, "1 GiB"), (2**41, "2048 GiB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_written_with_binary_units(size, text):
+    assert format_bytes(size) == text

@@ -1,0 +1,109 @@
+"""A tuning job as a record: what it refuses, what its study is named by, what `ncclt tune` is given."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.tuning_job import JobRule, JobState, TuningJob
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import UsageError
+
+CLUSTER = Cluster(
+    name="hall", nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
+    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, nccl_version="2.28.9", driver="570.1",
+)  # fmt: skip
+WORKLOAD = Workload(
+    name="chat",
+    provenance=Provenance(source="kineto"),
+    messages=(
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << 20), calls_per_step=2.0
+        ),
+    ),
+)
+JOB = TuningJob(id="a" * 16, cluster="hall", model="chat")
+
+
+def test_only_queued_and_running_jobs_have_not_ended():
+    assert [state for state in JobState if not state.ended] == [JobState.QUEUED, JobState.RUNNING]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"priority": 0}, {"priority": 10**6}, {"nodes": 0}, {"gpus_per_node": -1}, {"trials": 0}], ids=str
+)
+def test_what_no_job_can_be_is_refused(wrong):
+    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
+        replace(JOB, **wrong)
+
+
+def test_the_same_request_has_the_same_study_whoever_asks():
+    study = JOB.on(CLUSTER, WORKLOAD, again=False).study
+    assert study.startswith("chat-hall-2x8-job-")
+    assert replace(JOB, id="b" * 16, by="ann", trials=7).on(CLUSTER, WORKLOAD, again=False).study == study
+    assert replace(JOB, nodes=2).on(CLUSTER, WORKLOAD, again=False).study == study
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (replace(JOB, nodes=1), CLUSTER, WORKLOAD, False),
+        (replace(JOB, gpus_per_node=4), CLUSTER, WORKLOAD, False),
+        (replace(JOB, nccl_version="2.29.1"), CLUSTER, WORKLOAD, False),
+        (replace(JOB, seed=1), CLUSTER, WORKLOAD, False),
+        (JOB, replace(CLUSTER, gpu="H200"), WORKLOAD, False),
+        (JOB, replace(CLUSTER, driver="580.1"), WORKLOAD, False),
+        (JOB, CLUSTER, replace(WORKLOAD, messages=(replace(WORKLOAD.messages[0], calls_per_step=3.0),)), False),
+        (JOB, CLUSTER, WORKLOAD, True),
+    ],
+    ids=["nodes", "GPUs", "version", "seed", "GPU", "driver", "messages", "again"],
+)
+def test_what_changes_the_answer_changes_the_study(changed):
+    job, cluster, workload, again = changed
+    studies = {job.on(cluster, workload, again=again).study, JOB.on(CLUSTER, WORKLOAD, again=False).study}
+    assert len(studies) == 2
+
+
+def test_measuring_again_is_another_study_for_each_job():
+    again = [replace(JOB, id=id).on(CLUSTER, WORKLOAD, again=True).study for id in ("a" * 16, "b" * 16)]
+    assert len({*again}) == 2
+
+
+def test_two_jobs_ask_for_the_same_whatever_their_id_time_and_author():
+    other = replace(JOB, id="b" * 16, created="2026-11-23T10:00:00+00:00", by="ann", study="s")
+    assert JOB.same_as(other)
+    assert not JOB.same_as(replace(other, priority=1))
+    assert not JOB.same_as(replace(other, seed=1))
+
+
+def test_tune_is_given_what_was_asked_for_and_nothing_else():
+    asked = replace(
+        JOB, nodes=2, gpus_per_node=4, nccl_version="2.29.1", trials=9, seconds=60.0, gpu_hours=1.5, blocks=5, seed=3,
+        prove_variables=True, study="s",
+    )  # fmt: skip
+    assert asked.arguments() == (
+        "--model=chat", "--cluster=hall", "--nodes=2", "--gpus-per-node=4", "--nccl-version=2.29.1", "--trials=9",
+        "--time=60.0", "--gpu-hours=1.5", "--blocks=5", "--seed=3", "--study=s", "--prove-variables",
+    )  # fmt: skip
+    usual = JOB.arguments()
+    assert not [word for word in usual if word.startswith(("--nodes", "--time", "--gpu-hours", "--prove"))]
+
+
+@pytest.mark.parametrize("days", [0, -1, 3651])
+def test_a_rule_repeats_after_a_day_to_ten_years(days):
+    with pytest.raises(UsageError):
+        JobRule(id="r", job=JOB, stale=True, every_days=days)
+
+
+@pytest.mark.parametrize("days", [1, 3650])
+def test_the_shortest_and_the_longest_repeat_are_taken(days):
+    assert JobRule(id="r", job=JOB, every_days=days).words == f"every {days} days"
+
+
+def test_a_rule_needs_a_reason_and_says_all_of_them():
+    with pytest.raises(UsageError, match="needs a reason"):
+        JobRule(id="r", job=JOB)
+    every = JobRule(id="r", job=JOB, fingerprint_changed=True, stale=True, every_days=7)
+    assert every.words == "the fingerprint has changed, stale, every 7 days"
+    assert JobRule(id="r", job=JOB, stale=True).words == "stale"
