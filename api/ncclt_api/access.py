@@ -23,7 +23,8 @@ from ncclt.errors import StoreError
 from ncclt.store.store import Store
 from ncclt_api.pages.environment import render_page
 from ncclt_api.problems import Forbidden, Problem, problem_of, problem_response, wants_page
-from ncclt_api.sign_in import Sessions, remember
+from ncclt_api.proxy_users import ProxyUsers
+from ncclt_api.sign_in import BrowserSession, Sessions, remember
 from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
@@ -82,6 +83,12 @@ def key_of(request: Request) -> ApiKey | None:
     return key
 
 
+def may_see(request: Request, cluster: str) -> bool:
+    """Return whether the key of a request is for a cluster."""
+    key = key_of(request)
+    return key is None or not key.clusters or cluster in key.clusters
+
+
 def require_cluster(request: Request, cluster: str) -> None:
     """Refuse a request whose key is for other clusters.
 
@@ -89,14 +96,14 @@ def require_cluster(request: Request, cluster: str) -> None:
         Forbidden: it is.
     """
     key = key_of(request)
-    if key is not None and key.clusters and cluster not in key.clusters:
-        raise Forbidden(f"the key {key.id} is not for the cluster {cluster}", f"it is for {', '.join(key.clusters)}")
+    if key is not None and not may_see(request, cluster):
+        raise Forbidden(f"the {key.holder} is not for the cluster {cluster}", f"it is for {', '.join(key.clusters)}")
 
 
 def who(request: Request) -> str:
     """Return who makes a request, for the history: its key; a service without keys is used by its own machine alone."""
     key: ApiKey | None = request.scope.get(_KEY)
-    return f"key {key.id}" if key is not None else "local user of the service"
+    return key.holder if key is not None else "local user of the service"
 
 
 def forbidden(request: Request, error: Exception) -> Response:
@@ -109,7 +116,8 @@ class AccessMiddleware:
     """Refuse requests without a valid key (401), and those that the key does not permit (403).
 
     While there are no keys, only requests that name one of `hosts` are answered: another name that resolves to this
-    machine may be that of a page in a browser here (DNS rebinding). None = any.
+    machine may be that of a page in a browser here (DNS rebinding). None = any. With `users` no store is open: a
+    request needs a key or a user.
     """
 
     def __init__(
@@ -120,12 +128,14 @@ class AccessMiddleware:
         fresh_s: float,
         sessions: Sessions,
         hosts: Collection[str] | None = None,
+        users: ProxyUsers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.app = app
         self._store = store
         self._sessions = sessions
         self._hosts = hosts
+        self._users = users
         self._fresh_s = fresh_s
         self._clock = clock
         self._keys: dict[str, ApiKey] = {}
@@ -157,12 +167,12 @@ class AccessMiddleware:
             keys = await self._current_keys()
         except StoreError as error:
             return problem_of(error)
-        if not keys:
+        if not keys and self._users is None:
             return self._wrong_host(headers.get("host", ""))
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = keys.get(digest_of(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
-        if not scheme:
-            key = self._signed_in(scope, path, headers, keys)
+        if scheme.lower() != "bearer":  # oauth2-proxy sends a Basic of its own beside the name
+            key = self._user(scope, path) or (None if scheme else self._signed_in(scope, path, headers, keys))
         if key is None:
             return Problem(
                 status=401,
@@ -175,7 +185,7 @@ class AccessMiddleware:
         if not key.role.includes(role):
             return Problem(
                 status=403,
-                detail=f"the key {key.id} may {key.role}, this needs {role}",
+                detail=f"the {key.holder} may {key.role}, this needs {role}",
                 hint="ask for another key",
                 type="urn:ncclt:problem:forbidden",
             )
@@ -183,9 +193,16 @@ class AccessMiddleware:
         note(scope, key=key.id)
         return _wrong_cluster(key, path, scope["query_string"])
 
+    def _user(self, scope: Scope, path: str) -> ApiKey | None:
+        """Return whom a proxy has signed in; with the rights of a cookie, since the browser sends either by itself."""
+        if self._users is None or _writes_api(scope, path) or (user := self._users.user(scope)) is None:
+            return None
+        remember(scope, BrowserSession(key=user.id, mark=user.id))
+        return user
+
     def _signed_in(self, scope: Scope, path: str, headers: Headers, keys: dict[str, ApiKey]) -> ApiKey | None:
         """Return the key that a cookie names; it may read all, and write by the forms of pages, which have tokens."""
-        if scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/"):
+        if _writes_api(scope, path):
             return None
         session = self._sessions.read(headers.get("cookie", ""))
         if session is None:
@@ -215,6 +232,10 @@ class AccessMiddleware:
                         if self._read_s is None or began_s - self._read_s > LAST_KNOWN_S:
                             raise
         return self._keys
+
+
+def _writes_api(scope: Scope, path: str) -> bool:
+    return scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/")
 
 
 def _foreign_page(scope: Scope, method: str) -> Problem | None:
@@ -250,7 +271,7 @@ def _wrong_cluster(key: ApiKey, path: str, query: bytes) -> Problem | None:
     about = f"is not for the cluster {named[0][:100]}" if named else "is not for all clusters"
     return Problem(
         status=403,
-        detail=f"the key {key.id} {about}",
+        detail=f"the {key.holder} {about}",
         hint=f"it is for {', '.join(key.clusters)}: name one, for example ?cluster={key.clusters[0]}",
         type="urn:ncclt:problem:forbidden",
     )

@@ -20,10 +20,12 @@ from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, forbidden
 from ncclt_api.answers import FRESH_S, AnswersMiddleware, WaitMiddleware
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
+from ncclt_api.hooks import HookPlan, WebHooks
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.pages.study_page import StudyPages
 from ncclt_api.problems import Forbidden, add_problem_handlers
+from ncclt_api.proxy_users import PeerMiddleware, ProxyPlan, ProxyUsers
 from ncclt_api.rate_limits import Limits, RateLimitMiddleware
 from ncclt_api.routes import (
     attestations,
@@ -79,6 +81,9 @@ def create_app(
     log: Any = None,
     public_url: str = "",
     session_secret: str = "",
+    hooks: HookPlan | None = None,
+    users: ProxyPlan | None = None,
+    is_checked: bool = False,
 ) -> FastAPI:
     """Return the application.
 
@@ -92,21 +97,32 @@ def create_app(
         log: structlog's logger for requests; None = they are not logged.
         public_url: address of the service for the commands that pages show; empty = they name none.
         session_secret: as for `Sessions`.
+        hooks: where events are posted; None = nowhere.
+        users: which proxies sign users in, whose requests come through `PeerMiddleware`; None = none.
+        is_checked: another process has looked for the keys of requests.
 
     Raises:
         UsageError: the secret is too short.
         StoreError: at start, when the store cannot be reached.
     """
     board = Dashboard() if dashboard else None
-    large_answers = LargeAnswers(_app_of_large_answers, large, dashboard=dashboard) if large else None
+    sessions = Sessions(session_secret)
+    large_answers = (
+        LargeAnswers(_app_of_large_answers, large, dashboard=dashboard, secret=sessions.secret) if large else None
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         own = await run_in_threadpool(open_service_store, storage) if isinstance(storage, str) else None
         app.state.store = own or storage
+        web_hooks = WebHooks(hooks, store=lambda: app.state.store, log=log, public_url=public_url) if hooks else None
+        if web_hooks:
+            web_hooks.start()
         try:
             yield
         finally:
+            if web_hooks:
+                await run_in_threadpool(web_hooks.stop)
             if board:
                 await run_in_threadpool(board.close)
             if large_answers:
@@ -126,7 +142,8 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
-    app.state.public_url, app.state.sessions = public_url, Sessions(session_secret)
+    app.state.public_url, app.state.sessions = public_url, sessions
+    app.state.has_users = users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
     app.state.study_pages = StudyPages(lambda: app.state.store)
     app.state.dashboard, app.state.large_answers, app.state.jobs = dashboard, large_answers, None
@@ -146,9 +163,11 @@ def create_app(
     if large_answers:
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     app.add_middleware(DashboardMiddleware, dashboard=board)
-    app.add_middleware(
-        AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=app.state.sessions, hosts=hosts
-    )
+    if not is_checked:
+        app.add_middleware(
+            AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=sessions, hosts=hosts,
+            users=ProxyUsers(users, log=log) if users else None,
+        )  # fmt: skip
     if limits:
         app.add_middleware(RateLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
@@ -160,10 +179,10 @@ def create_app(
     return app
 
 
-def _app_of_large_answers(storage: str, dashboard: bool) -> FastAPI:
+def _app_of_large_answers(storage: str, dashboard: bool, secret: str) -> FastAPI:
     """Return the application of another process, in which no lifespan runs."""
     store = open_service_store(storage)
-    app = create_app(store, dashboard=dashboard)
+    app = create_app(store, dashboard=dashboard, session_secret=secret, is_checked=True)
     app.state.store = store
     return app
 
@@ -193,6 +212,8 @@ def serve(
     allow_hosts: Collection[str] = (),
     public_url: str = "",
     session_secret: str = "",
+    hooks: HookPlan | None = None,
+    users: ProxyPlan | None = None,
 ) -> None:
     """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
 
@@ -206,14 +227,14 @@ def serve(
         log_level: uvicorn's word: critical, error, warning, info, debug.
         insecure: listen there even without a key.
         allow_hosts: names that are answered to while there is no key, beside loopback's.
-        public_url, session_secret: as for `create_app`.
+        public_url, session_secret, hooks, users: as for `create_app`.
 
     Raises:
         StoreError: the store cannot be reached.
         UsageError: the URL is invalid, or the whole network could read the studies.
     """
     with open_service_store(storage) as store:
-        if host not in LOOPBACK and not insecure and not store.keys():
+        if host not in LOOPBACK and not insecure and not users and not store.keys():
             raise UsageError(
                 f"without keys the whole network of {host} could read the studies",
                 hint="`ncclt keys create` makes the first key; --insecure-no-auth listens anyway",
@@ -221,7 +242,10 @@ def serve(
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
         app = create_app(
             store, dashboard=dashboard, large=store.url, hosts=hosts, limits=Limits(), log=start_log(log_level),
-            public_url=public_url, session_secret=session_secret,
+            public_url=public_url, session_secret=session_secret, hooks=hooks, users=users,
         )  # fmt: skip
         # Requests are logged by TelemetryMiddleware.
-        uvicorn.run(app, host=host, port=port, log_config=None, access_log=False, server_header=False)
+        uvicorn.run(
+            PeerMiddleware(app), host=host, port=port, log_config=None, access_log=False, server_header=False,
+            proxy_headers=False,
+        )  # fmt: skip

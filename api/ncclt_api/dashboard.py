@@ -2,7 +2,7 @@
 
 A middleware and not a mount, since its page loads `/static/bundle.js` and calls `/api/...` wherever it is mounted, so
 those paths go to it unchanged. It has neither a read-only mode nor a login, so this module makes it read-only twice:
-only GET and HEAD pass, and the database is opened read-only.
+only GET and HEAD pass, and the database is opened read-only. A stylesheet hides the buttons that this leaves dead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +26,7 @@ from ncclt_api.problems import Problem, problem_of, problem_response
 _PREFIXES = ("/dashboard/", "/api/", "/static/", "/csv/")
 _PATHS = ("/dashboard", "/favicon.ico")
 _PACKAGES = ("optuna", "optuna_dashboard", "a2wsgi")
+_STYLE = b'<link rel="stylesheet" href="/assets/dashboard.css"></head>'
 
 
 def is_installed() -> bool:
@@ -179,13 +180,45 @@ class DashboardMiddleware:
                 path = await run_in_threadpool(self.dashboard.address, scope["app"].state.store.optuna_url, name)
                 target = RedirectResponse(scope.get("root_path", "") + path, 303)
             else:
-                target = _Problems(await run_in_threadpool(self.dashboard.open, scope["app"].state.store.optuna_url))
+                opened = await run_in_threadpool(self.dashboard.open, scope["app"].state.store.optuna_url)
+                target = _Problems(_Styled(opened))
         except MissingDependencyError as error:
             problem = Problem(status=404, detail=error.message, hint=error.hint)
             target = problem_response(problem, Request(scope))
         except NccltError as error:
             target = problem_response(problem_of(error), Request(scope))
         await target(_with_accept_encoding(scope), receive, send)
+
+
+class _Styled:
+    """The dashboard with our stylesheet in its page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message | None = None
+        body = b""
+
+        async def with_style(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start" and _is_page(message):
+                start = message
+                return
+            if start is None:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                styled = body.replace(b"</head>", _STYLE, 1)
+                headers = MutableHeaders(scope=start)
+                headers["Content-Length"] = str(len(styled))
+                for name in ("ETag", "Last-Modified"):  # they are of its own page
+                    del headers[name]
+                await send(start)
+                await send({"type": "http.response.body", "body": styled})
+
+        await self.app(scope, receive, with_style)
 
 
 class _Problems:
@@ -218,6 +251,11 @@ class _Problems:
 
 def _is_ours(path: str) -> bool:
     return path in _PATHS or path.startswith(_PREFIXES)
+
+
+def _is_page(start: Message) -> bool:
+    kind = Headers(raw=start.get("headers", [])).get("content-type", "")
+    return start["status"] == 200 and kind.startswith("text/html")
 
 
 def _named(scope: Scope) -> str:

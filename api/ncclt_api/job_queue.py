@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,9 +20,10 @@ import anyio.to_thread
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowSerializationFormat, WorkflowStatus
 from dbos import error as dbos_error
 
-from ncclt.core.tuning_job import Backlog, JobResult, JobState, JobStatus, TuningJob
+from ncclt.core.tuning_job import Backlog, JobEvent, JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import NotFoundError, StoreError, UsageError, hide_passwords
 from ncclt.store.database import CONNECT_TIMEOUT_S
+from ncclt.store.failures import hint_for, one_line
 from ncclt.store.location import locate
 
 SCHEMA = "ncclt_jobs"
@@ -43,21 +44,6 @@ _STATES = {
 
 class _Json(DBOSPortableJSONSerializer):
     """JSON for everything that is written: DBOS would pickle."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEvent:
-    """Something that happened to a job.
-
-    Attributes:
-        number: counts up from 0 in the job; `Last-Event-ID` of server-sent events.
-        kind: `started`, `trials`, `log`, `given-back` or `ended`.
-        data: depends on the kind.
-    """
-
-    number: int
-    kind: str
-    data: dict[str, Any]
 
 
 def queue_url(storage: str) -> str:
@@ -386,9 +372,9 @@ def _translated() -> Iterator[None]:
     except (dbos_error.DBOSStreamTimeoutError, StoreError):
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
+        said = one_line(error)[:300]
         missing = any(words in said for words in ("no such table", "does not exist", "migrat"))
         raise StoreError(
             f"the queue of tuning jobs cannot be used: {said}",
-            hint="`ncclt jobs list` makes its tables" if missing else "check that the database runs",
+            hint="`ncclt jobs list` makes its tables" if missing else hint_for(error),
         ) from error

@@ -27,21 +27,23 @@ _MOST_WAITING = 32
 _RETRY_S = 2
 
 _PASSED_ON = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path",
-              "headers", "client", "server", "ncclt.request_id")  # fmt: skip
+              "headers", "client", "server", "ncclt.request_id", "ncclt.key", "ncclt.session")  # fmt: skip
 _Answer = list[Message]
 
 
 class LargeAnswers:
     """A process with the same application, started by the first request for a large answer."""
 
-    def __init__(self, make: Callable[[str, bool], ASGIApp], storage: str, *, dashboard: bool) -> None:
+    def __init__(
+        self, make: Callable[[str, bool, str], ASGIApp], storage: str, *, dashboard: bool, secret: str
+    ) -> None:
         """Prepare the process.
 
         Args:
-            make: a function of a module, which makes the application there.
-            storage, dashboard: its arguments.
+            make: a function of a module, which makes the application there. Requests come with the key that was found.
+            storage, dashboard, secret: its arguments; the secret signs the forms of pages.
         """
-        self._started = (make, storage, dashboard)
+        self._started = (make, storage, dashboard, secret)
         self._pool: ProcessPoolExecutor | None = None
         self.waiting = 0
 
@@ -94,9 +96,9 @@ class LargeAnswersMiddleware:
 _here: dict[str, Any] = {}
 
 
-def _begin(make: Callable[[str, bool], ASGIApp], storage: str, dashboard: bool) -> None:
+def _begin(make: Callable[[str, bool, str], ASGIApp], storage: str, dashboard: bool, secret: str) -> None:
     """Make the application, once in this process."""
-    _here.update(app=make(storage, dashboard), runner=asyncio.Runner())
+    _here.update(app=make(storage, dashboard, secret), runner=asyncio.Runner())
 
 
 def _answer(scope: dict[str, Any]) -> _Answer:

@@ -26,6 +26,7 @@ from ncclt.errors import (
     StaleRecommendationError,
     StoreError,
     UsageError,
+    in_our_words,
 )
 from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
@@ -162,9 +163,9 @@ def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        problem = Problem(
-            status=404, detail=f"there is nothing at {path}", hint="GET /v1/openapi.json lists the routes"
-        )
+        person = "find a study, cluster or workload by a part of its name above, or start at the map"
+        hint = person if wants_page(request) else "GET /v1/openapi.json lists the routes"
+        problem = Problem(status=404, detail=f"there is nothing at {path}", hint=hint)
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("allow", "GET")
         hint = f"use {allowed}; GET /v1/openapi.json lists what can be written"
@@ -176,18 +177,29 @@ def _http(request: Request, error: Exception) -> Response:
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    rows = error.errors()
     errors = tuple(
         FieldError(
-            where=".".join(str(part) for part in row["loc"]),
-            message=str(row["msg"]).removeprefix("Value error, "),
+            # Where JSON breaks off, the framework has its position in the place of a field.
+            where=".".join(str(part) for part in (row["loc"][:1] if row["type"] == "json_invalid" else row["loc"])),
+            message=in_our_words(str(row["msg"])),
         )
-        for row in error.errors()
+        for row in rows
     )
-    detail = "; ".join(f"{e.where}: {e.message}" if "." in e.where else e.message for e in errors)
+    detail = "; ".join(
+        f"{e.where}: {e.message}"
+        if "." in e.where
+        else e.message
+        if row["type"] == "value_error"  # a sentence of ours
+        else f"the {e.where} {e.message}"
+        for e, row in zip(errors, rows, strict=True)
+    )
     problem = Problem(
         status=422,
         detail=detail,
-        hint="GET /v1/openapi.json names every parameter with its values",
+        hint="go back, or start at the map"
+        if wants_page(request)
+        else "GET /v1/openapi.json names every parameter with its values",
         type="urn:ncclt:problem:usage",
         errors=errors,
     )

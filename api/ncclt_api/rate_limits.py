@@ -22,6 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ncclt_api.large_answers import LARGE
 from ncclt_api.problems import Problem, problem_response
 
+_SET_BACK_S = 1.0
+"""Less is how a clock is kept right."""
+
 _READING = ("GET", "HEAD", "OPTIONS")
 _REPORTS = re.compile(r"/v1/attestations|/v1/step-times")
 
@@ -48,7 +51,9 @@ class RateLimitMiddleware:
 
     def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
         self.app = app
-        self._window = MovingWindowRateLimiter(MemoryStorage())
+        self._counts = MemoryStorage()
+        self._window = MovingWindowRateLimiter(self._counts)
+        self._clock_ahead_s = time.time() - time.monotonic()
         self._reports, self._writes, self._large, self._wrong_keys = (
             RateLimitItemPerMinute(most, namespace=name)
             for name, most in (
@@ -64,6 +69,7 @@ class RateLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        self._notice_clock()
         limit = self._limit_of(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
         if limit is not None and not self._window.hit(limit, _client_of(scope)):
             await self._refuse(limit, _client_of(scope), scope, receive, send)
@@ -80,6 +86,13 @@ class RateLimitMiddleware:
                 await send(message)
 
         await self.app(scope, receive, send_or_refuse)
+
+    def _notice_clock(self) -> None:
+        """Begin to count at 0 once the machine's clock was set back: nothing counted would expire until it is there."""
+        ahead_s, before_s = time.time() - time.monotonic(), self._clock_ahead_s
+        self._clock_ahead_s = ahead_s
+        if ahead_s < before_s - _SET_BACK_S:
+            self._counts.reset()
 
     def _limit_of(self, method: str, path: str) -> RateLimitItem | None:
         if method not in _READING:

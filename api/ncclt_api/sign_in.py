@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlencode
@@ -63,7 +64,7 @@ class Sessions:
                 f"NCCLT_SESSION_SECRET needs at least {LEAST_SECRET} characters",
                 hint="python3 -c 'import secrets; print(secrets.token_urlsafe(32))' makes one",
             )
-        used = secret or secrets.token_urlsafe(LEAST_SECRET)
+        self.secret = used = secret or secrets.token_urlsafe(LEAST_SECRET)
         digest = {"digest_method": hashlib.sha256}
         self._cookies = URLSafeTimedSerializer(used, salt="ncclt session", signer_kwargs=digest)
         self._forms = URLSafeTimedSerializer(used, salt="ncclt form", signer_kwargs=digest)
@@ -129,6 +130,10 @@ class Visitor:
         """Return the cluster that lists are confined to at first; empty = all."""
         return self.key.clusters[0] if self.key and self.key.clusters else ""
 
+    def visible(self, clusters: Iterable[str]) -> list[str]:
+        """Return those clusters that the visitor may see."""
+        return [one for one in clusters if self.key is None or not self.key.clusters or one in self.key.clusters]
+
     @property
     def query(self) -> str:
         """Return that as the query of an address."""
@@ -139,7 +144,10 @@ def visitor(request: Request) -> Visitor:
     """Return who makes a request."""
     session: BrowserSession | None = request.scope.get(_SESSION)
     token = request.app.state.sessions.form_token(session.mark if session else "")
-    return Visitor(key=request.scope.get(_KEY), signed_in=session is not None, token=token)
+    # A cookie names its key; whom a proxy has signed in, it has to sign out.
+    key: ApiKey | None = request.scope.get(_KEY)
+    signed_in = session is not None and (key is None or not key.is_user)
+    return Visitor(key=key, signed_in=signed_in, token=token)
 
 
 def _require_token(request: Request, token: Annotated[str, Form(max_length=_MOST_TOKEN)]) -> None:

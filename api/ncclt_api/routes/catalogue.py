@@ -34,7 +34,7 @@ def list_workloads(store: CurrentStore) -> WorkloadList:
     return WorkloadList(items=[workload_document(entry) for entry in store.workloads()])
 
 
-@workloads.get("/{name}", operation_id="getWorkload", summary="One workload")
+@workloads.get("/{name:path}", operation_id="getWorkload", summary="One workload")
 def get_workload(name: str, store: CurrentStore) -> CatalogueWorkload:
     """Return one workload; an unknown name is answered with close ones."""
     found: Workload = store.workload(name)

@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from starlette.responses import StreamingResponse
 
 from ncclt.core.api_key import ApiKey
-from ncclt.core.tuning_job import JobState, JobStatus, TuningJob
+from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, TuningJob
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.store import Store, utc_now
 from ncclt_api.access import key_of, require_cluster
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
 _LONGEST_KEY = 200
+
+_LONGEST_ANSWER = 256 * 1024
+"""Characters of events in one answer, about; the client reads 1 MiB."""
 
 _opening = threading.Lock()
 
@@ -158,7 +161,7 @@ def cancel_job(found: PermittedJob, queue: CurrentQueue) -> JobDocument:
 @router.post(
     "/{id}/retry",
     operation_id="retryJob",
-    summary="Queue a job that has ended once more",
+    summary="Queue an ended job again",
     status_code=201,
     responses={200: {"model": JobDocument, "description": "it was tried again before: that job"}},
 )
@@ -171,6 +174,12 @@ def retry_job(found: PermittedJob, queue: CurrentQueue, request: Request, respon
     return job_document(status)
 
 
+class JobEventsQuery(StrictQuery):
+    """How long events are sent."""
+
+    follow: bool = Field(True, description="false = end after the events that are written; an answer may hold a part")
+
+
 @router.get(
     "/{id}/events",
     operation_id="followJob",
@@ -179,22 +188,24 @@ def retry_job(found: PermittedJob, queue: CurrentQueue, request: Request, respon
     responses={200: {"content": {"text/event-stream": {}}, "description": "events with ids, for Last-Event-ID"}},
 )
 async def follow_job(
+    query: Annotated[JobEventsQuery, Query()],
     found: PermittedJob,
     queue: CurrentQueue,
     last_event_id: Annotated[
         int | None, Header(ge=0, le=MOST_NUMBER, description="resume behind the event of this id")
     ] = None,
-) -> StreamingResponse:
+) -> Response:
     """Send what has happened and what happens, then the job as it ended."""
-    id = found.job.id
+    id, first = found.job.id, 0 if last_event_id is None else last_event_id + 1
+    if not query.follow:
+        text = await run_in_threadpool(_written, queue, found, first)
+        return Response(text, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def lines() -> AsyncIterator[str]:
         yield _sent("status", found)
         try:
-            async for event in queue.events(id, first=0 if last_event_id is None else last_event_id + 1):
-                yield ": waiting\n\n" if event is None else (
-                    f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(readable(event.data))}\n\n"
-                )  # fmt: skip
+            async for event in queue.events(id, first=first):
+                yield ": waiting\n\n" if event is None else _numbered(event)
         except StoreError:
             return  # the reader comes again with Last-Event-ID
         yield _sent("end", await run_in_threadpool(queue.status, id))
@@ -202,6 +213,20 @@ async def follow_job(
     return StreamingResponse(
         lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
+
+
+def _written(queue: JobQueue, found: JobStatus, first: int) -> str:
+    parts, length = [_sent("status", found)], 0
+    for event in queue.written(found.job.id, first=first):
+        parts.append(_numbered(event))
+        length += len(parts[-1])
+        if length > _LONGEST_ANSWER:
+            break
+    return "".join(parts)
+
+
+def _numbered(event: JobEvent) -> str:
+    return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(readable(event.data))}\n\n"
 
 
 def _sent(kind: str, status: JobStatus) -> str:

@@ -203,13 +203,14 @@ def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], s
 @rules.get("/{cluster}/rules", operation_id="getRules", summary="What must happen before all jobs get a new revision")
 def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
     """Return the rules of a cluster."""
+    store.cluster(cluster)
     return RulesDocument.model_validate(store.rules(cluster).to_document())
 
 
 @rules.put("/{cluster}/rules", operation_id="setRules", summary="Set what must happen before all jobs get a revision")
 def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Request) -> RulesDocument:
     """Store the rules of a cluster, for what is published from now on."""
-    store.cluster(cluster)
+    store.cluster(cluster)  # refused before anything is stored
     values = body.model_dump(exclude={"why"})
     store.set_rules(ClusterRules(cluster=cluster, **values), _by(request, body))
     return get_rules(cluster, store)

@@ -12,9 +12,10 @@ from pydantic import Field
 from starlette.responses import HTMLResponse, Response
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.recommendation import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.store import Store
-from ncclt_api.access import require_cluster
+from ncclt_api.access import may_see, require_cluster
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.pages.cluster_view import ClusterFacts, cluster_view
 from ncclt_api.pages.compare_view import FEWEST, MOST, Compared, compare_view
@@ -190,7 +191,7 @@ def show_workload(
 @router.get("/compare")
 def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Set two to six results side by side."""
-    found = _compared(query, store)
+    found, left = _compared(query, store, request)
     for one in found:
         require_cluster(request, one.study.cluster.name)
     asked = bool(query.study or query.revision or query.model)
@@ -205,27 +206,34 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
             raise UsageError(why or "nothing was chosen to compare", hint="for example ?study=ID&study=ID")
         return json_response(view)
     return page_response(
-        request, "compare.html", view=view, why=why, chosen=query.model, chosen_clusters=query.cluster,
-        clusters=_names(entry.item.name for entry in store.clusters()),
+        request, "compare.html", view=view, why=why, left=left, most=MOST, chosen=query.model,
+        chosen_clusters=query.cluster, clusters=_names(entry.item.name for entry in store.clusters()),
         models=_names(entry.item.name for entry in store.workloads()),
     )  # fmt: skip
 
 
-def _compared(query: CompareQuery, store: Store) -> list[Compared]:
-    """Return what was chosen: each revision with the study that gave it."""
+def _compared(query: CompareQuery, store: Store, request: Request) -> tuple[list[Compared], int]:
+    """Return what was chosen, each revision with the study that gave it, and how many clusters of a workload are left.
+
+    Who names a workload alone gets the first clusters; what is named one by one is never cut.
+    """
     found = []
     for key in query.study:
         study = store.study(key)
         published = store.recommendations(study=study.id)
         found.append(Compared(study=study, recommendation=published[0] if published else None))
-    revisions = [store.recommendation(id) for id in query.revision]
+    revisions, left = [store.recommendation(id) for id in query.revision], 0
     if query.model and len(query.cluster) == 1:
         revisions += store.newest_each(cluster=query.cluster[0], model=query.model)[:MOST]
     elif query.model:
-        pairs = store.pairs(model=query.model)
-        chosen = [pair for pair in pairs if not query.cluster or pair.cluster in query.cluster]
-        revisions += [pair.recommendation for pair in chosen if pair.recommendation][: MOST + bool(query.cluster)]
-    return found + [Compared(study=store.study(one.study), recommendation=one) for one in revisions]
+        newest = [pair.recommendation for pair in store.pairs(model=query.model) if pair.recommendation]
+        newest.sort(key=lambda one: (list(TimesOrigin).index(one.origin), one.cluster))
+        if query.cluster:
+            revisions += [one for one in newest if one.cluster in query.cluster]
+        else:
+            seen = [one for one in newest if may_see(request, one.cluster)]
+            revisions, left = revisions + seen[:MOST], max(0, len(seen) - MOST)
+    return found + [Compared(study=store.study(one.study), recommendation=one) for one in revisions], left
 
 
 def _running(store: Store, query: Filter, now: datetime) -> Sequence[StudyRow]:

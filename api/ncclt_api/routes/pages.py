@@ -30,6 +30,9 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 Form = Literal["html", "json"]
 
+WHOLE_PAGE = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "outerHTML"}
+"""Headers that make htmx replace all of an open page, and not the part that it asked for."""
+
 
 class TrialListQuery(StrictQuery):
     """Which of the trials; empty values come from a form and mean all."""
@@ -79,7 +82,7 @@ def show_study(study: PermittedStudy, query: Annotated[StudyQuery, Query()], req
     is_part = query.live and values["is_live"]
     answer = page_response(request, "study_live.html" if is_part else "study.html", **values)
     if query.live and not is_part:  # it has ended: the whole page takes the place of the one that was watched
-        answer.headers.update({"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "outerHTML"})
+        answer.headers.update(WHOLE_PAGE)
     return answer
 
 
@@ -121,8 +124,9 @@ def show_trial(
 
 def page_response(request: Request, template: str, **values: Any) -> HTMLResponse:
     """Return one page in the frame of all pages."""
-    has_dashboard = request.app.state.dashboard and dashboard.is_installed()
-    page = render_page(template, has_dashboard=has_dashboard, visitor=visitor(request), **values)
+    reader = visitor(request)
+    has_dashboard = request.app.state.dashboard and dashboard.is_installed() and not reader.cluster
+    page = render_page(template, confined=reader.query, has_dashboard=has_dashboard, visitor=reader, **values)
     return HTMLResponse(page, headers={"Cache-Control": "private, no-cache"})
 
 

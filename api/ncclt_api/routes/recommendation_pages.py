@@ -22,7 +22,7 @@ from ncclt_api.access import require_cluster, who
 from ncclt_api.dependencies import CurrentStore, PermittedRecommendation, StrictQuery, normal_version
 from ncclt_api.pages.compare_view import Compared
 from ncclt_api.pages.recommendation_view import LifeFacts, RecommendationView, recommendation_view, roll_out_rows
-from ncclt_api.routes.pages import page_response
+from ncclt_api.routes.pages import WHOLE_PAGE, page_response
 from ncclt_api.sign_in import OwnForm
 from ncclt_api.text import readable
 
@@ -83,7 +83,12 @@ def show_roll_out(
     if query.format == "json":
         return JSONResponse(readable(jsonable_encoder({"rollouts": rows})))
     live = any(row.seen for row in rows)
-    return page_response(request, "_rollout.html", rollouts=rows, live=live, id=found.id)
+    if live or not request.headers.get("hx-request"):
+        return page_response(request, "_rollout.html", rollouts=rows, live=live, id=found.id)
+    # It has ended, and with it the revision's state: the whole page takes the place of the one that was watched.
+    answer = _answer(found, "html", store, request)
+    answer.headers.update(WHOLE_PAGE)
+    return answer
 
 
 @router.post("/{id}/{verb}", dependencies=[OwnForm])
@@ -124,7 +129,8 @@ def _mark_stale(store: Store, found: Recommendation, by: By) -> None:
             id=uuid.uuid4().hex[:12], recommendation=found.id, cluster=found.cluster, model=found.model,
             freshness=Freshness.STALE, reasons=(f"{by.why} ({by.who})",), changes=(), launches=0, launcher="",
             created=utc_now(),
-        )
+        ),
+        by=by,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ class SignInQuery(StrictQuery):
 @router.get("/sign-in")
 def show_sign_in(query: Annotated[SignInQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Ask for a key; without keys there is nothing to sign in to."""
-    if not store.keys():
+    if not store.keys() and not request.app.state.has_users:
         return RedirectResponse("/", 303)
     return _page(request, next=query.next)
 
@@ -63,5 +63,5 @@ def sign_out() -> Response:
 
 
 def _page(request: Request, *, next: str, why: str = "", status: int = 200) -> Response:
-    values = {"next": next, "why": why, "hours": SESSION_S // 3600, "visitor": visitor(request)}
-    return HTMLResponse(render_page("sign_in.html", **values), status, {"Cache-Control": "no-store"})
+    page = render_page("sign_in.html", next=next, why=why, hours=SESSION_S // 3600, visitor=visitor(request))
+    return HTMLResponse(page, status, {"Cache-Control": "no-store"})

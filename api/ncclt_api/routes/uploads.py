@@ -8,16 +8,17 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ncclt.core.workload import Workload
-from ncclt.errors import InputError, NotFoundError
+from ncclt.core.workload import NAME_PATTERN, Workload
+from ncclt.errors import InputError, NotFoundError, StoreError, reason
 from ncclt.store.store import Store
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.documents import workload_document
@@ -68,9 +69,7 @@ else:
 class UploadQuery(StrictQuery):
     """What is uploaded."""
 
-    name: str = Field(
-        min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the workload"
-    )
+    name: str = Field(pattern=f"^{NAME_PATTERN}$", description="of the workload")
     source: str | None = Field(
         None, max_length=40, pattern=r"^[a-z_]+$", description="kind of trace; null = by content"
     )
@@ -92,7 +91,7 @@ async def upload_workload(
     query: Annotated[UploadQuery, Query()], store: CurrentStore, request: Request, response: Response
 ) -> CatalogueWorkload:
     """Read what is sent and keep it under its name."""
-    with tempfile.NamedTemporaryFile(prefix="ncclt-upload-") as file:
+    with _temporary_file() as file:
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)
         await run_in_threadpool(file.flush)
@@ -110,8 +109,9 @@ async def read_uploaded(content: bytes, *, name: str) -> Workload:
 
     Raises:
         InputError: it is invalid.
+        StoreError: there is no room for it.
     """
-    with tempfile.NamedTemporaryFile(prefix="ncclt-upload-", suffix=".json") as file:
+    with _temporary_file(suffix=".json") as file:
         file.write(content)
         file.flush()
         return await _read(Path(file.name), name, [])
@@ -128,6 +128,23 @@ def keep_workload(store: Store, workload: Workload) -> bool:
             return False
     store.add_workload(workload)
     return True
+
+
+@contextmanager
+def _temporary_file(*, suffix: str = "") -> Iterator[IO[bytes]]:
+    """Open a file that is removed at the end of the block, for a process that reads it.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(prefix="ncclt-upload-", suffix=suffix) as file:
+            yield file
+    except OSError as error:
+        raise StoreError(
+            f"the service has no room for the upload: {reason(error)}",
+            hint="make room in its folder for temporary files, or start it with another one (TMPDIR)",
+        ) from error
 
 
 async def _read(path: Path, name: str, options: list[str]) -> Workload:

@@ -1,6 +1,8 @@
 """Who may do what: every route of the service against every role, and against keys of other clusters."""
 
 import asyncio
+import html
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from ncclt.errors import StoreError
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, _wrong_cluster, needed_role
 from ncclt_api.app import create_app
 from ncclt_api.job_queue import JobQueue, prepare
+from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
 from ncclt_api.sign_in import Sessions
 
 ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
@@ -23,7 +26,7 @@ VERBS = ("approve", "activate", "rollback", "pin", "unpin", "retire")
 PATHS = {
     "/healthz": None, "/readyz": None, "/client.py": None, "/metrics": Role.READ,
     "/v1/clusters": Role.READ, "/v1/clusters/{cluster}": Role.READ, "/v1/clusters/{cluster}/env": Role.READ,
-    "/v1/workloads": Role.READ, "/v1/workloads/{name}": Role.READ,
+    "/v1/workloads": Role.READ, "/v1/workloads/{name:path}": Role.READ,
     "/v1/studies": Role.READ, "/v1/studies/{id}": Role.READ, "/v1/studies/{id}/trials": Role.READ,
     "/v1/studies/{id}/evidence": Role.READ,
     "/v1/recommendations": Role.READ, "/v1/recommendations/{id}": Role.READ,
@@ -47,7 +50,7 @@ PATHS = {
 }  # fmt: skip
 """What each route needs; None = nothing."""
 
-OF_ALL = ("/v1/workloads", "/v1/workloads/{name}", "POST /v1/workloads", "POST /sign-out")
+OF_ALL = ("/v1/workloads", "/v1/workloads/{name:path}", "POST /v1/workloads", "POST /sign-out")
 """Routes of no cluster."""
 
 
@@ -113,6 +116,30 @@ def test_roles(service, name):
         assert (status == 403) == (needed is not None and not role.includes(needed))
 
 
+@pytest.fixture(scope="module")
+def proxied(service):
+    """The same service behind a proxy that signs in a user of each role; each is in a group of its name."""
+    users = proxy_plan(["10.0.0.7"], [f"{role}={role}" for role in Role])
+    app = create_app(service.store, fresh_s=0, users=users)
+    with TestClient(PeerMiddleware(app), client=("10.0.0.7", 50000)) as client:
+        client.store = service.store
+        yield client
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_users_of_a_proxy_read_as_keys_do_and_write_by_forms_alone(service, proxied, name):
+    method, path = routes(service.app)[name]
+    needed = PATHS[name]
+    is_for_keys = needed is not None and method != "GET" and path.startswith("/v1/")
+    for role in Role:
+        proxied.headers = {"X-Forwarded-Email": f"{role}@example.com", "X-Forwarded-Groups": role.value}
+        status = ask(proxied, method, path, None).status_code
+        assert (status == 401) == is_for_keys
+        assert (status == 403) == (not is_for_keys and needed is not None and not role.includes(needed))
+        proxied.headers["X-Forwarded-Groups"] = "others"
+        assert (ask(proxied, method, path, None).status_code == 401) == (needed is not None)
+
+
 def test_figures_are_of_all_clusters(service):
     for path in ("/metrics", "/dashboard", "/api/studies", "/csv/1"):
         for query in ({}, {"cluster": "leonardo"}):
@@ -151,6 +178,15 @@ def test_keys_of_one_cluster(service, name, samples):
     assert (status != 403) == (name in OF_ALL)
     if "cluster" in query:
         assert ask(service, method, path, mine).status_code == 403
+
+
+def test_the_pages_of_a_key_of_one_cluster_link_only_to_what_it_may_see(service):
+    secret = SECRETS[Role.READ, "leonardo"]
+    pages = ("/?cluster=leonardo", "/studies/5e1f00aa", "/recommendations/0c0ffee1", "/clusters/leonardo")
+    for page in pages:
+        text = ask(service, "GET", page, secret).text
+        for link in sorted(set(re.findall(r'<a [^>]*href="(/[^"#]*)', text))):
+            assert ask(service, "GET", html.unescape(link), secret).status_code != 403, (page, link)
 
 
 def test_a_cluster_is_compared_as_the_router_reads_it():

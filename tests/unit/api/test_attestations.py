@@ -112,4 +112,4 @@ def test_the_pages_show_it(client):
     assert "Speed-up of the step" in page
     assert "1.050×" in page
     assert "in a job: partly" in client.get("/").text
-    assert "No job has told yet" in client.get("/studies/7a6bbb02").text
+    assert "No job has reported yet" in client.get("/studies/7a6bbb02").text

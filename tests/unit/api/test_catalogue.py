@@ -24,6 +24,11 @@ def test_workloads_are_listed_and_shown(client, samples):
     assert len(shown["messages"]) == 6
 
 
+def test_an_unknown_recommendation_is_pointed_to_the_list_of_them(client):
+    hint = client.get("/v1/recommendations/nope").json()["hint"]
+    assert hint == "`ncclt recommendations list` shows what was published"
+
+
 def test_an_unknown_workload_names_close_ones(client):
     problem = client.get("/v1/workloads/brt").json()
     assert problem["status"] == 404

@@ -35,6 +35,18 @@ def test_the_dashboard_shows_the_studies(searched):
         assert client.get("/static/bundle.js").status_code == 200
 
 
+def test_its_page_has_our_stylesheet_and_is_complete(searched):
+    with TestClient(create_app(searched)) as client:
+        page = client.get("/dashboard")
+        assert page.text.count('<link rel="stylesheet" href="/assets/dashboard.css"></head>') == 1
+        assert page.text.rstrip().endswith("</html>")
+        assert "last-modified" not in page.headers
+        assert client.get("/assets/dashboard.css").status_code == 200
+        head = client.head("/dashboard")
+        assert (head.status_code, head.content) == (200, b"")
+        assert int(head.headers["content-length"]) > 1000
+
+
 def test_a_study_is_linked_by_its_name(searched):
     with TestClient(create_app(searched), follow_redirects=False) as client:
         answer = client.get("/dashboard?study=bert-leonardo")

@@ -8,6 +8,7 @@ import sys
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.core.tuning_job import JobEvent
 from ncclt.errors import StoreError
 from ncclt_api import job_queue, telemetry
 from ncclt_api.app import create_app
@@ -129,7 +130,7 @@ def test_an_unknown_job_is_a_404_everywhere(service):
 def test_the_events_of_a_job_resume_behind_the_last_one(service, monkeypatch):
     id = service.post("/v1/jobs", json=JOB).json()["id"]
     service.post(f"/v1/jobs/{id}/cancel")
-    written = [job_queue.JobEvent(number=n, kind="log", data={"line": f"line {n} \udc80"}) for n in range(4)]
+    written = [JobEvent(number=n, kind="log", data={"line": f"line {n} \udc80"}) for n in range(4)]
 
     async def replay(_queue, _id, *, first, pause_s=0.0):
         yield None

@@ -1,11 +1,14 @@
 """Large answers come from a process of their own, and are those that this one would give."""
 
 import os
+import re
 import signal
 
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.store import open_store
 from ncclt_api import large_answers
 from ncclt_api.app import create_app
 from ncclt_api.large_answers import LargeAnswers
@@ -61,4 +64,20 @@ def test_the_process_ends_with_the_service(filled_store):
         service.get("/studies/5e1f00aa")
         process = process_of(service)
     assert not process.is_alive()
-    LargeAnswers(create_app, filled_store.url, dashboard=False).close()  # it never began
+    LargeAnswers(create_app, filled_store.url, dashboard=False, secret="").close()  # it never began
+
+
+def test_a_browser_that_is_signed_in_sees_them_and_may_use_their_forms(filled_store, tmp_path, samples, profiles):
+    """The other process neither asks for the key again nor signs forms with another secret."""
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as store:
+        samples.fill(store)
+        store.add_key(ApiKey(id="one", role=Role.READ, clusters=("leonardo",)), digest=digest_of("one"))
+        with TestClient(create_app(store, fresh_s=0, large=store.url), headers={"Accept": "text/html"}) as browser:
+            assert browser.get("/studies/5e1f00aa", follow_redirects=False).status_code == 303
+            token = re.search(r'name="token" value="([^"]+)"', browser.get("/sign-in").text)[1]
+            browser.post("/sign-in", data={"token": token, "key": "one"})
+            page = browser.get("/studies/5e1f00aa", follow_redirects=False)
+            assert page.status_code == 200
+            token = re.search(r'name="token" value="([^"]+)"', page.text)[1]
+            assert browser.post("/sign-out", data={"token": token}, follow_redirects=False).status_code == 303
+            assert browser.get("/v1/studies/5e1f00aa/trials").status_code == 401

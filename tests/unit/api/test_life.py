@@ -9,7 +9,7 @@ from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/pair/env"
@@ -67,18 +67,19 @@ def test_another_key_than_the_publishers_approves(store, client):
 
 
 def test_the_rules_of_a_cluster_are_read_and_set(store, client):
-    store.add_cluster(replace(store.clusters()[0].item, name="pair"))
+    store.add_cluster(replace(sample_cluster(), name="pair"))
     assert client.get("/v1/clusters/pair/rules").json()["percent"] == 100
     answer = client.put("/v1/clusters/pair/rules", json={"percent": 10, "require_approval": True})
     assert answer.json() | {"schema": 1} == client.get("/v1/clusters/pair/rules").json()
     assert store.rules("pair") == ClusterRules(cluster="pair", percent=10, require_approval=True)
     assert client.put("/v1/clusters/pair/rules", json={"percents": 10}).status_code == 422
-    assert client.put("/v1/clusters/nope/rules", json={}).status_code == 404
+    for unknown in (client.put("/v1/clusters/nope/rules", json={}), client.get("/v1/clusters/nope/rules")):
+        assert (unknown.status_code, unknown.json()["detail"]) == (404, "there is no cluster 'nope'")
     assert client.get("/v1/clusters/nope/history").status_code == 404
 
 
 def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, client):
-    store.add_cluster(replace(store.clusters()[0].item, name="pair"))
+    store.add_cluster(replace(sample_cluster(), name="pair"))
     on = client.get(ENV, params=JOB)
     for delivery, reason in ((False, "DISABLED"), (True, "TARGETING_MATCH")):
         assert client.put("/v1/clusters/pair/rules", json={"delivery": delivery}).json()["delivery"] is delivery

@@ -310,6 +310,19 @@ def test_one_cluster_compares_its_releases_and_revisions_compare_themselves(empt
     assert [column["is_best"] for column in by_release["columns"]] == [True, True]
 
 
+def test_a_workload_on_many_clusters_is_compared_on_the_first_and_says_how_many_are_left(
+    empty_store, empty_client, samples
+):
+    for number in range(8):
+        publish(empty_store, samples, f"c{number}", cluster=f"hall-{number}", simulated=number < 5)
+    view = empty_client.get("/compare?model=bert&format=json").json()
+    shown = [column["title"].rpartition(" ")[2] for column in view["columns"]]
+    assert shown == ["hall-5", "hall-6", "hall-7", "hall-0", "hall-1", "hall-2"]
+    assert "2 more clusters are not shown" in empty_client.get("/compare?model=bert").text
+    every = "&".join(f"cluster=hall-{number}" for number in range(8))
+    assert "These are 8: choose at most 6" in empty_client.get(f"/compare?model=bert&{every}").text
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

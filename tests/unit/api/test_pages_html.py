@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import StudyState
 from ncclt_api.app import create_app
 from ncclt_api.pages.trial_table import TRIALS_PER_PAGE
@@ -26,6 +28,8 @@ def test_a_filter_without_a_study_says_so_and_keeps_the_choice(client):
         page = client.get(f"{path}?cluster=elsewhere&model=").text
         assert words in page
         assert '<option value="elsewhere" selected>' in page
+        page = client.get(path, params={"cluster": "$(reboot); x", "model": ""}).text
+        assert "--cluster &#39;$(reboot); x&#39;" in page
 
 
 def test_the_list_is_filtered(client):
@@ -120,7 +124,37 @@ def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_
     line += f"{source} --allow simulated -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
     assert "evil.example" not in page
     assert page.count('<div class="copyable">') == 1
-    assert f"<code>{line}</code>" in page
+    assert f"<code>{line}</code>" in re.sub("</?span>", "", page)
+
+
+@pytest.mark.parametrize(
+    ("decision", "stale", "answer"),
+    [
+        ("tuned", False, "1.083×"),
+        ("keep-default", False, "No"),
+        ("undecided", False, "Not decided"),
+        ("tuned", True, "No longer"),
+    ],
+)
+def test_whether_it_is_worth_it_is_answered_by_the_verdict(empty_store, empty_client, samples, decision, stale, answer):
+    """A speed-up that was not proven, or holds no longer, is no answer."""
+    study = samples.study()
+    empty_store.open_study(study)
+    table = PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision(decision), 1.083, (1.061, 1.104)))
+    found = samples.recommendation(study, "0c0ffee7", Decision(decision), plain=False, table=table)
+    empty_store.publish(found)
+    if stale:
+        reasons = ("the gain is lost: 1.07 before, 0.99 now",)
+        empty_store.add_check(
+            Check(
+                id="c1", recommendation=found.id, cluster=found.cluster, model=found.model, launches=6,
+                freshness=Freshness.STALE, changes=(), reasons=reasons, launcher="slurm",
+                created="2026-11-21T10:00:00+00:00",
+            )
+        )  # fmt: skip
+    page = empty_client.get(f"/studies/{study.id}").text
+    assert f"<dt>Is it worth it?</dt>\n      <dd><strong>{answer}</strong>" in page
+    assert "1.083×" in page
 
 
 def test_a_study_on_a_machine_has_no_banner(client):
@@ -160,7 +194,7 @@ def test_a_superseded_study_links_to_what_jobs_are_given(empty_store, empty_clie
     assert "Superseded." not in page
     assert 'href="/clusters/leonardo"' in page
     assert 'href="/workloads/bert"' in page
-    assert 'href="/compare?study=5e1f00aa"' in page
+    assert 'href="/compare?model=bert"' in page
     store.open_study(samples.study("5e1f00bb", name="later"))
     store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffeeb", study="5e1f00bb"))
     page = client.get("/studies/5e1f00aa").text

@@ -1,7 +1,10 @@
 """Every error is a problem document."""
 
+from typing import Literal
+
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ncclt import errors
 from ncclt_api.app import create_app
@@ -62,7 +65,62 @@ def test_whatever_goes_wrong_the_answer_is_a_problem(client, method, path, statu
 
 def test_a_refused_request_names_the_field(client):
     problem = client.get("/v1/studies?limit=0").json()
-    assert problem["errors"][0]["where"] == "query.limit"
+    assert problem["errors"] == [{"where": "query.limit", "message": "must be at least 1"}]
+    assert problem["detail"] == "query.limit: must be at least 1"
+
+
+class Every(BaseModel):
+    """One field for each way in which a value can be refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    whole: int = 0
+    small: int = Field(0, ge=1, le=5)
+    between: float = Field(0.5, gt=0, lt=1, allow_inf_nan=False)
+    yes: bool = True
+    word: str = Field("ab", min_length=2, max_length=3, pattern="^[a-z]+$")
+    names: list[str] = Field([], max_length=1)
+    choice: Literal["a", "b"] = "a"
+    inner: dict[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("whole", "two", "must be a whole number"), ("whole", 1.5, "must be a whole number"),
+        ("whole", "9" * 5000, "has too many digits"), ("whole", None, "must be a whole number"),
+        ("small", 0, "must be at least 1"), ("small", 6, "must be at most 5"),
+        ("between", "x", "must be a number"), ("between", float("nan"), "must be a number"),
+        ("between", 0, "must be above 0"), ("between", 1, "must be below 1"),
+        ("yes", "maybe", "must be true or false"), ("yes", [], "must be true or false"),
+        ("word", 1, "must be a string"), ("word", "a", "must have at least 2 characters"),
+        ("word", "abcd", "must have at most 3 characters"), ("word", "AB", "must match '^[a-z]+$'"),
+        ("names", "a", "must be a list"), ("names", ["a", "b"], "must have at most 1 item"),
+        ("choice", "c", "must be 'a' or 'b'"), ("inner", 1, "must be a JSON object"), ("more", 1, "is unknown"),
+    ],
+)  # fmt: skip
+def test_no_phrase_of_the_framework_reaches_users(field, value, said):
+    with pytest.raises(ValidationError) as refused:
+        Every.model_validate({field: value})
+    assert [errors.in_our_words(row["msg"]) for row in refused.value.errors()] == [said]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body is missing"), (b"[]", "the body must be a JSON object"), (b"nope", "the body is not JSON"),
+        (b'{"cluster": "leonardo"}', "give one of model and profile"),
+        (b'{"cluster": "leonardo", "model": "bert", "x": 1}', "body.x: is unknown"),
+        (b'{"cluster": "leonardo", "model": "bert", "trials": "x"}', "body.trials: must be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_refused_body_is_named_in_a_sentence(client, body, said):
+    answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["detail"]) == (422, said)
+
+
+def test_our_own_refusals_stay_as_they_are():
+    assert errors.in_our_words("Value error, unknown parameter 'node'") == "unknown parameter 'node'"
 
 
 def test_a_misspelt_parameter_is_refused_with_the_right_one(client):

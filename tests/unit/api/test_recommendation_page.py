@@ -61,6 +61,17 @@ def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
     assert len(page) < 200_000
 
 
+def test_a_format_that_would_set_nothing_has_no_command_and_says_why(browser, store):
+    kept = browser.get("/recommendations/0c0ffee2", params={"format": "json"}).json()["snippets"]
+    assert all(one["why"].startswith("NCCL's own choice stays") and not one["command"] for one in kept)
+    found = store.recommendation("0c0ffee1")
+    store.publish(replace(found, id="0c0ffee7", variables=None), by=By(who="ann"))
+    shown = browser.get("/recommendations/0c0ffee7", params={"format": "json"}).json()["snippets"]
+    for one in shown:
+        assert bool(one["command"]) == (one["delivers"] != "variables")
+        assert one["command"] or "use the tuner table" in one["why"]
+
+
 def test_the_permanent_link_shows_what_the_job_gets_now(browser, store):
     job = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
     assert f"nodes={job['nodes']}" in browser.get(PAGE).text
@@ -145,6 +156,9 @@ def test_a_running_roll_out_is_followed(browser, store):
     assert row["seen"]["reason"].split(":")[0] in part
     assert send(browser, "activate", "0c0ffee9").status_code == 303
     assert "hx-trigger" not in browser.get(path).text
+    whole = browser.get(path, headers={"HX-Request": "true"})
+    assert whole.headers["HX-Retarget"] == "#main"
+    assert '<main id="main">' in whole.text
 
 
 def test_forms_are_shown_to_those_who_may_use_them(store):

@@ -1,6 +1,7 @@
 """Browsers sign in: a key is exchanged for a cookie that names it, and forms carry a token of the session."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -141,6 +142,20 @@ def test_a_key_of_one_cluster_begins_there(browser, store):
     assert browser.get("/?cluster=leonardo").status_code == 200
     assert browser.get("/?cluster=elsewhere").status_code == 403
     assert 'href="/jobs?cluster=leonardo"' in browser.get("/studies?cluster=leonardo").text
+
+
+def test_a_key_of_one_cluster_is_offered_no_other_and_not_all(browser, store):
+    store.add_cluster(replace(store.cluster("leonardo"), name="elsewhere"))
+    secret = new_secret()
+    store.add_key(ApiKey(id="mine", role=Role.TUNE, clusters=("leonardo",)), digest=digest_of(secret))
+    enter(browser, secret)
+    for path in ("/", "/studies", "/jobs"):
+        page = browser.get(f"{path}?cluster=leonardo").text
+        choosers = re.findall(r'<select name="cluster".*?</select>', page, re.S)
+        assert len(choosers) == (2 if path == "/jobs" else 1)
+        for chooser in choosers:
+            assert re.findall(r'<option value="([^"]*)"', chooser) == ["leonardo"], path
+        assert browser.get(f"{path}?cluster=&state=", follow_redirects=False).status_code != 200
 
 
 def test_sign_out_needs_the_token_of_the_session(browser, keys):

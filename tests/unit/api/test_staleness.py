@@ -48,7 +48,7 @@ def test_lists_and_pages_say_so(stale):
     (found,) = stale.get("/v1/recommendations?model=bert").json()["items"]
     assert "2.30.7" in found["stale"]
     page = stale.get("/studies/5e1f00aa").text
-    assert "No longer served: the check of 2026-11-21T10:00:00 found: NCCL is 2.30.7 here" in page
+    assert "No longer served: the check of 2026-11-21 10:00 found: NCCL is 2.30.7 here" in page
     assert "ncclt env --server" not in page
     assert '<span class="badge failed">stale</span>' in stale.get("/").text
 

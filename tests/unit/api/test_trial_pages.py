@@ -120,7 +120,7 @@ def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
     assert empty_store.trial(study.id, 1).result.commands == (line,)
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
         page = client.get(f"/studies/{ID}/trials/1").text
-    assert "srun all_reduce_perf --token &#39;[removed]&#39;" in page
+    assert "srun all_reduce_perf <span>--token</span> &#39;[removed]&#39;" in page
     assert f'<a href="/studies/{ID}/trials/0" aria-label="Trial 0">' in page
     assert "SIMULATED" not in page
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import zipfile
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -33,6 +34,13 @@ def test_a_profile_is_kept_once(service):
     assert (first.status_code, second.status_code) == (201, 200)
     assert first.json() == second.json() == service.get("/v1/workloads/mine").json()
     assert first.json()["digest"] == json.loads(profile)["digest"]
+
+
+def test_a_name_with_a_slash_has_its_page_and_its_document(service, empty_store):
+    """An upload has none, but `ncclt profile import --name` takes it."""
+    empty_store.add_workload(replace(empty_store.workload("bert"), name="team/mine"))
+    assert service.get("/v1/workloads/team%2Fmine").json()["name"] == "team/mine"
+    assert service.get("/workloads/team%2Fmine").status_code == 200
 
 
 def test_a_trace_is_read_as_by_profile_import(service):
@@ -99,6 +107,6 @@ def test_other_routes_keep_their_limit(service):
     assert service.post("/v1/jobs", content=b"x" * (MOST_BODY_BYTES + 1)).status_code == 413
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "a\u202eb", "x" * 201])
+@pytest.mark.parametrize("name", ["", " ", "my job", "../x", "a/b", "-x", "a\n", "a\u202eb", "größe", "x" * 201])
 def test_names_are_plain(service, name):
     assert upload(service, b"x", name=name).status_code == 422

@@ -1,0 +1,180 @@
+"""The clock of the service goes 700 days forward and back: what jobs are given depends on no clock, keys do and return.
+
+The service runs in this process, so that its clock can be set; so does everything that keeps a time.
+"""
+
+import datetime as datetimes
+import sys
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.life import By, ClusterRules, RevisionState
+from ncclt.core.tuning_job import JobRule, TuningJob
+from ncclt.jobs.rules import reason_for
+from ncclt.store import leases, open_store
+from ncclt.store.store import utc_now
+from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
+from ncclt_api.app import create_app
+from ncclt_api.rate_limits import Limits
+
+DAYS = 700
+ENV = "/v1/clusters/pair/env?model=toy&nodes=2&gpus_per_node=4&nccl_version=2.28.9&simulated=allow&format=json"
+FAR = "far-away/4026531836/77/1"
+"""A worker on another machine, which only its renewals tell about."""
+
+
+class Clock:
+    """The wall clock of this process; the monotonic one goes on."""
+
+    def __init__(self):
+        self.days = 0
+        self._time = time.time
+
+    def time(self):
+        return self._time() + self.days * 86400.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(time, "time", made.time)
+
+    class Moved(datetimes.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetimes.datetime.fromtimestamp(made.time(), tz)
+
+    for name, module in tuple(sys.modules.items()):
+        is_ours = name.partition(".")[0] in ("ncclt", "ncclt_api")
+        if is_ours and getattr(module, "datetime", None) is datetimes.datetime:
+            monkeypatch.setattr(module, "datetime", Moved)
+    return made
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db", clock=utc_now) as opened:
+        opened.add_cluster(sample_study().cluster)
+        opened.add_workload(sample_workload())
+        opened.open_study(sample_study())
+        opened.publish(sample_recommendation("first"))
+        yield opened
+
+
+def served(service, **headers):
+    answer = service.get(ENV, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert "warning" not in answer.headers
+    assert "age" not in answer.headers
+    return answer.json()["recommendation"]
+
+
+def test_the_newest_revision_is_served_whatever_the_clock_says(store, clock):
+    with TestClient(create_app(store, fresh_s=0)) as service:
+        assert served(service) == "first"
+        clock.days = DAYS
+        assert served(service) == "first"
+        store.publish(sample_recommendation("of-the-future"))
+        assert served(service) == "of-the-future"
+        clock.days = 0
+        assert served(service) == "of-the-future"
+        store.publish(sample_recommendation("last"))
+        assert served(service) == "last", "the order of arrival counts, not the date"
+        for path in ("/", "/live", "/studies", "/recommendations/last", "/studies/abc123", "/clusters/pair"):
+            for clock.days in (DAYS, 0, -DAYS):
+                assert service.get(path).status_code == 200, (path, clock.days)
+
+
+def test_keys_expire_by_the_clock_and_are_back_with_it(store, clock):
+    in_a_year = (datetimes.datetime.now(datetimes.UTC) + datetimes.timedelta(days=365)).isoformat()
+    store.add_key(ApiKey(id="a-year", role=Role.READ, created=utc_now(), expires=in_a_year), digest=digest_of("a-year"))
+    store.add_key(ApiKey(id="always", role=Role.READ, created=utc_now()), digest=digest_of("always"))
+    with TestClient(create_app(store, fresh_s=0)) as service:
+
+        def status(key):
+            return service.get(ENV, headers={"Authorization": f"Bearer {key}"}).status_code
+
+        assert (status("a-year"), status("always")) == (200, 200)
+        clock.days = DAYS
+        assert (status("a-year"), status("always")) == (401, 200)
+        store.revoke_key("always", now=utc_now())
+        clock.days = 0
+        assert (status("a-year"), status("always")) == (200, 401), "what was revoked stays so"
+
+
+def test_a_client_is_not_locked_out_until_the_clock_is_there_again(store, clock):
+    with TestClient(create_app(store, fresh_s=0, limits=Limits(writes=2))) as service:
+
+        def status():
+            return service.post("/v1/recommendations/none/pin", json={}).status_code
+
+        clock.days = DAYS
+        assert [status() for _ in range(3)] == [404, 404, 429]
+        clock.days = 0
+        assert [status() for _ in range(3)] == [404, 404, 429]
+
+
+def test_leases_of_a_dead_worker_end_soon_and_those_of_a_living_one_stay(store, clock, monkeypatch):
+    clock.days = DAYS
+    store.enter("abc123", FAR)
+    store.enter_worker(FAR, cluster="pair")
+    mine = leases.this_worker()
+    store.enter("abc123", mine)
+    store.enter_worker(mine, cluster="pair")
+    assert store.workers("abc123") == tuple(sorted((FAR, mine)))
+    clock.days = 0
+    assert store.workers_of("pair") == (mine,)
+    given_back = []
+    store.bury_workers("pair", holders=lambda: (), give_back=given_back.append)
+    assert given_back == [FAR]
+    assert store.workers("abc123") == (mine,)
+    assert store.renew_worker(mine)
+    assert not store.renew_worker(FAR), "a living one is told, and takes no job of another"
+
+
+def test_a_dead_worker_of_this_machine_is_found_though_the_clock_was_set_back(store, clock):
+    clock.days = DAYS
+    dead = leases.this_worker().rpartition("/")[0] + "/1"
+    store.enter_worker(dead, cluster="pair")
+    clock.days = 0
+    given_back = []
+    store.bury_workers("pair", holders=lambda: (), give_back=given_back.append)
+    assert given_back == [dead]
+
+
+def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
+    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="admin"))
+    store.publish(sample_recommendation("second"))
+    (rollout,) = store.rollouts()
+    with TestClient(create_app(store, fresh_s=0)) as service:
+        jobs = [f"job {n}" for n in range(20)]
+
+        def given():
+            return [service.get(f"{ENV}&job={job}").json()["recommendation"] for job in jobs]
+
+        before = given()
+        assert set(before) == {"first", "second"}
+        for clock.days, job, id in zip((DAYS, 0, -DAYS, 0), jobs, before, strict=False):
+            assert given() == before
+            told = {"rollout": rollout.id, "job": job, "recommendation": id, "steps": 20, "step_us": 1e5}
+            assert service.post("/v1/step-times", json=told).status_code == 200
+        assert store.status("second").state is RevisionState.CANDIDATE
+
+
+def test_a_rule_goes_on_after_a_revision_that_was_made_in_the_future(store, clock):
+    rule = JobRule(id="r", job=TuningJob(id="", cluster="pair", model="toy"), every_days=30, created=utc_now())
+    store.add_job_rule(rule)
+    assert reason_for(rule, store, now=utc_now()) == ""
+    clock.days = DAYS
+    assert "days old" in reason_for(rule, store, now=utc_now())
+    store.publish(sample_recommendation("of-the-future"))
+    assert reason_for(rule, store, now=utc_now()) == ""
+    clock.days = 0
+    why = reason_for(rule, store, now=utc_now())
+    assert why.startswith("of-the-future was made in the future, at 20")
+    assert reason_for(rule, store, now=utc_now()) == why, "one occasion, one job"
+    store.publish(sample_recommendation("now"))
+    assert reason_for(rule, store, now=utc_now()) == ""

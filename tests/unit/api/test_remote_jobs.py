@@ -1,0 +1,165 @@
+"""`ncclt jobs --server`: the same words over HTTP, without the queue or its database here."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ncclt.cli.jobs import app
+from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.tuning_job import JobEvent, TuningJob
+from ncclt.errors import NotFoundError, ServerError, UsageError
+from ncclt.jobs.remote import RemoteJobs
+from ncclt.store import open_store
+from ncclt_api.app import create_app
+from ncclt_api.job_queue import JobQueue
+
+pytest.importorskip("dbos")
+WHAT = ("--cluster", "leonardo", "--model", "bert")
+
+
+@pytest.fixture
+def server(tmp_path, serving, monkeypatch):
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        for role in (Role.READ, Role.TUNE):
+            store.add_key(ApiKey(id=role.value, role=role), digest=digest_of(role.value))
+        monkeypatch.setenv("NCCLT_API_KEY", "tune")
+        with serving(create_app(store, fresh_s=0)) as url:
+            yield url
+
+
+@pytest.fixture
+def call(server):
+    def run(*words):
+        done = CliRunner().invoke(app, [*words, "--server", server], standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    return run
+
+
+def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
+    id = call("submit", *WHAT, "--nodes", "2", "--trials", "7", "--priority", "2", "--time", "9").strip()
+    (job,) = json.loads(call("list", "--json"))["jobs"]
+    assert (job["job"]["id"], job["state"], job["job"]["trials"], job["job"]["by"]) == (id, "queued", 7, "tune")
+    assert (job["job"]["priority"], job["job"]["seconds"], job["job"]["nodes"]) == (2, 9.0, 2)
+    assert id in call("list", "--cluster", "leonardo", "--state", "queued")
+    assert id not in call("list", "--cluster", "elsewhere")
+    assert f"id: {id}\n" in call("show", id)
+    assert json.loads(call("cancel", id, "--json"))["state"] == "cancelled"
+    assert call("retry", id).strip() == f"{id}-2"
+    assert len(json.loads(call("list", "--limit", "1", "--json"))["jobs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("submit", "--cluster", "nowhere", "--model", "bert"), NotFoundError),
+        (("submit", *WHAT, "--trials", "0"), UsageError),
+        (("submit", *WHAT, "--nccl-version", "new"), UsageError),
+        (("show", "nope"), NotFoundError),
+        (("cancel", "no such job"), NotFoundError),
+        (("retry", "nope"), NotFoundError),
+        (("logs", "nope"), NotFoundError),
+        (("rule", "--cluster", "nowhere", "--model", "bert", "--stale"), NotFoundError),
+        (("rule", *WHAT, "--stale", "--nccl-version", "new"), UsageError),
+        (("unrule", "nope"), NotFoundError),
+    ],
+)
+def test_a_refusal_is_that_of_the_service(call, words, kind):
+    with pytest.raises(kind) as caught:
+        call(*words)
+    assert type(caught.value) is kind
+
+
+def test_a_key_that_may_not_is_told_so(call, monkeypatch):
+    monkeypatch.setenv("NCCLT_API_KEY", "read")
+    assert json.loads(call("list", "--json"))["jobs"] == []
+    with pytest.raises(ServerError, match="the key read may read, this needs tune"):
+        call("submit", *WHAT)
+    monkeypatch.delenv("NCCLT_API_KEY")
+    with pytest.raises(ServerError, match="needs a key"):
+        call("list")
+
+
+def test_the_log_is_read_in_parts_to_its_end(call, monkeypatch):
+    id = call("submit", *WHAT).strip()
+    written = [JobEvent(number=0, kind="started", data={"worker": "w"})]
+    written += [JobEvent(number=n, kind="log", data={"line": f"line {n} \u00fc: {'x' * 50}"}) for n in range(1, 30)]
+    read = []
+
+    def replay(_queue, _id, *, first):
+        read.append(first)
+        yield from written[first:]
+
+    monkeypatch.setattr(JobQueue, "written", replay)
+    monkeypatch.setattr("ncclt_api.routes.jobs._LONGEST_ANSWER", 300)
+    assert call("logs", id).splitlines() == [event.data["line"] for event in written[1:]]
+    assert len(read) > 5
+    first, _ = json.JSONDecoder().raw_decode(call("logs", id, "--json"))
+    assert first == {"number": 0, "kind": "started", "worker": "w"}
+    call("cancel", id)
+    assert call("logs", id, "--follow") == call("logs", id)
+
+
+def test_a_rule_is_made_listed_and_removed(call):
+    id = call("rule", *WHAT, "--nodes", "2", "--nccl-version", "2.22.3", "--stale", "--every-days", "90").strip()
+    (rule,) = json.loads(call("rules", "--json"))["rules"]
+    assert (rule["id"], rule["stale"], rule["every_days"], rule["job"]["nodes"]) == (id, True, 90, 2)
+    assert (rule["job"]["nccl_version"], rule["job"]["trials"]) == ("2.22.3", 40)
+    assert "stale, every 90 days" in call("rules")
+    call("unrule", id)
+    assert json.loads(call("rules", "--json"))["rules"] == []
+
+
+@pytest.mark.parametrize("failure", ["503 behind a proxy", "the connection breaks"])
+def test_a_request_without_an_answer_is_sent_again_and_queued_once(tmp_path, serving, monkeypatch, failure):
+    monkeypatch.setattr("ncclt.jobs.remote._PAUSES_S", (0.0, 0.0))
+    keys = []
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        service = create_app(store, fresh_s=0)
+
+        async def loses_the_first_answer(scope, receive, send):
+            if scope["type"] != "http" or scope["method"] != "POST":
+                await service(scope, receive, send)
+                return
+            keys.append(dict(scope["headers"])[b"idempotency-key"])
+
+            async def lose(_message):
+                pass
+
+            await service(scope, receive, lose if len(keys) == 1 else send)
+            if len(keys) == 1 and failure.startswith("503"):
+                await send({"type": "http.response.start", "status": 503, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+        with serving(loses_the_first_answer) as url:
+            jobs = RemoteJobs(url)
+            for _ in range(2):
+                jobs.submit(TuningJob(id="", cluster="leonardo", model="bert"), again=True)
+            assert len(jobs.statuses(cluster=None, state=None, limit=9)) == 2
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_refusal_is_not_repeated(server, monkeypatch):
+    monkeypatch.setattr("ncclt.jobs.remote._PAUSES_S", (3600.0,))
+    with pytest.raises(NotFoundError):
+        RemoteJobs(server).submit(TuningJob(id="", cluster="nowhere", model="bert"), again=False)
+
+
+def test_pages_are_read_to_the_limit(server, monkeypatch):
+    monkeypatch.setattr("ncclt.jobs.remote._PAGE", 2)
+    jobs = RemoteJobs(server)
+    for seed in range(5):
+        CliRunner().invoke(app, ["submit", *WHAT, "--seed", str(seed), "--server", server], standalone_mode=False)
+    found = jobs.statuses(cluster=None, state=None, limit=4)
+    assert [one.job.seed for one in found] == [4, 3, 2, 1]
+    assert len(jobs.statuses(cluster=None, state=None, limit=500)) == 5
+
+
+def test_what_is_no_service_is_said():
+    with pytest.raises(ServerError, match="nothing listens"):
+        RemoteJobs("http://127.0.0.1:9").status("a")
+    with pytest.raises(ServerError, match="not a server address"):
+        RemoteJobs("file:///etc/passwd").status("a")
