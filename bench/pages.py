@@ -5,8 +5,10 @@
 Without --store a rich store is made first (bench/rich_store.py: 2,000 studies, a million measurements, a study of
 10,000 trials; minutes), with --quick a small one. The service runs in a process of its own, as `ncclt serve` does; one
 client asks for one page after the other on one connection, and each page is asked for once before it is timed. `ratio`
-is the median time over that of a FastAPI route that sends the same number of bytes from memory, in the same run.
-Everything stays on loopback.
+is the median time over that of a FastAPI route that sends the same number of bytes from memory, in the same run. The
+queue of jobs is filled with as many as its page shows. Where there is a Chromium and Playwright, each page is then
+opened by it at 1440 x 900 without a cache: `paint_ms` is the median time to its first contentful paint, `layout_shift`
+the worst sum of layout shifts. Everything stays on loopback.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import shutil
 import socket
 import statistics
 import subprocess
@@ -24,8 +27,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from ncclt.store import open_store
+from ncclt.core.tuning_job import TuningJob
+from ncclt.store import Store, open_store
+from ncclt_api.job_queue import JobQueue, prepare
+from ncclt_api.routes.job_pages import JOBS_PER_PAGE
 from rich_store import SMALL, Size, fill
 
 OURS = """
@@ -62,8 +69,37 @@ PAGES = {
     "workload, many messages": "/workloads/nasnetmobile-unfused",
     "compare releases": "/compare?model=chat-13b&cluster=hall-a",
     "study": "/studies/{study}",
+    "study as JSON": "/studies/{study}?format=json",
+    "study's trials as CSV": "/studies/{study}/trials?format=csv",
     "study of 10,000 trials": f"/studies/{LONG}",
+    "its trials, slowest": f"/studies/{LONG}/trials?sort=-time&page=2",
+    "its trials, filtered": f"/studies/{LONG}/trials?phase=search&algorithm=tree&sort=time",
+    "trial": "/studies/{study}/trials/0",
+    "trial of the 10,000": f"/studies/{LONG}/trials/500",
+    "recommendation": "/recommendations/{recommendation}",
+    "what a job gets": "/recommendations?{job}",
+    "jobs": "/jobs",
 }
+"""Path of each page; the names in braces are filled in from the store."""
+
+VISITS = 3
+"""Of the browser, to each page."""
+
+SHIFTS = """
+window.shifted = 0;
+new PerformanceObserver((seen) => { for (const entry of seen.getEntries()) window.shifted += entry.value; })
+  .observe({ type: "layout-shift", buffered: true });
+"""
+"""Sums the layout shifts that the user did not cause, from the start of the page."""
+
+PAINTED = """() => new Promise((resolve) => {
+  new PerformanceObserver((seen) => {
+    for (const entry of seen.getEntriesByName("first-contentful-paint")) resolve(entry.startTime);
+  }).observe({ type: "paint", buffered: true });
+})"""
+
+CLUSTER = "hall-b"
+"""Where the usual study and recommendation are from."""
 
 
 @contextmanager
@@ -111,23 +147,80 @@ def percentile_95(times: list[float]) -> float:
     return statistics.quantiles(times, n=20, method="inclusive")[-1]
 
 
+def names(store: Store) -> dict[str, str]:
+    """Return what the braces in `PAGES` stand for: the newest result of a cluster."""
+    found = store.newest_each(cluster=CLUSTER)[0]
+    job = {"cluster": found.cluster, "model": found.model}
+    return {"study": found.study, "recommendation": found.id, "job": urlencode(job)}
+
+
+def queue_jobs(url: str) -> None:
+    """Fill a page of the queue; the same jobs again are queued once."""
+    prepare(url)
+    with JobQueue(url) as queue:
+        for number in range(JOBS_PER_PAGE):
+            queue.submit(TuningJob(id=f"{number:016x}", cluster=CLUSTER, model="bert"))
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Yield a Chromium driven by Playwright; None, with a line on stderr, where there is none."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    try:
+        from playwright.sync_api import sync_playwright  # only the development extra has it
+    except ImportError:
+        program = None
+    if program is None:
+        print("pages: no Chromium with Playwright here: paint and layout shift are not measured", file=sys.stderr)
+        yield None
+        return
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+def painted(chromium: Any, address: str) -> tuple[float, float]:
+    """Return the median time to the first contentful paint, ms, and the largest sum of layout shifts of a visit."""
+    paints, shifts = [], []
+    for _ in range(VISITS):
+        context = chromium.new_context(viewport={"width": 1440, "height": 900})  # a new one has an empty cache
+        page = context.new_page()
+        page.add_init_script(SHIFTS)
+        page.goto(address, wait_until="load")
+        paints.append(float(page.evaluate(PAINTED)))
+        page.wait_for_timeout(200)  # what scripts do after loading shifts, too
+        shifts.append(float(page.evaluate("window.shifted")))
+        context.close()
+    return statistics.median(paints), max(shifts)
+
+
 def measured(url: str, requests: int) -> list[dict[str, Any]]:
     with open_store(url) as store:
-        usual = store.recent_studies(limit=1, cluster="hall-b")
-    study = usual[0].study.id if usual else LONG
+        filled = names(store)
+    queue_jobs(url)
     rows = []
     with ExitStack() as stack:
         ours, bare = stack.enter_context(serving(OURS, url)), stack.enter_context(serving(BARE))
-        for page, path in PAGES.items():
+        chromium = stack.enter_context(browser())
+        for page, unfilled in PAGES.items():
+            path = unfilled.format_map(filled)
             count = max(6, requests // 4) if LONG in path else requests
-            times, size = timed(ours, path.format(study=study), count)
+            times, size = timed(ours, path, count)
             empty, _ = timed(bare, f"/{size}", requests)
+            paint = shift = None
+            if chromium and "format=" not in path:
+                paint, shift = painted(chromium, f"http://127.0.0.1:{ours}{path}")
             rows.append(
                 {
                     "page": page, "ms_p50": round(statistics.median(times), 1),
                     "ms_p95": round(percentile_95(times), 1), "kilobytes": round(size / 1e3, 1),
                     "bare_ms_p50": round(statistics.median(empty), 2),
                     "ratio": round(statistics.median(times) / statistics.median(empty), 1),
+                    "paint_ms": None if paint is None else round(paint),
+                    "layout_shift": None if shift is None else round(shift, 4),
                 }
             )  # fmt: skip
     return rows
@@ -154,11 +247,13 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.json:
         print(json.dumps({"rows": rows}, indent=2))
         return
-    print(f"{'page':26} {'ms p50':>8} {'ms p95':>8} {'kB':>8} {'bare ms':>8} {'ratio':>7}")
+    print(f"{'page':26} {'ms p50':>8} {'ms p95':>8} {'kB':>8} {'bare ms':>8} {'ratio':>7} {'paint ms':>9} {'shift':>7}")
     for row in rows:
         print(
             f"{row['page']:26} {row['ms_p50']:>8} {row['ms_p95']:>8} {row['kilobytes']:>8} "
-            f"{row['bare_ms_p50']:>8} {row['ratio']:>7}"
+            f"{row['bare_ms_p50']:>8} {row['ratio']:>7} "
+            f"{'-' if row['paint_ms'] is None else row['paint_ms']:>9} "
+            f"{'-' if row['layout_shift'] is None else row['layout_shift']:>7}"
         )
 
 

@@ -114,12 +114,14 @@ def paths(store):
         "map": "/", "changed": "/?days=30", "studies": "/studies", "find": "/find?q=hall",
         "cluster": "/clusters/hall-a", "workload": "/workloads/chat-13b?with=chat-13b-r2",
         "compare": "/compare?model=chat-13b", "study": f"/studies/{found.study}",
+        "trial": f"/studies/{found.study}/trials/3",
         "recommendation": f"/recommendations/{found.id}", "jobs": "/jobs", "error": "/nothing",
     }  # fmt: skip
 
 
 PAGES = (
-    "map", "changed", "studies", "find", "cluster", "workload", "compare", "study", "recommendation", "jobs", "error",
+    "map", "changed", "studies", "find", "cluster", "workload", "compare", "study", "trial", "recommendation", "jobs",
+    "error",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import sys
@@ -165,6 +166,38 @@ def test_filters_survive_reload_and_back(visit):
     page.locator("td.cell a").first.click()
     page.go_back()
     assert page.input_value("select[name=days]") == "30"
+
+
+def listed(page):
+    """Return what of the trials is chosen and shown, from the list itself and not from the address."""
+    chosen = {name: page.input_value(f"#trials select[name={name}]") for name in ("phase", "outcome")}
+    sort = page.input_value("#trials input[name=sort]")
+    return chosen | {"sort": sort, "rows": page.locator("#trials tbody th").all_inner_texts()}
+
+
+def test_the_list_of_trials_keeps_filter_order_and_page(visit):
+    """Each choice is a step of the browser's history; reload, back and forward show the list of that step."""
+    page = visit("/studies/10000aaaaaaa")
+    seen = [listed(page)]
+    page.select_option("#trials select[name=outcome]", "ok")
+    steps = (
+        (page.locator("#trials form button"), "outcome=ok"),
+        (page.locator("#trials thead a", has_text="Communication time"), "sort=time"),
+        (page.locator("#trials nav a", has_text="Later"), "page=2"),
+    )
+    for link, query in steps:
+        link.click()
+        playwright_api.expect(page).to_have_url(re.compile(query))
+        page.wait_for_load_state("networkidle")
+        seen.append(listed(page))
+    assert len({tuple(step["rows"]) for step in seen}) == len(seen)
+    assert (seen[-1]["outcome"], seen[-1]["sort"]) == ("ok", "time")
+    page.reload(wait_until="networkidle")
+    assert listed(page) == seen[-1]
+    for move, order in ((page.go_back, reversed(seen[:-1])), (page.go_forward, seen[1:])):
+        for step in order:
+            move(wait_until="networkidle")
+            assert listed(page) == step
 
 
 def test_ticked_studies_are_compared(visit):

@@ -1,10 +1,13 @@
 """The pages in a real browser, from a real server."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +15,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from ncclt.core.life import By, ClusterRules
+from ncclt.core.rollout import Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
 from ncclt.store import open_store
@@ -201,6 +206,76 @@ def test_a_running_study_changes_without_reload_until_it_ends(browser, tmp_path)
         context.close()
 
 
+def report_step_times(page, url, rollout, numbers):
+    """Post the step times of jobs, those with the new revision 10 % faster, while the roll-out runs."""
+    for number in numbers:
+        got = rollout.recommendation if rollout.variant(f"job-{number}") is Variant.CANDIDATE else rollout.control
+        step_us = 0.9e5 if got == rollout.recommendation else 1e5
+        body = {"rollout": rollout.id, "job": f"job-{number}", "recommendation": got, "step_us": step_us, "steps": 40}
+        answer = page.request.post(url, data=body)
+        assert answer.ok, answer.text()
+        if answer.json()["state"] != "running":
+            return
+
+
+def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path):
+    """The page follows the reports of jobs; the end replaces all of it, so that it has the command of what was won."""
+    with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
+        samples.fill(store)
+        active = store.recommendation("0c0ffee1")
+        store.set_rules(ClusterRules(cluster=active.cluster, percent=50), By(who="ann"))
+        store.publish(dataclasses.replace(active, id="0c0ffee9"), by=By(who="ann"))
+        (rollout,) = store.rollouts(recommendation="0c0ffee9")
+        page = browser.new_page()
+        complaints = []
+        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
+        page.goto(f"{address}/recommendations/0c0ffee9")
+        loaded = []
+        page.on("load", lambda: loaded.append(page.url))
+        expect, badge = playwright_api.expect, page.locator("#rollout .badge")
+        jobs = page.locator("#rollout dt:has-text('Jobs with it') + dd")
+        expect(badge).to_have_text("running")
+        expect(jobs).to_have_text("0")
+        expect(page.get_by_text("Jobs are not given this revision")).to_be_visible()
+        report_step_times(page, f"{address}/v1/step-times", rollout, range(8))
+        expect(jobs).not_to_have_text("0", timeout=60_000)
+        report_step_times(page, f"{address}/v1/step-times", rollout, range(8, 500))
+        expect(badge).to_have_text("won", timeout=60_000)
+        expect(page.locator(".lead .badge").first).to_have_text("active")
+        expect(page.get_by_role("button", name="Copy: use it")).to_be_visible()
+        expect(page.locator("main")).to_have_count(1)
+        assert page.locator("[hx-trigger^=every]").count() == 0
+        assert loaded == complaints == []
+        page.close()
+
+
+def test_a_report_opened_from_a_disk_shows_verdict_and_charts_and_requests_nothing(browser, tmp_path):
+    """Written by the command itself; no server is there that it could ask."""
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=samples.store_profiles(tmp_path / "profiles")) as store:
+        samples.fill(store)
+        url = store.url
+    file = tmp_path / "report.html"
+    subprocess.run([sys.executable, "-m", "ncclt", "report", "5e1f00aa", "-o", str(file), "--storage", url], check=True)
+    page = browser.new_page()
+    complaints, requests = [], []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda sent: requests.append(sent.url))
+    page.goto(file.as_uri(), wait_until="networkidle")
+    assert "1.083×" in page.locator("#verdict").inner_text()
+    assert page.locator("[data-chart]").count() > 3
+    for part in page.locator("details:not(.as-table)").all():
+        part.evaluate("one => { one.open = true; }")
+    for chart in page.locator("[data-chart]").all():
+        chart.scroll_into_view_if_needed()
+        playwright_api.expect(chart.locator("canvas")).to_have_count(1)
+    assert "ncclt run --cluster leonardo --model bert" in page.locator(".copyable code").first.inner_text()
+    assert fits(page)
+    assert requests == [file.as_uri()]
+    assert complaints == []
+    page.close()
+
+
 def test_a_study_shows_what_real_jobs_told(visit):
     page = visit("/studies/5e1f00aa", picture="jobs")
     jobs = page.locator("section", has=page.locator("#jobs-heading"))
@@ -234,3 +309,30 @@ def test_the_line_can_be_copied(visit):
     playwright_api.expect(button).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == page.locator(".copyable code").first.text_content()
+
+
+def test_the_dashboard_shows_no_button_that_cannot_work(browser, tmp_path):
+    """It is read-only. Every button is really in its page: another release of it must not bring one back unseen."""
+    optuna = pytest.importorskip("optuna")
+    pytest.importorskip("optuna_dashboard")
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        storage = optuna.storages.RDBStorage(store.optuna_url)
+        study = optuna.create_study(storage=storage, study_name="bert-leonardo")
+        study.tell(study.ask(), 2.0)
+        study.ask()
+        storage.remove_session()
+        storage.engine.dispose()
+        with serving(store) as address:
+            page = browser.new_page()
+            dead = {
+                "": ("[aria-label='rename study']", "[aria-label='delete study']", "button:has-text('Create')"),
+                "/studies/1/trials?numbers=1": ("button:has-text('Fail Trial')", "button:has([data-testid=EditIcon])"),
+                "/studies/1": ("a[href$='/note']",),
+            }
+            for path, buttons in dead.items():
+                page.goto(f"{address}/dashboard{path}", wait_until="networkidle")
+                for button in buttons:
+                    playwright_api.expect(page.locator(button)).to_have_count(1)
+                    playwright_api.expect(page.locator(button)).to_be_hidden()
+                playwright_api.expect(page.get_by_role("link").first).to_be_visible()
+            page.close()

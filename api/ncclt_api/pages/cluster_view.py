@@ -237,9 +237,10 @@ def _eras(facts: ClusterFacts) -> tuple[EraRow, ...]:
 def _preflight(one: Preflight, now: datetime) -> PreflightRow:
     largest = one.rows[-1] if one.rows else None
     share = largest.busbw_gbps / largest.expected_gbps if largest and largest.expected_gbps else None
+    verdict = one.verdict.removeprefix("SIMULATED: ").removeprefix(f"{one.state.value}: ")
     return PreflightRow(
         id=one.id, created=one.created, age=format_age(one.created, now), mood=_MOODS[one.state],
-        state=one.state.value, verdict=one.verdict.removeprefix("SIMULATED: "), simulated=one.simulated,
+        state=one.state.value, verdict=verdict, simulated=one.simulated,
         gbps=largest.busbw_gbps if largest else None,
         expected_gbps=largest.expected_gbps if largest else None, share=share, launches=len(one.readings),
     )  # fmt: skip

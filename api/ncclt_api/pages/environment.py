@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,14 @@ def _environment() -> Environment:
         "bandwidth": wording.format_bandwidth,
         "count": wording.format_count,
         "whole": wording.format_whole,
+        "change": wording.format_change,
+        "code": wording.with_code,
+        "command": wording.whole_options,
         "hours": wording.format_hours,
         "range": wording.format_range,
         "size": format_bytes,
         "channels": channels_words,
+        "quoted": shlex.quote,
         "middle": wording.cut_in_the_middle,
         # Jinja's own fails on text that is no Unicode.
         "urlencode": lambda text: quote(readable(str(text))),
@@ -53,7 +58,13 @@ def _environment() -> Environment:
     return environment
 
 
-def render_page(template: str, **values: Any) -> str:
-    """Return the HTML of one template."""
-    page: str = readable(_environment().get_template(template).render(**values))
+def render_page(template: str, *, confined: str = "", **values: Any) -> str:
+    """Return the HTML of one template.
+
+    Args:
+        template: name of its file.
+        confined: query that confines lists to the cluster of who reads the page; empty = to none.
+        values: what the template shows.
+    """
+    page: str = readable(_environment().get_template(template).render(confined=confined, **values))
     return page

@@ -147,7 +147,9 @@ class Counts:
         stale: pairs whose result is no longer served.
         running: studies.
         changed: pairs with another result than at the time that was asked about; all where none was.
-        median: speed-up of those that are tuned and served; None where there is none.
+        elsewhere: of the tuned ones, those with recorded or simulated times.
+        median: speed-up of those that are tuned and served, of measured ones where there are any; None where there is
+            none.
     """
 
     tuned: int = 0
@@ -156,6 +158,7 @@ class Counts:
     stale: int = 0
     running: int = 0
     changed: int = 0
+    elsewhere: int = 0
     median: float | None = None
 
 
@@ -257,14 +260,17 @@ def _rank(cells: Iterable[Cell]) -> int:
 def _counts(cells: Iterable[Cell]) -> Counts:
     gains = [(cell, cell.gain) for cell in cells if cell.gain]
     served = [gain for _, gain in gains if not gain.stale]
-    speedups = [gain.speedup for gain in served if gain.decision == Decision.TUNED and gain.speedup]
+    tuned = [gain for gain in served if gain.decision == Decision.TUNED]
+    measured = [gain for gain in tuned if gain.origin == TimesOrigin.MEASURED]
+    speedups = [gain.speedup for gain in measured or tuned if gain.speedup]
     decided = [gain.decision for gain in served]
     return Counts(
-        tuned=decided.count(Decision.TUNED),
+        tuned=len(tuned),
         kept=decided.count(Decision.KEEP_DEFAULT),
         undecided=decided.count(Decision.UNDECIDED),
         stale=len(gains) - len(served),
         running=sum(cell.running for cell in cells),
         changed=sum(not cell.is_same for cell, _ in gains),
+        elsewhere=len(tuned) - len(measured),
         median=statistics.median(speedups) if speedups else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,9 +76,9 @@ def _row(one: JobStatus, studies: Mapping[str, StudyRow], now: datetime) -> JobR
 
 def _told(one: JobStatus) -> str:
     if one.result:
-        return " ".join(filter(None, (one.result.decision, one.result.reason)))
+        return ": ".join(filter(None, (one.result.decision.replace("-", " "), one.result.reason)))
     if one.state is JobState.QUEUED:
-        return f"waits for a worker: ncclt worker --cluster {one.job.cluster}"
+        return f"waits for a worker: `ncclt worker --cluster {shlex.quote(one.job.cluster)}`"
     if one.cancelling:
         return "ends after its trial"
     return f"on {one.worker}" if one.worker else ""

@@ -11,6 +11,7 @@ from ncclt.core.life import Action, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recheck import Check
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.rollout import JobTime, RollOut, RollOutState
+from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
 from ncclt.deliver.use import Usage, job_options, use_of
 from ncclt.errors import NccltError
@@ -56,9 +57,9 @@ class Snippet:
         format: as `ncclt env --format` names it.
         reader: who reads it.
         delivers: `table`, `variables` or `both`.
-        command: to type; empty where the format cannot deliver it.
+        command: to type; empty where it would set nothing.
         text: what that gives.
-        why: why it cannot; empty where it can.
+        why: why it sets nothing; empty where it sets something.
     """
 
     format: str
@@ -218,9 +219,22 @@ def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
     form = "both" if format == "json" else "table" if format in TABLE_FORMATS else "variables"
     try:
         text = render(found, format=format)
+        if why := _nothing_in(found, form):
+            return Snippet(format=format, reader=reader, delivers=form, why=why)
     except NccltError as error:  # a format that cannot express it says so
         return Snippet(format=format, reader=reader, delivers=form, why=error.message)
     return Snippet(format=format, reader=reader, delivers=form, command=command.replace("{job}", job), text=text)
+
+
+def _nothing_in(found: Recommendation, form: str) -> str:
+    """Return why a form sets nothing; empty where it sets something."""
+    if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
+        return "NCCL's own choice stays"
+    if form == "variables" and not by_variables(found).variables:
+        return "no policy that plain variables can express was proven: use the tuner table"
+    if form == "table" and not by_table(found).rules:
+        return "what was proven needs no table: use plain variables"
+    return ""
 
 
 def _actions(status: RevisionStatus) -> tuple[ActionForm, ...]:

@@ -61,6 +61,8 @@ def markdown(view: StudyView, trials: TrialTable, *, instead: Recommendation | N
             "Setting",
         )
         lines += _table(header, _messages(view), numbers=range(1, 7))
+        if view.interpolated:
+            lines += ["\\* This size was not recorded: interpolated between recorded sizes.", ""]
         if len(view.rows) > _MOST_MESSAGES:
             lines += [f"The {_MOST_MESSAGES} longest per step of {len(view.rows)}.", ""]
     if view.recommendation and view.recommendation.table.policy.rules:
@@ -113,7 +115,8 @@ def _messages(view: StudyView) -> Iterable[Sequence[str]]:
     for row in view.rows[:_MOST_MESSAGES]:
         message = row.message
         yield (
-            f"{message.collective.value} {code(message.dtype)}", format_bytes(message.size_bytes),
+            f"{message.collective.value} {code(message.dtype)}",
+            format_bytes(message.size_bytes) + ("\\*" if message in view.interpolated else ""),
             str(message.group_size or NONE), format_count(row.calls.calls_per_step), format_us(row.default_us),
             format_us(row.policy_us), format_speedup(row.speedup), code(row.setting),
         )  # fmt: skip

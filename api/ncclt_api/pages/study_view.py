@@ -254,7 +254,9 @@ def _heading(
 ) -> Heading:
     if recommendation and ending:
         if recommendation.stale:
-            sentence = f"No longer served: {recommendation.stale}. Tune again, or run ncclt check once it is repaired."
+            sentence = (
+                f"No longer served: {recommendation.stale}. Tune again, or run `ncclt check` once it is repaired."
+            )
             return Heading(mood="failed", word="stale", sentence=sentence)
         return _verdict_heading(ending.use.proven.verdict, label=recommendation.label)
     so_far = ""
@@ -276,7 +278,7 @@ def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
         how = "In the simulation" if label == "SIMULATED" else "On the recorded times" if label else "Proven"
         return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time.")
     if verdict.decision is Decision.UNDECIDED:
-        sentence = f"NCCL's own choice stays: the proof ended before it was decided. {verdict.reason}."
+        sentence = f"NCCL's own choice stays, since the proof ended before it was decided: {verdict.reason}."
         return Heading(mood="undecided", word="undecided", sentence=sentence)
     sentence = "NCCL's own choice stays: nothing was proven to be faster by more than the least effect that counts."
     return Heading(mood="keep-default", word="keep default", sentence=sentence)

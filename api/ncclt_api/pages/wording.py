@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime, timedelta
+
+from markupsafe import Markup, escape
 
 from ncclt.core.message import format_bytes
 from ncclt.core.policy import Rule
@@ -124,6 +127,16 @@ def format_hours(hours: float) -> str:
     return f"{hours:.2g} h" if hours < 100 else f"{hours:,.0f} h".replace(",", "\u202f")
 
 
+def format_change(share: float) -> str:
+    """Write by how much something changed; less than can be written has no sign.
+
+    >>> format_change(0.0312), format_change(-0.0104), format_change(-0.0002)
+    ('+3.1 %', '−1.0 %', '0.0 %')
+    """
+    percent = f"{100 * abs(share):.1f} %"
+    return percent if percent == "0.0 %" else f"{'+' if share > 0 else '−'}{percent}"
+
+
 def format_whole(count: int) -> str:
     """Write a whole number with thin spaces.
 
@@ -151,6 +164,33 @@ def format_age(iso: str, now: datetime) -> str:
         if age >= length:
             return f"{age // length} {unit} ago"
     raise AssertionError("unreachable: at least a minute has passed")
+
+
+def with_code(text: str) -> Markup:
+    """Write text between backticks as code, with whole options; everything is escaped.
+
+    >>> str(with_code("`ncclt tune --quiet` <b>"))
+    '<code>ncclt tune <span>--quiet</span></code> &lt;b&gt;'
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one of them has no other end
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(whole_options(part)) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
+    )
+
+
+def whole_options(command: str) -> Markup:
+    """Write a command whose options are not broken after a hyphen at the end of a line; its text stays the same.
+
+    >>> str(whole_options("ncclt env --model <b>"))
+    'ncclt env <span>--model</span> &lt;b&gt;'
+    """
+    parts = re.split(r"(?<!\S)(--?\S+)", command)  # those at odd places are options
+    return Markup("").join(
+        Markup("<span>{}</span>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+    )
 
 
 def cut_in_the_middle(text: str, most: int) -> str:

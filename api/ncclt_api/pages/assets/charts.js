@@ -18,7 +18,7 @@
   }
   function time(value) {
     if (value >= 1e6) return `${short(value / 1e6)} s`;
-    return value >= 1e4 ? `${short(value / 1e3)} ms` : `${short(value)} µs`;
+    return value >= 1e3 ? `${short(value / 1e3)} ms` : `${short(value)} µs`;
   }
   const WRITTEN = {
     bytes, us: time,
@@ -30,7 +30,17 @@
     number: short,
   };
 
-  // Ticks of a logarithmic axis: powers of two, or 1-2-5 per decade, as many as there is room for.
+  // Ticks at equal distances, which are round in the base.
+  function evenSplits(base, low, high, most) {
+    const rough = (high - low) / Math.min(most, 5), power = base ** Math.floor(Math.log(rough) / Math.log(base));
+    const step = power * [1, 2, 5, 10].find((factor) => power * factor >= rough && (base === 10 || factor !== 5));
+    const found = [];
+    for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(value);
+    return found;
+  }
+
+  // Ticks of a logarithmic axis: powers of two, or 1-2-5 per decade, as many as there is room for; even ones where the
+  // range has fewer than three of those.
   function logSplits(base, low, high, most) {
     const found = [];
     if (base === 2) {
@@ -39,6 +49,7 @@
       for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++)
         for (const step of [1, 2, 5]) if (step * 10 ** power >= low && step * 10 ** power <= high) found.push(step * 10 ** power);
     }
+    if (found.length < 3 && high > low) return evenSplits(base, low, high, most);
     const every = Math.ceil(found.length / most);
     return found.filter((_, place) => place % every === 0);
   }
