@@ -21,9 +21,11 @@ import pytest
 
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.life import Action, By, ClusterRules, RevisionState
+from ncclt.core.study import Phase
 from ncclt.errors import ConflictError, StoreError
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+from ncclt.store.journal import StudyTrialLog
+from ncclt.testing.store_contract import RING, sample_recommendation, sample_study, sample_trial
 
 WITHIN_S = 200.0
 PATH = "/v1/clusters/pair/env"
@@ -48,6 +50,15 @@ def database(tmp_path_factory):
             server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
             yield server
             server.cleanup()
+
+
+def lasting(act):
+    """Do something as often as the store fails; return what it returns."""
+    while True:
+        try:
+            return act()
+        except StoreError:
+            time.sleep(0.1)
 
 
 def kill(database):
@@ -122,15 +133,14 @@ def test_postgresql_is_killed_and_restarted_under_load(database, api):
                 answers.append(service.given())
 
         def write():
-            number = 0
-            while not over.is_set():
-                try:
-                    store.add_trial("abc123", sample_trial(number))
-                except StoreError:
-                    time.sleep(0.1)
-                    continue
-                written.append(number)
-                number += 1
+            with StudyTrialLog(store, sample_study(), now=str) as log:
+                while not over.is_set():
+                    claim = lasting(lambda: log.claim(RING, phase=Phase.SEARCH))
+                    if claim is None:  # it was granted, and the answer lost
+                        lasting(log.refresh)
+                        continue
+                    trial = replace(sample_trial(claim.number), repeat=claim.repeat, started=f"launch {claim.number}")
+                    written.append(lasting(lambda: log.add(trial)).number)
 
         with ThreadPoolExecutor(4) as pool:
             work = [pool.submit(load), pool.submit(load), pool.submit(write)]
