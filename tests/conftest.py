@@ -183,5 +183,8 @@ def postgresql(tmp_path_factory):
         # Not below the folder of pytest: the server of root is another user's, and each pytest closes that folder.
         with tempfile.TemporaryDirectory(prefix="ncclt-postgresql-", ignore_cleanup_errors=True) as folder:
             server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+            # Tests kill the server, never the machine; its end would sync every database that they made for a minute.
+            server.psql("ALTER SYSTEM SET fsync = off")
+            server.psql("SELECT pg_reload_conf()")
             yield server
             server.cleanup()

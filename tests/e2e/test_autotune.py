@@ -223,7 +223,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     ("words", "said"),
     [
         ((), "give the command of a job after --, or --model NAME"),
-        (("--blocks", "2", "--", "true"), "--blocks must be at least 3"),
+        (("--blocks", "2", "--", "true"), "--blocks must be 3 to"),
         (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
         (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
         (("--model", "nope", "--cluster", "leonardo"), "nope"),

@@ -31,15 +31,15 @@ def study_count(ncclt):
     [
         (("--model", "bart"), 3, "bert"),
         (("--model", "bert", "--cluster", "leonard"), 3, "leonardo"),
-        (("--model", "bert", "--nodes", "0"), 2, "--nodes must be at least 1, not 0"),
-        (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be at least 1, not -2"),
+        (("--model", "bert", "--nodes", "0"), 2, "--nodes must be 1 to 1,000,000, not 0"),
+        (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be 1 to 1,000,000, not -2"),
         (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 8"),
         (("--model", "bert", "--cluster", "leonardo", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
         (("--model", "bert", "--nodes", "4"), 2, "mi355x-2x8 was recorded with --nodes 2, not 4"),
         (("--model", "bert", "--nccl-version", "2.21.5"), 2, "was recorded with --nccl-version 2.28.3"),
-        (("--model", "bert", "--trials", "-1"), 2, "at least 1 trial"),
-        (("--model", "bert", "--time", "-5"), 2, "above 0 seconds"),
-        (("--model", "bert", "--blocks", "0"), 2, "--blocks must be at least 1"),
+        (("--model", "bert", "--trials", "-1"), 2, "--trials must be 1 to 1,000,000, not -1"),
+        (("--model", "bert", "--time", "-5"), 2, "--time must be above 0"),
+        (("--model", "bert", "--blocks", "0"), 2, "--blocks must be 1 to 1,000,000"),
         (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
         (("--model", "bert", "--launcher", "replay", "--cluster", "leonardo"), 2, "--landscape"),
         (("--model", "bert", "--cluster", "leonardo", "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
@@ -156,6 +156,8 @@ def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_ha
         process.kill()
         process.communicate()
         assert stored_trials(ncclt.folder) >= number
+        (study,) = json.loads(ncclt("studies", "list", "--json", *STORE).stdout)["studies"]
+        assert study["state"] == "interrupted"
     before = stored_trials(ncclt.folder)
 
     resumed = ncclt(*TUNE)

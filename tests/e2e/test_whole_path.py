@@ -1,9 +1,11 @@
-"""A recommendation from request to end, over HTTP: tuned, approved, fetched, attested, replaced, rolled back, refused.
+"""A recommendation from request to end, over HTTP: tuned, approved, fetched, attested, replaced, rolled back, refused,
+tuned again by rule.
 
-PostgreSQL, the service and two workers are real processes; the times come from the recorded cluster, and the step times
-of the jobs are made up.
+PostgreSQL, the service and the workers are real processes; the times come from the recorded cluster, and from a
+simulated one where the cluster itself changes, and the step times of the jobs are made up.
 """
 
+import json
 import os
 import re
 import runpy
@@ -23,7 +25,7 @@ from ncclt.store import open_store
 WITHIN_S = 240.0
 free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 CLUSTER = "mi355x-2x8"
-CLIENTS = 200
+CLIENTS = 1000
 ENV = f"/v1/clusters/{CLUSTER}/env"
 SHAPE = {
     "model": "bert", "nodes": 2, "gpus_per_node": 8, "nccl_version": "2.28.3", "format": "json", "recorded": "allow",
@@ -44,6 +46,7 @@ class Site:
 
     def __init__(self, ncclt, url):
         self.url = url
+        self._http = httpx2.Client(base_url=url, timeout=30, trust_env=False)
         self._secrets = {
             role: ncclt("keys", "create", "--role", role).stdout.strip()
             for role in ("admin", "tune", "approve", "report", "read")
@@ -52,16 +55,16 @@ class Site:
     def __call__(self, role, method, path, **more):
         """Ask, and return the answer."""
         head = {"Authorization": f"Bearer {self._secrets[role]}"}
-        return httpx2.request(method, self.url + path, headers=head, timeout=30, trust_env=False, **more)
+        return self._http.request(method, path, headers=head, **more)
 
     def is_ready(self):
         try:
-            return httpx2.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200
+            return self._http.get("/readyz").status_code == 200
         except httpx2.TransportError:
             return False
 
     def tuned(self, **more):
-        """Request a study, wait for its end, and return the id of the revision."""
+        """Request a study, wait for its end, and return what came of it."""
         body = {"cluster": CLUSTER, "model": "bert", "trials": 3, "blocks": 3, **more}
 
         def queued():  # refused until a worker has made the tables of the queue
@@ -69,21 +72,25 @@ class Site:
             assert answer.status_code in (201, 503), answer.text
             return answer.json() if answer.status_code == 201 else None
 
-        id = until(queued)["id"]
-        seen = {}
+        return self.ended(until(queued)["id"])["result"]
 
-        def ended():
-            seen.update(self("read", "GET", f"/v1/jobs/{id}").json())
-            return seen["state"] not in ("queued", "running")
+    def ended(self, id):
+        """Wait for the end of a job, and return it."""
 
-        until(ended)
+        def job():
+            seen = self("read", "GET", f"/v1/jobs/{id}").json()
+            return seen if seen["state"] not in ("queued", "running") else None
+
+        seen = until(job)
         assert seen["state"] == "done", seen
-        assert seen["result"]["recorded"].startswith("recorded: ")
-        return seen["result"]["recommendation"]
+        return seen
 
     def given(self, job=""):
         """What a job is given."""
         return self("read", "GET", ENV, params=SHAPE | ({"job": job} if job else {}))
+
+    def close(self):
+        self._http.close()
 
     def history(self, id):
         items = self("read", "GET", f"/v1/recommendations/{id}/history").json()["items"]
@@ -108,7 +115,8 @@ def site(ncclt, url, start):
         with (ncclt.folder / f"log{number}.txt").open("w") as log:
             start(ncclt.argv(*words), cwd=ncclt.folder, env=ncclt.environment, stdout=log, stderr=log)
     until(made.is_ready)
-    return made
+    yield made
+    made.close()
 
 
 def attestation_of(url, id):
@@ -136,7 +144,9 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     rules = f"/v1/clusters/{CLUSTER}/rules"
     assert site("admin", "PUT", rules, json={"require_approval": True}).status_code == 200
 
-    first = site.tuned()
+    result = site.tuned()
+    assert result["recorded"].startswith("recorded: ")
+    first = result["recommendation"]
     assert site.given().status_code != 200, "nobody has approved it"
     assert site("tune", "POST", f"/v1/recommendations/{first}/approve", json={}).status_code == 403
     approved = site("approve", "POST", f"/v1/recommendations/{first}/approve", json={"why": "looked at its proof"})
@@ -156,7 +166,7 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     assert kept["recommendation"] == first
 
     assert site("admin", "PUT", rules, json={"percent": 50}).status_code == 200
-    second = site.tuned(seed=1, again=True)
+    second = site.tuned(seed=1, again=True)["recommendation"]
     assert second != first
     assert site.given().json()["recommendation"] == first, "without a name a job has no part in a roll-out"
     state, jobs = "running", 0
@@ -177,3 +187,48 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     refused = site("read", "GET", ENV, params=SHAPE | {"topology": "rewired"})
     assert refused.status_code == 409, refused.text
     assert "topology" in refused.json()["detail"]
+
+
+OWN = "house"
+"""A cluster of the users' own: one that came with ncclt cannot be changed."""
+
+OLD, NEW = "2.22.3", "2.28.9"
+"""NCCL before its upgrade and after it."""
+
+
+def test_a_cluster_that_changes_is_refused_and_tuned_again_by_rule(ncclt, site, start):
+    def define(nccl_version):
+        found = ncclt("cluster", "show", "leonardo", "--toml").stdout
+        for name, value in (("name", OWN), ("nodes", 2), ("nccl_version", nccl_version)):
+            found, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {json.dumps(value)}", found)
+            assert count == 1, (name, found)
+        (ncclt.folder / "house.toml").write_text(found)
+        ncclt("cluster", "add", "house.toml", *(["--replace"] if nccl_version != OLD else []))
+
+    def given(nccl_version):
+        shape = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": nccl_version, "simulated": "allow"}
+        return site("read", "GET", f"/v1/clusters/{OWN}/env", params={**shape, "format": "json"})
+
+    def jobs():
+        return site("read", "GET", "/v1/jobs", params={"cluster": OWN}).json()["items"]
+
+    define(OLD)
+    with (ncclt.folder / "log-house.txt").open("w") as log:
+        start(ncclt.argv("worker", "--cluster", OWN), cwd=ncclt.folder, env=ncclt.environment, stdout=log, stderr=log)
+    first = site.tuned(cluster=OWN)["recommendation"]
+    assert until(lambda: given(OLD).json().get("recommendation")) == first
+    rule = {"cluster": OWN, "model": "bert", "trials": 3, "fingerprint_changed": True}
+    assert site("tune", "PUT", "/v1/rules/changed", json=rule).status_code == 201
+
+    define(NEW)
+    refused = given(NEW)
+    assert refused.status_code == 409, refused.text
+    assert f"NCCL version: measured with {OLD}, asked for {NEW}" in refused.json()["detail"]
+    assert [one["recommendation"] for one in refused.json()["available"]] == [first]
+
+    by_rule = until(lambda: [job for job in jobs() if job["by"] == "rule changed"])[0]
+    second = site.ended(by_rule["id"])["result"]["recommendation"]
+    assert until(lambda: given(NEW).json().get("recommendation")) == second
+    assert given(NEW).json()["nccl_version"] == NEW
+    assert given(OLD).json()["recommendation"] == first, "a job that still loads the old NCCL keeps what fits it"
+    assert len(jobs()) == 2, "one change, one job"
