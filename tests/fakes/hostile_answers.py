@@ -85,7 +85,7 @@ def pairs_in(text: str, format: str) -> dict[str, str]:
 
     Args:
         text: of `export` (bash), `pyxis`, `dotenv`, `nccl-conf`, `mpirun-x`, `docker-env`, `configmap`,
-            `trainjob-env`, `slurm-taskprolog` or `json`.
+            `trainjob-env`, `cloudai`, `slurm-taskprolog` or `json`.
         format: which of them.
     """
     if format == "json":
@@ -120,6 +120,10 @@ def pairs_in(text: str, format: str) -> dict[str, str]:
             name.removeprefix("- name: ") + "=" + json.loads(value.removeprefix("  value: "))
             for name, value in zip(names, values, strict=True)
         ]
+    elif format == "cloudai":
+        if lines.pop(0) != "[extra_env_vars]":
+            raise ValueError(f"no table of variables: {text!r}")
+        lines = ["=".join((name, json.loads(value))) for name, value in (line.split(" = ") for line in lines)]
     elif format in ("export", "pyxis"):
         words = [shlex.split(line) for line in lines]
         if any(len(line) != 2 or line[0] != "export" for line in words) or re.search(r"[$`\"\\]", "".join(lines)):
@@ -159,7 +163,7 @@ def is_table(text: str, nccl_version: str = "2.28.9") -> bool:
 
 PAIR_FORMATS = (
     "export", "pyxis", "dotenv", "nccl-conf", "mpirun-x", "docker-env", "configmap", "trainjob-env",
-    "slurm-taskprolog", "json",
+    "cloudai", "slurm-taskprolog", "json",
 )  # fmt: skip
 
 
@@ -193,6 +197,8 @@ def written(format: str, pairs: Mapping[str, str], *, shell: str = "bash", unset
         return _REMARK + head + labels.format(content) + "data:\n" + data
     if format == "trainjob-env":
         return _REMARK + "".join(f"- name: {n}\n  value: {json.dumps(v)}\n" for n, v in given.items())
+    if format == "cloudai":
+        return _REMARK + "[extra_env_vars]\n" + "".join(f"{n} = {json.dumps(v)}\n" for n, v in given.items())
     if format == "slurm-taskprolog":
         return _prolog(given)
     if format in ("dotenv", "nccl-conf"):

@@ -105,6 +105,7 @@ def variables_of(made):
     assert readers.read_words(texts["docker-env"], "--env") == traced
     assert readers.read_configmap(texts["configmap"])[0] == traced
     assert readers.read_env_list(texts["trainjob-env"]) == traced
+    assert readers.read_cloudai(texts["cloudai"]) == traced
     for name, value in traced.items():
         assert f"'export {name}={value}'" in texts["slurm-taskprolog"]
     return wanted, document["lost"]

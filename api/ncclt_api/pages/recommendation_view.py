@@ -35,6 +35,7 @@ _FOR: dict[str, tuple[str, str]] = {
     "docker-env": ("docker run, podman run", "docker run $(ncclt env {job} --format docker-env)"),
     "configmap": ("Kubernetes", "ncclt env {job} --format configmap | kubectl apply -f -"),
     "trainjob-env": ("Kubeflow TrainJob", "ncclt env {job} --format trainjob-env"),
+    "cloudai": ("CloudAI", "ncclt env {job} --format cloudai >> test.toml"),
 }  # fmt: skip
 """Format -> who reads it, and how it is fetched."""
 

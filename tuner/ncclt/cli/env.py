@@ -25,8 +25,9 @@ taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL v
 -cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
 lists what was published. See docs/run.md.
 
-Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap and
-trainjob-env; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md shows how to use each.
+Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap,
+trainjob-env and cloudai; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md shows how
+to use each.
 
 On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing that fits was published, 69 = store or server
 unreachable.

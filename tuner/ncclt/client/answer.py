@@ -60,6 +60,7 @@ _FORMS = {
     "nccl-conf": ("{0}={1}\n", "", "{remarks}{pairs}"),
     "mpirun-x": ("-x {0}={1}", " ", "{pairs}\n"),
     "docker-env": ("--env {0}={1}", " ", "{pairs}\n"),
+    "cloudai": ('{0} = "{1}"\n', "", "{remarks}[extra_env_vars]\n{pairs}"),
     "trainjob-env": ('- name: {0}\n  value: "{1}"\n', "", "{remarks}{pairs}"),
     # A pod template that carries the label ncclt-content, a hash of the data, restarts its pods when they change.
     "configmap": (

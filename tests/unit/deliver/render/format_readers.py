@@ -1,6 +1,7 @@
 """What each reader of a rendered text makes of it: written from the rules of that reader, shares nothing with ncclt."""
 
 import re
+import tomllib
 
 import yaml
 
@@ -94,6 +95,14 @@ def read_env_list(text):
     assert all(ENV_NAME.fullmatch(row["name"]) for row in rows)
     assert len({row["name"] for row in rows}) == len(rows)
     return {row["name"]: row["value"] for row in rows}
+
+
+def read_cloudai(text):
+    """CloudAI's test definition: `extra_env_vars`, name -> text; a list would be searched by its agents."""
+    document = tomllib.loads(text)
+    assert set(document) == {"extra_env_vars"}
+    assert all(ENV_NAME.fullmatch(name) and isinstance(v, str) for name, v in document["extra_env_vars"].items())
+    return document["extra_env_vars"]
 
 
 def read_example_table(text):

@@ -33,6 +33,7 @@ READERS = {
     "dotenv": readers.read_verbatim,
     "configmap": lambda text: readers.read_configmap(text)[0],
     "trainjob-env": readers.read_env_list,
+    "cloudai": readers.read_cloudai,
     "mpirun-x": lambda text: readers.read_words(text, "-x"),
     "docker-env": lambda text: readers.read_words(text, "--env"),
 }

@@ -21,7 +21,7 @@ TABLE_FORMATS = (TABLE_FORMAT, *FOREIGN_TABLE_FORMATS)
 
 FORMATS = (
     "export", "dotenv", "json", "nccl-conf", TABLE_FORMAT, *FOREIGN_TABLE_FORMATS, "slurm-taskprolog", "pyxis",
-    "mpirun-x", "docker-env", "configmap", "trainjob-env",
+    "mpirun-x", "docker-env", "configmap", "trainjob-env", "cloudai",
 )  # fmt: skip
 """What `render` writes."""
 
