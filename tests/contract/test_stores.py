@@ -21,7 +21,7 @@ from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.store.revisions import VERSION_TABLE
 from ncclt.store.tables import metadata
-from ncclt.testing.leases_contract import LeasesContract
+from ncclt.testing.leases_contract import OTHER, LeasesContract
 from ncclt.testing.store_contract import (
     StoreContract,
     sample_recommendation,
@@ -288,3 +288,13 @@ def test_a_server_that_never_answers_is_an_error_within_seconds():
         with pytest.raises(StoreError, match="timeout"):
             open_store(f"postgresql://127.0.0.1:{port}/db?connect_timeout=2")
         assert time.monotonic() - began < 8
+
+    def test_workers_whose_clocks_differ_see_each_other(self, store, monkeypatch):
+        """The database's clock counts: by their own, one of them would be dead, and its launches done twice."""
+        store.open_study(sample_study())
+        monkeypatch.setattr(time, "time", lambda real=time.time: real() - 3600.0)
+        store.enter("abc123", OTHER)
+        store.enter_worker(OTHER, cluster="pair")
+        monkeypatch.undo()
+        assert store.workers("abc123") == (OTHER,)
+        assert store.workers_of("pair") == (OTHER,)

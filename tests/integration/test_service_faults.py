@@ -52,11 +52,11 @@ def database(tmp_path_factory):
             server.cleanup()
 
 
-def lasting(act):
+def lasting(act, *given, **named):
     """Do something as often as the store fails; return what it returns."""
     while True:
         try:
-            return act()
+            return act(*given, **named)
         except StoreError:
             time.sleep(0.1)
 
@@ -135,12 +135,12 @@ def test_postgresql_is_killed_and_restarted_under_load(database, api):
         def write():
             with StudyTrialLog(store, sample_study(), now=str) as log:
                 while not over.is_set():
-                    claim = lasting(lambda: log.claim(RING, phase=Phase.SEARCH))
+                    claim = lasting(log.claim, RING, phase=Phase.SEARCH)
                     if claim is None:  # it was granted, and the answer lost
                         lasting(log.refresh)
                         continue
                     trial = replace(sample_trial(claim.number), repeat=claim.repeat, started=f"launch {claim.number}")
-                    written.append(lasting(lambda: log.add(trial)).number)
+                    written.append(lasting(log.add, trial).number)
 
         with ThreadPoolExecutor(4) as pool:
             work = [pool.submit(load), pool.submit(load), pool.submit(write)]

@@ -1,5 +1,7 @@
 """Which workers live, and that a dead one is buried once its jobs were given back."""
 
+import time
+
 import pytest
 
 from ncclt.errors import NotFoundError
@@ -22,13 +24,10 @@ def store(tmp_path):
 @pytest.fixture
 def later(monkeypatch):
     """Return what moves the clock of the workers by some seconds."""
-    now = job_workers.time.time()
+    now = time.time()
 
     def move(seconds):
-        class Clock:
-            time = staticmethod(lambda: now + seconds)
-
-        monkeypatch.setattr(job_workers, "time", Clock)
+        monkeypatch.setattr(job_workers, "now_s", lambda connection: now + seconds)
 
     move(0.0)
     return move

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -111,6 +112,16 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+
+
+def now_s(connection: Connection) -> float:
+    """Return the Unix time, in s, by the clock of the database's machine, so that the clocks of two hosts may differ.
+
+    With SQLite it is this machine's clock.
+    """
+    if connection.dialect.name == "sqlite":
+        return time.time()
+    return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
 
 
 def _parse(url: str) -> URL:

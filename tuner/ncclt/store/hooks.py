@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from ncclt.core.life import Action, LifeEvent
 from ncclt.store import life
-from ncclt.store.database import Database
+from ncclt.store.database import Database, now_s
 from ncclt.store.failures import repeatable
 from ncclt.store.tables import history, hooks
 
@@ -57,7 +56,7 @@ class Hooks:
         of = hooks.c.id == hook
         with self._database.reading() as connection:  # every second; a writing transaction would be alone each time
             row = connection.execute(select(hooks).where(of)).first()
-            if row is not None and (row.sequence >= (connection.scalar(newest) or 0) or _waits(row.due_s)):
+            if row is not None and (row.sequence >= (connection.scalar(newest) or 0) or _waits(connection, row.due_s)):
                 return None
         with self._database.alone() as connection:
             last = connection.scalar(newest) or 0
@@ -65,14 +64,14 @@ class Hooks:
             if row is None:
                 connection.execute(insert(hooks).values(id=hook, sequence=last, attempts=0, since_s=0.0, due_s=0.0))
                 return None
-            if _waits(row.due_s):
+            if _waits(connection, row.due_s):
                 return None
             wanted = (history.c.sequence > row.sequence, history.c.action.in_([action.value for action in actions]))
             entry = connection.execute(select(history).where(*wanted).order_by(history.c.sequence).limit(1)).first()
             if entry is None:
                 connection.execute(update(hooks).where(of).values(sequence=last))
                 return None
-            connection.execute(update(hooks).where(of).values(due_s=time.time() + held_s))
+            connection.execute(update(hooks).where(of).values(due_s=now_s(connection) + held_s))
             return DueEvent(event=life.read_event(entry), attempts=row.attempts, since_s=row.since_s)
 
     @repeatable
@@ -87,15 +86,15 @@ class Hooks:
     @repeatable
     def delay_hook_event(self, hook: str, due: DueEvent, *, wait_s: float) -> None:
         """Note that an entry could not be delivered, and when it is due again."""
-        now_s = time.time()
         with self._database.alone() as connection:
+            now = now_s(connection)
             of = (hooks.c.id == hook, hooks.c.sequence < due.event.number)
             connection.execute(
                 update(hooks)
                 .where(*of)
-                .values(attempts=due.attempts + 1, since_s=due.since_s or now_s, due_s=now_s + min(wait_s, MOST_WAIT_S))
+                .values(attempts=due.attempts + 1, since_s=due.since_s or now, due_s=now + min(wait_s, MOST_WAIT_S))
             )
 
 
-def _waits(due_s: float) -> bool:
-    return 0 < due_s - time.time() <= MOST_WAIT_S
+def _waits(connection: Connection, due_s: float) -> bool:
+    return 0 < due_s - now_s(connection) <= MOST_WAIT_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable
 
 from sqlalchemy import delete, insert, select, update
@@ -11,7 +10,7 @@ from sqlalchemy import delete, insert, select, update
 from ncclt.core.life import Action, one_line_why
 from ncclt.core.tuning_job import JobRule, TuningJob
 from ncclt.errors import NotFoundError
-from ncclt.store.database import Database
+from ncclt.store.database import Database, now_s
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
@@ -33,14 +32,15 @@ class JobWorkers:
         """Register a worker of a cluster; one that is registered stays so."""
         with self._database.alone() as connection:
             if connection.execute(select(job_workers.c.name).where(job_workers.c.name == worker)).first() is None:
-                connection.execute(insert(job_workers).values(name=worker, cluster=cluster, renewed_s=time.time()))
+                row = {"name": worker, "cluster": cluster, "renewed_s": now_s(connection)}
+                connection.execute(insert(job_workers).values(**row))
 
     @repeatable
     def renew_worker(self, worker: str) -> bool:
         """Say that a worker lives; False = it was assumed dead, and its jobs are others' now."""
         with self._database.alone() as connection:
             mine = update(job_workers).where(job_workers.c.name == worker)
-            return bool(connection.execute(mine.values(renewed_s=time.time())).rowcount)
+            return bool(connection.execute(mine.values(renewed_s=now_s(connection))).rowcount)
 
     @repeatable
     def leave_worker(self, worker: str) -> None:
@@ -70,14 +70,14 @@ class JobWorkers:
             settle_s: without a renewal for less than this, a worker that has died is left alone.
         """
         with self._database.alone() as connection:
-            now_s = time.time()
+            now = now_s(connection)
             rows = connection.execute(select(job_workers)).all()
             dead = [
                 row.name
                 for row in rows
                 if row.cluster == cluster
-                and abs(now_s - row.renewed_s) >= settle_s  # the clock may have been set back
-                and is_dead(row.name, row.renewed_s, now_s)
+                and abs(now - row.renewed_s) >= settle_s  # the clock may have been set back
+                and is_dead(row.name, row.renewed_s, now)
             ]
             registered = {row.name for row in rows}
             for name in (*dead, *(name for name in holders() if name not in registered)):
@@ -88,8 +88,9 @@ class JobWorkers:
     def workers_of(self, cluster: str) -> tuple[str, ...]:
         """Return the workers of a cluster that live, by name."""
         with self._database.reading() as connection:
+            now = now_s(connection)
             rows = connection.execute(select(job_workers).where(job_workers.c.cluster == cluster)).all()
-        return tuple(sorted(row.name for row in rows if not is_dead(row.name, row.renewed_s, time.time())))
+        return tuple(sorted(row.name for row in rows if not is_dead(row.name, row.renewed_s, now)))
 
     @repeatable
     def note_job_failed(self, job: TuningJob, why: str) -> None:

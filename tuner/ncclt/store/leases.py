@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, StudyState
 from ncclt.core.trial import Outcome
-from ncclt.store.database import Database
+from ncclt.store.database import Database, now_s
 from ncclt.store.documents import to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.revisions import FIRST_WITH_LEASES, VERSION_QUERY
@@ -94,7 +93,7 @@ class Leases:
         """Renew the leases of a worker; to be called every `RENEW_S`."""
         mine = (leases.c.study == study_id, leases.c.worker == worker)
         with self._database.alone() as connection:
-            connection.execute(update(leases).where(*mine).values(renewed_s=time.time()))
+            connection.execute(update(leases).where(*mine).values(renewed_s=now_s(connection)))
 
     @repeatable
     def workers(self, study_id: str) -> tuple[str, ...]:
@@ -159,16 +158,17 @@ def abandoned(connection: Connection) -> frozenset[str]:
     """Return the ids of the studies all of whose workers have died; none in a store from before workers were noted."""
     if (connection.execute(text(VERSION_QUERY)).scalar() or "") < FIRST_WITH_LEASES:
         return frozenset()
-    now_s, workers = time.time(), select(leases.c.study, leases.c.worker, leases.c.renewed_s)
+    now, workers = now_s(connection), select(leases.c.study, leases.c.worker, leases.c.renewed_s)
     lives: dict[str, bool] = {}
     for row in connection.execute(workers):
-        lives[row.study] = lives.get(row.study, False) or not is_dead(row.worker, row.renewed_s, now_s)
+        lives[row.study] = lives.get(row.study, False) or not is_dead(row.worker, row.renewed_s, now)
     return frozenset(study for study, is_alive in lives.items() if not is_alive)
 
 
 def _bury(connection: Connection, study_id: str) -> None:
     """Delete the leases of dead workers; what they were doing is free again."""
-    dead = [row.what for row in connection.execute(_of(study_id)) if is_dead(row.worker, row.renewed_s, time.time())]
+    now = now_s(connection)
+    dead = [row.what for row in connection.execute(_of(study_id)) if is_dead(row.worker, row.renewed_s, now)]
     for what in dead:
         connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == what))
     if dead:
@@ -233,8 +233,8 @@ def _next_number(connection: Connection, study_id: str) -> int:
 
 
 def _insert(connection: Connection, study_id: str, what: str, *, worker: str, document: dict[str, Any]) -> None:
-    row = {"study": study_id, "what": what, "worker": worker, "renewed_s": time.time(), "document": to_text(document)}
-    connection.execute(insert(leases).values(**row))
+    row = {"study": study_id, "what": what, "worker": worker, "document": to_text(document)}
+    connection.execute(insert(leases).values(**row, renewed_s=now_s(connection)))
 
 
 def _document(claim: Claim, token: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ stays too.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, f
 from ncclt.core.life import RevisionState
 from ncclt.core.rollout import RollOutState
 from ncclt.store.archive import opened
+from ncclt.store.database import now_s
 from ncclt.store.leases import abandoned, is_dead
 from ncclt.store.location import Location
 from ncclt.store.overview import is_running
@@ -87,8 +87,8 @@ def _ended_studies(connection: Connection, before: str) -> dict[str, str]:
     )
     ended = and_(not_(is_running(abandoned(connection))), studies.c.updated < before)
     query = select(studies.c.id, studies.c.name).where(ended, ~exists().where(of, stays)).order_by(studies.c.sequence)
-    now_s = time.time()
-    held = {row.study for row in connection.execute(select(leases)) if not is_dead(row.worker, row.renewed_s, now_s)}
+    now = now_s(connection)
+    held = {row.study for row in connection.execute(select(leases)) if not is_dead(row.worker, row.renewed_s, now)}
     return {row.id: row.name for row in connection.execute(query) if row.id not in held}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,8 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, StudyState
 from ncclt.core.trial import Outcome
+from ncclt.store import leases
+from ncclt.store.database import now_s
 from ncclt.store.leases import SILENT_S, _started, this_worker
 from ncclt.store.store import Store
 from ncclt.testing.store_contract import sample_study, sample_trial
@@ -87,7 +88,7 @@ class LeasesContract:
     ) -> None:
         """Its number was reused, its result is kept under a new one."""
         late = self._granted(shared, RING, worker=OTHER)
-        monkeypatch.setattr(time, "time", lambda now=time.time: now() + SILENT_S + 1)
+        monkeypatch.setattr(leases, "now_s", lambda connection: now_s(connection) + SILENT_S + 1)
         mine = self._granted(shared, RING)
         assert mine.number == late.number
         kept = shared.add_trial("abc123", replace(sample_trial(late.number), setting=RING), worker=OTHER)
