@@ -5,15 +5,22 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.errors import NotFoundError
+from ncclt.store import open_store
 from ncclt_api import dashboard
 from ncclt_api.app import create_app
 from ncclt_api.dashboard import read_only_url
 
 
-@pytest.fixture
-def searched(empty_store):
-    """A store with an Optuna study of two trials."""
-    storage = optuna.storages.RDBStorage(empty_store.optuna_url)
+@pytest.fixture(scope="module")
+def searched(profiles, tmp_path_factory):
+    """A store with an Optuna study of two trials; nobody may write to it."""
+    with open_store(f"sqlite:///{tmp_path_factory.mktemp('searched')}/ncclt.db", profiles=profiles) as store:
+        add_study(store)
+        yield store
+
+
+def add_study(store):
+    storage = optuna.storages.RDBStorage(store.optuna_url)
     study = optuna.create_study(storage=storage, study_name="bert-leonardo", direction="minimize")
     for value in (3.0, 2.0):
         trial = study.ask()
@@ -21,38 +28,40 @@ def searched(empty_store):
         study.tell(trial, value)
     storage.remove_session()
     storage.engine.dispose()
-    return empty_store
 
 
-def test_the_dashboard_shows_the_studies(searched):
-    with TestClient(create_app(searched)) as client:
-        page = client.get("/dashboard")
-        assert page.headers["content-type"].startswith("text/html")
-        assert "unsafe-eval" in page.headers["content-security-policy"]
-        assert "unsafe-eval" not in client.get("/").headers["content-security-policy"]
-        studies = client.get("/api/studies").json()["study_summaries"]
-        assert [study["study_name"] for study in studies] == ["bert-leonardo"]
-        assert client.get("/static/bundle.js").status_code == 200
-
-
-def test_its_page_has_our_stylesheet_and_is_complete(searched):
-    with TestClient(create_app(searched)) as client:
-        page = client.get("/dashboard")
-        assert page.text.count('<link rel="stylesheet" href="/assets/dashboard.css"></head>') == 1
-        assert page.text.rstrip().endswith("</html>")
-        assert "last-modified" not in page.headers
-        assert client.get("/assets/dashboard.css").status_code == 200
-        head = client.head("/dashboard")
-        assert (head.status_code, head.content) == (200, b"")
-        assert int(head.headers["content-length"]) > 1000
-
-
-def test_a_study_is_linked_by_its_name(searched):
+@pytest.fixture(scope="module")
+def service(searched):
     with TestClient(create_app(searched), follow_redirects=False) as client:
-        answer = client.get("/dashboard?study=bert-leonardo")
-        assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/studies/1")
-        assert client.get(answer.headers["location"]).status_code == 200
-        assert client.get("/dashboard?study=none").status_code == 404
+        yield client
+
+
+def test_the_dashboard_shows_the_studies(service):
+    page = service.get("/dashboard")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "unsafe-eval" in page.headers["content-security-policy"]
+    assert "unsafe-eval" not in service.get("/").headers["content-security-policy"]
+    studies = service.get("/api/studies").json()["study_summaries"]
+    assert [study["study_name"] for study in studies] == ["bert-leonardo"]
+    assert service.get("/static/bundle.js").status_code == 200
+
+
+def test_its_page_has_our_stylesheet_and_is_complete(service):
+    page = service.get("/dashboard")
+    assert page.text.count('<link rel="stylesheet" href="/assets/dashboard.css"></head>') == 1
+    assert page.text.rstrip().endswith("</html>")
+    assert "last-modified" not in page.headers
+    assert service.get("/assets/dashboard.css").status_code == 200
+    head = service.head("/dashboard")
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) > 1000
+
+
+def test_a_study_is_linked_by_its_name(service):
+    answer = service.get("/dashboard?study=bert-leonardo")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/studies/1")
+    assert service.get(answer.headers["location"]).status_code == 200
+    assert service.get("/dashboard?study=none").status_code == 404
 
 
 def test_a_client_without_accept_encoding_is_served(searched):
@@ -71,26 +80,24 @@ def test_a_client_without_accept_encoding_is_served(searched):
         ("PATCH", "/csv/1"),
     ],
 )
-def test_nothing_can_be_written_through_it(searched, method, path):
-    with TestClient(create_app(searched)) as client:
-        answer = client.request(method, path, json={"study_name": "mine", "directions": ["minimize"]})
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert len(client.get("/api/studies").json()["study_summaries"]) == 1
+def test_nothing_can_be_written_through_it(service, method, path):
+    answer = service.request(method, path, json={"study_name": "mine", "directions": ["minimize"]})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(service.get("/api/studies").json()["study_summaries"]) == 1
 
 
 @pytest.mark.parametrize("path", ["/api/x", "/api/studies/999/none", "/static/none.js", "/csv/none"])
 @pytest.mark.parametrize("accept", ["*/*", "text/html"])
-def test_an_unknown_path_of_the_dashboard_is_a_problem(searched, path, accept):
+def test_an_unknown_path_of_the_dashboard_is_a_problem(service, path, accept):
     """Its own answer is a page of its framework's."""
-    with TestClient(create_app(searched)) as client:
-        answer = client.get(path, headers={"Accept": accept})
-        page = accept == "text/html" and not path.startswith("/api/")
-        assert answer.status_code == 404
-        assert answer.headers["content-type"].partition(";")[0] == ("text/html" if page else "application/problem+json")
-        assert "x-request-id" in answer.headers
-        if not page:
-            assert answer.json()["instance"] == path
+    answer = service.get(path, headers={"Accept": accept})
+    page = accept == "text/html" and not path.startswith("/api/")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].partition(";")[0] == ("text/html" if page else "application/problem+json")
+    assert "x-request-id" in answer.headers
+    if not page:
+        assert answer.json()["instance"] == path
 
 
 def test_the_database_itself_refuses_to_write(searched):
