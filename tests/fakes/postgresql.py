@@ -1,0 +1,23 @@
+"""Starts a PostgreSQL of pgserver, again too, and waits for it: pgserver itself gives it ten seconds."""
+
+import subprocess
+import time
+
+import psycopg
+
+WITHIN_S = 240.0
+
+
+def begin(server):
+    """Start a server that does not run, and return when it answers: on a busy machine it may take a minute to begin."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            server.start()
+            psycopg.connect(server.get_uri()).close()
+            return
+        # The second is pgserver's about a file that is being written, the others are of what begins but is not ready.
+        except (subprocess.SubprocessError, AssertionError, OSError, psycopg.OperationalError):
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.5)
