@@ -1,10 +1,13 @@
 """The PyTorch benchmark with real ranks over gloo: every collective, every kind of group, and all that goes wrong."""
 
+import multiprocessing
 import os
 import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,9 @@ from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.benchmarks.torch_collectives_result import parse_result
 
 pytest.importorskip("torch.distributed")
-FAULTS = Path(__file__).parents[1] / "fakes" / "torch_faults"
+FAKES = Path(__file__).parents[1] / "fakes"
+FAULTS = FAKES / "torch_faults"
+FORKS, RANK = multiprocessing.get_context("forkserver"), str(FAKES / "torch_rank.py")
 PATIENCE_S = 240
 free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 """A busy machine of two cores may need a minute to start four ranks."""
@@ -38,6 +43,16 @@ def _environment(**more):
     return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"OMP_NUM_THREADS": "1"} | more
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _loaded(tmp_path_factory):
+    """Start the process that ranks are forked from; it ends with this one, which then removes its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("forks")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        FORKS.set_forkserver_preload(["pytest", "torch.distributed"])
+        forkserver.ensure_running()
+
+
 def _measure(
     benchmark, messages, *, folder=None, world_size=2, per_node=2, started=None, of_rank=None, copies=None, **variables
 ):
@@ -45,10 +60,10 @@ def _measure(
     (command,) = benchmark.commands(messages, folder=folder)
     argv = [(copies or {}).get(word, word) for word in command.argv]
     port = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            argv,
-            env=_environment(
+    with tempfile.TemporaryDirectory() as said:
+        ranks = []
+        for rank in range(world_size if started is None else started):
+            environ = _environment(
                 **variables,
                 RANK=str(rank),
                 WORLD_SIZE=str(world_size),
@@ -57,27 +72,29 @@ def _measure(
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
                 **(of_rank or {}).get(rank, {}),
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            )
+            files = {name: f"{said}/{rank}.{name}" for name in ("out", "err")}
+            given = {"GIVEN": {"argv": argv[1:], "environ": environ, **files}}
+            ranks.append(FORKS.Process(target=runpy.run_path, args=(RANK,), kwargs={"init_globals": given}))
+        try:
+            for rank in ranks:
+                rank.start()
+            ranks[0].join(PATIENCE_S)
+            for rank in ranks[1:]:
+                if "hang" in variables.get("TORCH_FAULT", ""):
+                    rank.kill()
+                rank.join(PATIENCE_S)
+            codes = [rank.exitcode for rank in ranks]
+        finally:
+            for rank in ranks:
+                if rank.is_alive():
+                    rank.kill()
+                    rank.join()
+        assert None not in codes, f"a rank did not end: {codes}"
+        stdout, stderr = (
+            "".join(Path(f"{said}/{rank}.{name}").read_text() for rank in range(len(ranks))) for name in ("out", "err")
         )
-        for rank in range(world_size if started is None else started)
-    ]
-    try:
-        said = [ranks[0].communicate(timeout=PATIENCE_S)]
-        for rank in ranks[1:]:
-            if "hang" in variables.get("TORCH_FAULT", ""):
-                rank.kill()
-            said.append(rank.communicate(timeout=PATIENCE_S))
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.communicate()
-    stdout, stderr = ("".join(texts) for texts in zip(*said, strict=True))
-    code = max(abs(rank.returncode) for rank in ranks)
-    return command, CommandOutput(exit_code=code, stdout=stdout, stderr=stderr)
+    return command, CommandOutput(exit_code=max(map(abs, codes)), stdout=stdout, stderr=stderr)
 
 
 def _refusal(benchmark, messages, **options):
