@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,34 +21,40 @@ LOAD = {"bash": "source {script}", "zsh": "compdef() {{ }}; source {script}", "f
 OPTIONS = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}
 
 
-@pytest.fixture
-def environ(tmp_path):
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory):
     """The environment of a user whose `ncclt` is on the PATH."""
-    program = tmp_path / "bin" / "ncclt"
+    home = tmp_path_factory.mktemp("home")
+    program = home / "bin" / "ncclt"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nfrom ncclt.cli import main\nmain()\n")
     program.chmod(0o755)
     return {
-        "HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HOME": str(home), "PATH": f"{program.parent}:{os.environ['PATH']}",
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("shell", ASK)
+@pytest.fixture(scope="module", params=ASK)
+def loaded(request, environ):
+    """A shell, how it is started, and the script for it."""
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"{request.param} is not installed")
+    script = Path(environ["HOME"]) / f"completion.{request.param}"
+    asked = ["ncclt", "--show-completion", request.param]
+    script.write_text(subprocess.run(asked, env=environ, capture_output=True, text=True, check=True).stdout)
+    return request.param, [program, *OPTIONS[request.param]], script
+
+
 @pytest.mark.parametrize(
     ("words", "offered"),
     [("ncclt clus", "cluster"), ("ncclt cluster det", "detect"), ("ncclt cluster show --to", "--toml")],
 )
-def test_the_shell_completes(shell, words, offered, environ, tmp_path):
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"{shell} is not installed")
-    script = tmp_path / "completion"
-    asked = ["ncclt", "--show-completion", shell]
-    shown = subprocess.run(asked, env=environ, capture_output=True, text=True, check=True)
-    script.write_text(shown.stdout)
+def test_the_shell_completes(loaded, words, offered, environ):
+    shell, argv, script = loaded
     text = f"{LOAD[shell].format(script=script)}\n{ASK[shell].format(words=words)}"
-    done = subprocess.run([program, *OPTIONS[shell], "-c", text], env=environ, capture_output=True, text=True)
+    done = subprocess.run([*argv, "-c", text], env=environ, capture_output=True, text=True)
 
     assert done.stderr == ""
     assert offered in done.stdout

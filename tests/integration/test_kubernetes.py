@@ -73,11 +73,14 @@ class TestKubernetesLauncher(LauncherContract):
     def launcher(self):
         return launcher_on(self._cluster)
 
-    def test_both_outputs_come_back(self):
+    def test_what_a_command_gets_and_gives(self):
         """Kubernetes keeps one log for both outputs of a container."""
-        result = self._run("import sys; print('left'); print('right', file=sys.stderr)")
-        assert "left" in result.stdout
-        assert "right" in result.stdout
+        launcher = self.launcher()
+        launcher.kill()
+        code = "import os, sys; print(os.environ['NCCL_ALGO']); print('right', file=sys.stderr); sys.exit(7)"
+        result = self._run(code, variables={"NCCL_ALGO": "Ring"}, launcher=launcher)
+        assert sorted(result.stdout.split()) == ["Ring", "right"], result
+        assert (result.exit_code, result.killed) == (7, False)
         assert result.wall_s > 0
 
     def test_missing_program_is_a_result(self):

@@ -94,22 +94,30 @@ def test_another_tuner_of_any_api_answers_what_no_row_covers(sanitizers, tmp_pat
     }
 
 
+PLAIN = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1"]
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory):
+    """The program of delegation.c."""
+    if compiler() is None:
+        pytest.skip("no C compiler here")
+    program = tmp_path_factory.mktemp("asking") / "delegation"
+    files = [*sources(), HERE / "delegation.c"]
+    subprocess.run([compiler(), *PLAIN, f"-I{source_folder()}", "-o", program, *files, "-lpthread"], check=True)
+    return program
+
+
 @pytest.fixture
-def said(tmp_path):
+def said(tmp_path, asking):
     """Return what the plugin writes to NCCL's log, in an environment where these libraries can be found."""
-    plain = [compiler(), "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1"]
-    program = tmp_path / "delegation"
 
     def said_with(*libraries, **variables):
-        if compiler() is None:
-            pytest.skip("no C compiler here")
-        files = [*sources(), HERE / "delegation.c"]
-        subprocess.run([*plain, f"-I{source_folder()}", "-o", program, *files, "-lpthread"], check=True)
         for name, api, *extra in libraries:
-            other_tuner(tmp_path / "lib" / name, plain, api, *extra)
+            other_tuner(tmp_path / "lib" / name, [compiler(), *PLAIN], api, *extra)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("NCCL")}
         environ = {**kept, "LD_LIBRARY_PATH": str(tmp_path / "lib"), **variables}
-        return subprocess.run([program, "open"], env=environ, check=True, capture_output=True, text=True).stdout
+        return subprocess.run([asking, "open"], env=environ, check=True, capture_output=True, text=True).stdout
 
     return said_with
 
