@@ -40,7 +40,7 @@ def ask(url, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if data else {})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -165,7 +165,7 @@ def asked_by(compose, claimed):
         request = urllib.request.Request(
             compose.url("nginx", "/healthz"), headers={"X-Forwarded-For": claimed, "X-Request-ID": "claims"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
             assert answer.headers["X-Request-ID"] == "claims"
 
     def logged():

