@@ -73,12 +73,16 @@ def test_names_with_two_owners_are_listed(house, capsys):
     assert capsys.readouterr().out == "Row ncclt.core.first ncclt.core.second\n"
 
 
-def test_a_class_name_has_one_owner_in_the_product():
-    trees = {name: tree for name, (_, tree, _) in BENCH["modules_of"](Path(__file__).parents[2]).items()}
+@pytest.fixture(scope="module")
+def product():
+    return BENCH["modules_of"](Path(__file__).parents[2])
+
+
+def test_a_class_name_has_one_owner_in_the_product(product):
+    trees = {name: tree for name, (_, tree, _) in product.items()}
     assert {name: places for name, places in BENCH["owners_of"](trees).items() if len(places) > 1} == {}
 
 
-def test_no_modules_of_the_product_import_each_other():
-    modules = BENCH["modules_of"](Path(__file__).parents[2])
-    graph = {name: BENCH["imported"](name, path, tree, modules) for name, (path, tree, _) in modules.items()}
+def test_no_modules_of_the_product_import_each_other(product):
+    graph = {name: BENCH["imported"](name, path, tree, product) for name, (path, tree, _) in product.items()}
     assert BENCH["circles"](graph) == []
