@@ -20,7 +20,7 @@ def carrying(word):
     return found
 
 
-def soon_gone(word, within_s=15.0):
+def soon_gone(word, within_s=120.0):
     """Those that are left after a while, for what ends by itself once its parent has."""
     deadline = time.monotonic() + within_s
     while (left := carrying(word)) and time.monotonic() < deadline:

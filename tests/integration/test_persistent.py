@@ -201,7 +201,7 @@ def test_messages_that_the_ranks_refuse_leave_them_alive(ranks):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["died", "hangs"])
 def test_ranks_that_are_lost_between_trials_are_replaced_and_no_trial_is_blamed(ranks, number, monkeypatch):
-    monkeypatch.setattr(session_module, "BEGIN_S", 8.0)
+    monkeypatch.setattr(session_module, "BEGIN_S", 15.0)
     before = ranks.sound()
     os.kill(before[1], number)
     result = ranks.measure(ALGO)
