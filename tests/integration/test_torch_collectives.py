@@ -44,10 +44,10 @@ def _environment(**more):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _loaded(tmp_path_factory):
+def _loaded():
     """Start the process that ranks are forked from; it ends with this one, which then removes its folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("forks")))
+        patch.setattr(tempfile, "tempdir", "/tmp")  # that of the session, or of pytest, is gone by then
         patch.setenv("OMP_NUM_THREADS", "1")
         FORKS.set_forkserver_preload(["pytest", "torch.distributed"])
         forkserver.ensure_running()
