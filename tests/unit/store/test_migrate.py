@@ -10,11 +10,20 @@ from sqlalchemy import inspect
 
 import ncclt.store
 from ncclt.errors import StoreError
+from ncclt.store import open_store
 from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.store.migrate import migrate, migration
 from ncclt.store.revisions import REVISIONS, VERSION_TABLE, known_revision
 from ncclt.store.tables import metadata
+
+
+@pytest.fixture(autouse=True)
+def by_migrations(tables_made_once):
+    """Let these tests' stores be migrated, without the shortcut of the other unit tests (conftest.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ncclt.store.migrate._upgrade", tables_made_once)
+        yield patch
 
 
 @pytest.fixture
@@ -39,6 +48,17 @@ def test_the_migrations_make_the_tables_that_the_code_uses(database):
     assert {name: key["constrained_columns"] for name, key in keys.items()} == {
         table.name: [column.name for column in table.primary_key] for table in metadata.sorted_tables
     }
+
+
+def test_the_shortcut_of_the_unit_tests_makes_what_the_migrations_make(by_migrations, tmp_path):
+    def dump(name):
+        with open_store(f"sqlite:///{tmp_path}/{name}.db"), closing(sqlite3.connect(tmp_path / f"{name}.db")) as made:
+            return sorted(made.iterdump())
+
+    whole = dump("whole")
+    by_migrations.undo()
+    dump("first of this process, perhaps")
+    assert dump("short") == whole
 
 
 def test_a_migration_that_fails_leaves_nothing(database, monkeypatch):
