@@ -27,7 +27,7 @@ def url(samples, empty_store, serving):
 
 
 def test_a_request_is_held_until_another_process_publishes(url, empty_store):
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=240) as client:
         etag = client.get(ENV, params=JOB).headers["etag"]
         # Nothing new: the wait ends with what the client has.
         assert client.get(ENV, params={**JOB, "wait": 1, "etag": etag}).status_code == 304
@@ -44,7 +44,7 @@ def test_a_request_is_held_until_another_process_publishes(url, empty_store):
         assert held.is_alive()
         with open_store(empty_store.url) as other:
             newer = other.publish(replace(other.recommendation("0c0ffee1"), id="0c0ffeed", created=""))
-        held.join(60)
+        held.join(240)
         assert answers[0].headers["x-ncclt-recommendation"] == newer.id
         assert client.get(ENV, params={**JOB, "wait": 61}).status_code == 422
         assert client.get(ENV, params={**JOB, "wait": "x"}).status_code == 422
@@ -53,7 +53,7 @@ def test_a_request_is_held_until_another_process_publishes(url, empty_store):
 
 
 def test_accept_stands_in_for_the_format(url):
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=240) as client:
         for accept, start, media in (
             ("text/x-shellscript", "export ", "text/x-shellscript; charset=utf-8"),
             ("application/json", "{", "application/json"),
@@ -68,7 +68,7 @@ def test_accept_stands_in_for_the_format(url):
 
 
 def test_the_client_waits_with_what_it_keeps(url, empty_store, tmp_path):
-    words = {**SHAPE, "allow": ["simulated"], "cache_dir": tmp_path / "kept"}
+    words = {**SHAPE, "allow": ["simulated"], "cache_dir": tmp_path / "kept", "timeout_s": 240.0}
     first = fetch_env(url, **words)
     assert fetch_env(url, **words, wait_s=1) == first
     empty_store.publish(replace(empty_store.recommendation("0c0ffee1"), id="0c0ffeed", created=""))
@@ -84,12 +84,14 @@ class Ended(Exception):  # noqa: N818  ends an endless loop
     pass
 
 
-def kept(url, *, ends_after=10**9, **options):
-    """Run an agent until it has written so many texts; return texts and lines."""
+def kept(url, *, ends_after=10**9, at_first=lambda: None, **options):
+    """Run an agent until it has written so many texts, the first one seen by `at_first`; return texts and lines."""
     texts, lines = [], []
 
     def write(text):
         texts.append(text)
+        if len(texts) == 1:
+            at_first()
         if len(texts) == ends_after:
             raise Ended
 
@@ -106,8 +108,7 @@ def kept(url, *, ends_after=10**9, **options):
 def test_an_agent_writes_what_is_published_and_withdraws_what_is_stale(url, empty_store, own_cache):
     found = empty_store.recommendation("0c0ffee1")
     publishing = threading.Timer(1, lambda: empty_store.publish(replace(found, id="0c0ffeed", created="")))
-    publishing.start()
-    texts, lines = kept(url, ends_after=2)
+    texts, lines = kept(url, ends_after=2, at_first=publishing.start)
     publishing.join()
     assert [text.startswith(MARK) for text in texts] == [True, True]
     assert ("0c0ffee1" in texts[0], "0c0ffeed" in texts[1], lines) == (True, True, [])
