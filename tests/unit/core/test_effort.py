@@ -28,8 +28,33 @@ def test_a_refusal_names_the_option_and_its_range():
         Effort(seconds=float("inf"))
 
 
-def test_the_smallest_budgets_are_budgets():
-    assert Effort(trials=1, seconds=0.001, gpu_hours=0.001, patience=0, steps=1, more=0).trials == 1
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trials": 1, "seconds": 0.001, "gpu_hours": 0.001, "patience": 0, "steps": 1, "more": 0, "blocks": 1},
+        {"trials": 10**6, "patience": 10**6, "more": 10**6, "blocks": 10**6, "steps": 10**12},
+        {"seconds": 366 * 86400, "gpu_hours": 10**9},
+        {"seed": 0, "min_effect": 0.0},
+        {"seed": 2**31 - 1, "min_effect": 0.99},
+    ],
+    ids=str,
+)
+def test_the_smallest_and_the_largest_numbers_are_taken(values):
+    kept = Effort(**values)
+    assert {name: getattr(kept, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trials": 10**6 + 1}, {"patience": 10**6 + 1}, {"more": 10**6 + 1}, {"blocks": 10**6 + 1},
+        {"steps": 10**12 + 1}, {"seconds": 366 * 86400 + 1}, {"gpu_hours": 10**9 + 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_one_more_than_the_largest_is_refused(values):
+    with pytest.raises(UsageError):
+        Effort(**values)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,18 @@ def test_there_is_no_rule_for_what_nccl_lets_nobody_choose(collective):
         Rule(collective=collective)
 
 
+def test_a_range_may_be_one_size_and_begin_at_nothing():
+    only = Rule(collective=AR, min_bytes=2, max_bytes=2)
+    assert [only.matches(message(size)) for size in (1, 2, 3)] == [False, True, False]
+    assert Rule(collective=AR, min_bytes=0, max_bytes=0).max_bytes == 0
+
+
+def test_rules_and_parameters_each_make_a_policy_more_than_nccls_own_choice():
+    assert Policy().is_default
+    assert not Policy(rules=(Rule(collective=AR, channels=2),)).is_default
+    assert not Policy(parameters=(("NTHREADS", 256),)).is_default
+
+
 @pytest.mark.parametrize(("low", "high"), [(-1, None), (2, 1)])
 def test_an_impossible_range_is_refused(low, high):
     with pytest.raises(SettingError, match="cannot cover"):

@@ -29,6 +29,11 @@ def test_the_score_is_the_time_per_step():
     assert score_us(result(10.0, 100.0), WORKLOAD) == pytest.approx(3 * 10.0 + 0.5 * 100.0)
 
 
+def test_what_the_workload_does_not_send_costs_it_nothing():
+    only = Workload(name="w", messages=WORKLOAD.messages[:1], provenance=WORKLOAD.provenance)
+    assert score_us(result(10.0, 100.0), only) == pytest.approx(3 * 10.0)
+
+
 @pytest.mark.parametrize(
     ("times_us", "expected"),
     [

@@ -31,11 +31,19 @@ def test_only_queued_and_running_jobs_have_not_ended():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"priority": 0}, {"priority": 10**6}, {"nodes": 0}, {"gpus_per_node": -1}, {"trials": 0}], ids=str
+    "wrong",
+    [{"priority": 0}, {"priority": 10}, {"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": -1}, {"trials": 0}],
+    ids=str,
 )
 def test_what_no_job_can_be_is_refused(wrong):
     with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
         replace(JOB, **wrong)
+
+
+@pytest.mark.parametrize("right", [{"priority": 1}, {"priority": 9}, {"nodes": 1, "gpus_per_node": 1}], ids=str)
+def test_the_first_and_the_last_priority_and_a_single_gpu_are_taken(right):
+    job = replace(JOB, **right)
+    assert {name: getattr(job, name) for name in right} == right
 
 
 def test_the_same_request_has_the_same_study_whoever_asks():
