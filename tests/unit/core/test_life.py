@@ -6,9 +6,7 @@ from ncclt.core.life import By, ClusterRules, one_line_why
 from ncclt.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    "right", [{"percent": 1}, {"percent": 100}, {"loss_limit": 0.0}, {"loss_limit": 0.5}], ids=str
-)
+@pytest.mark.parametrize("right", [{"percent": 1}, {"percent": 100}, {"loss_limit": 0.0}, {"loss_limit": 0.5}], ids=str)
 def test_the_smallest_and_the_largest_rules_are_taken(right):
     rules = ClusterRules(cluster="c", **right)
     assert {name: getattr(rules, name) for name in right} == right

@@ -41,6 +41,11 @@ def test_a_file(tmp_path):
     )
 
 
+def test_one_host_may_have_two_ports(tmp_path):
+    (tmp_path / "hosts").write_text("gpu01:22\ngpu01:2222\n")
+    assert [host.label for host in read_hostfile(tmp_path / "hosts")] == ["gpu01:22", "gpu01:2222"]
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [

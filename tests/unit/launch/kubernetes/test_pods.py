@@ -53,6 +53,26 @@ def test_a_pod_without_a_node_says_why():
     assert seen == PodProgress(stage=Stage.PENDING, reason="pod w1 has no node: 0/3 nodes are available")
 
 
+@pytest.mark.parametrize(
+    ("said", "why"), [({"reason": "Unschedulable"}, "Unschedulable"), ({}, "no reason")], ids=["reason", "nothing"]
+)
+def test_a_pod_without_a_node_has_at_least_a_word_for_it(said, why):
+    condition = {"type": "PodScheduled", "status": "False", **said}
+    assert judged(worker("w", {"phase": "Pending", "conditions": [condition]})).reason == f"pod w has no node: {why}"
+
+
+@pytest.mark.parametrize(
+    "condition", [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}]
+)
+def test_a_pod_that_has_its_node_is_merely_not_running_yet(condition):
+    seen = judged(worker("w", {"phase": "Pending", "conditions": [condition]}))
+    assert (seen.stage, seen.reason) == (Stage.PENDING, "0 of 3 pods run")
+
+
+def test_a_worker_that_has_succeeded_is_not_waited_for():
+    assert judged(worker("w0", ended(0)), worker("w1"), pod("l", RUNNING)).stage is Stage.RUNNING
+
+
 def test_a_container_that_is_being_created_is_waited_for():
     assert judged(pod("l", waiting("ContainerCreating"))).reason == "pod l: ContainerCreating"
     assert judged(pod("l", waiting("ErrImagePull"))).stage is Stage.PENDING
@@ -93,6 +113,12 @@ def test_memory_is_named():
     assert judged(pod("l", ended(137, reason="OOMKilled"))).reason == "pod l: out of memory"
 
 
+def test_a_container_may_leave_a_last_word():
+    status = ended(3)
+    status["containerStatuses"][0]["state"]["terminated"]["message"] = "no GPU\n"
+    assert judged(pod("l", status)).reason == "pod l: exit code 3 (no GPU)"
+
+
 def test_a_container_that_was_restarted_has_failed():
     status = waiting("CrashLoopBackOff")
     status["containerStatuses"][0]["lastState"] = ended(7)["containerStatuses"][0]["state"]
@@ -104,6 +130,17 @@ def test_a_pod_may_fail_as_a_whole():
     assert (seen.stage, seen.exit_code, seen.reason) == (Stage.ENDED, None, "pod w0: Evicted: low on memory")
     killed = ended(137, container="worker") | {"reason": "Evicted", "message": "low on memory"}
     assert judged(pod("l", ended(1)), worker("w0", killed)).reason == "pod w0: Evicted: low on memory"
+
+
+def test_a_pod_that_failed_counts_once_unless_its_node_was_taken():
+    assert judged(pod("l", ended(1) | {"reason": "Odd"})).reason == "pod l: exit code 1"
+    assert judged(pod("l", {"phase": "Failed"})).reason == "pod l: it failed"
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "Preempted", "Terminated", "NodeLost"])
+def test_a_node_that_was_taken_is_the_cause_whatever_the_container_ended_with(reason):
+    seen = judged(pod("l", ended(137) | {"reason": reason}))
+    assert (seen.exit_code, seen.reason, seen.failed) == (None, f"pod l: {reason}", ("l",))
 
 
 def test_the_first_pod_of_a_train_job_leads():
@@ -119,3 +156,10 @@ def test_a_job_that_failed_without_pods_was_not_started():
     assert seen.stage is Stage.UNSTARTABLE
     assert seen.reason == "the job failed: TrainingRuntimeNotSupported: no runtime"
     assert judged(pod("l", RUNNING), job=job).stage is Stage.ENDED
+
+
+def test_a_job_that_has_not_failed_says_so_too():
+    job = {"status": {"conditions": [{"type": "Failed", "status": "False", "reason": "NotYet"}]}}
+    assert judged(job=job).stage is Stage.PENDING
+    job["status"]["conditions"][0] = {"type": "Failed", "status": "True"}
+    assert judged(job=job).reason == "the job failed: Failed"

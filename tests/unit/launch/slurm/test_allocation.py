@@ -16,6 +16,7 @@ from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_sc
         ("gpu[008-011]", "gpu008 gpu009 gpu010 gpu011"),
         ("rack[0-1]node[1-2]-ib", "rack0node1-ib rack0node2-ib rack1node1-ib rack1node2-ib"),
         ("login2,c[9-10],login1", "login2 c9 c10 login1"),
+        ("c[7-7]", "c7"),
         ("ip-10-0-33-[4,6]", "ip-10-0-33-4 ip-10-0-33-6"),
     ],
 )
@@ -95,6 +96,7 @@ def test_named_nodes_come_in_the_order_of_the_ranks():
     allocation = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2", "n3")),))
     assert allocation.choose(nodes=2, hosts=("n3", "n1")) == ("n1", "n3")
     assert allocation.choose(nodes=2, hosts=()) == ("n1", "n2")
+    assert allocation.choose(nodes=3, hosts=()) == ("n1", "n2", "n3")
 
 
 def test_without_scontrol_nodes_are_reached_by_name(monkeypatch, tmp_path):
