@@ -326,3 +326,94 @@ def test_the_active_ones_are_found_by_an_index(tmp_path):
         query = "EXPLAIN QUERY PLAN SELECT sequence FROM recommendations WHERE cluster = ? AND model = ? AND state = ?"
         (plan,) = [row[3] for row in connection.execute(query, ("pair", "toy", "active"))]
     assert "USING COVERING INDEX ix_recommendations_state (cluster=? AND model=? AND state=?)" in plan
+
+
+def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url):
+    for cluster in ("pair", "hall"):
+        store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+    made = {"a": ("pair", "toy"), "b": ("hall", "toy"), "c": ("pair", "bert")}
+    for id, (cluster, model) in made.items():
+        store.publish(replace(sample_recommendation(id, model=model), cluster=cluster), by=ANN)
+
+    def ids(found):
+        return [one.recommendation for one in found]
+
+    assert ids(store.rollouts()) == ["c", "b", "a"]
+    assert ids(store.rollouts(cluster="pair")) == ["c", "a"]
+    assert ids(store.rollouts(recommendation="b")) == ["b"]
+    assert ids(store.rollouts(limit=1)) == ["c"]
+    for id, (cluster, model) in made.items():
+        assert [one.id for _, one in store.served_rollouts(cluster=cluster, model=model)] == [id]
+    listed = [
+        {},
+        {"cluster": "pair"},
+        {"model": "toy"},
+        {"id": "a"},
+        {"cluster": "hall", "model": "bert"},
+        {"limit": 2},
+    ]
+    assert [[one.id for one in store.statuses(**of)] for of in listed] == [
+        ["c", "b", "a"], ["c", "a"], ["b", "a"], ["a"], [], ["c", "b"],
+    ]  # fmt: skip
+    assert [event.action for event in store.history(cluster="hall")] == [
+        Action.ROLL_OUT_BEGAN, Action.PUBLISHED, Action.RULES_CHANGED,
+    ]  # fmt: skip
+    assert {event.recommendation for event in store.history(recommendation="a")} == {"a"}
+    assert [event.number for event in store.history(limit=1)] == [len(store.history())]
+    with pytest.raises(NotFoundError, match="no recommendation 'z'"):
+        store.status("z")
+
+
+def test_step_times_are_those_of_one_roll_out(store, url):
+    for cluster in ("pair", "hall"):
+        store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+        store.publish(replace(sample_recommendation(cluster), cluster=cluster), by=ANN)
+    first, second = reversed(store.rollouts())
+    for rollout, jobs in ((first, ("1", "2")), (second, ("1",))):
+        for job in jobs:
+            assert store.add_job_time(JobTime(rollout=rollout.id, job=job, recommendation="", step_us=1.0, steps=1))
+    assert [time.job for time in store.job_times(first.id)] == ["1", "2"]
+    assert [time.job for time in store.job_times(second.id)] == ["1"]
+
+
+def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
+    store.publish(sample_recommendation("a"), by=ANN)
+    store.publish(replace(sample_recommendation("b"), cluster="hall"), by=ANN)
+    number = store.changes(0).number
+    strict = ClusterRules(cluster="pair", require_approval=True, percent=10, loss_limit=0.02)
+    for by in (ANN, BOB):
+        store.set_rules(strict, by)
+    assert store.changes(number).pairs == frozenset()
+    assert store.rules("pair") == strict
+    assert store.rules("hall") == ClusterRules(cluster="hall")
+    store.set_rules(replace(strict, require_verification=True, delivery=False), BOB)
+    assert store.changes(number).pairs == {("pair", "toy")}
+    store.set_rules(ClusterRules(cluster="pair"), ANN)
+    told = [(e.who, e.why) for e in reversed(store.history()) if e.action is Action.RULES_CHANGED]
+    share, usual = "10 % of jobs at first, loss limit 2 %", "100 % of jobs at first, loss limit 1 %"
+    assert told == [
+        ("ann", f"approval required, verification not required, {share}"),
+        ("bob", f"delivery switched off, approval required, verification required, {share}: looks right"),
+        ("ann", f"delivery switched on, approval not required, verification not required, {usual}"),
+    ]
+
+
+def test_what_a_state_does_not_allow_is_refused_with_what_would_be(store, url):
+    publish(store, "a", "b")
+    refused = [
+        (store.pin, "a", None), (store.pin, "a", "pinned already"), (store.retire, "a", "is pinned"),
+        (store.unpin, "b", "is not pinned"), (store.retire, "b", "retired already"),
+        (store.roll_back, "b", "pinned to the revision a"), (store.roll_back, "a", "only a retired one can come back"),
+    ]  # fmt: skip
+    for do, id, why in refused:
+        if why is None:
+            do(id, ANN)
+            continue
+        with pytest.raises(ConflictError, match=why):
+            do(id, ANN)
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    publish(store, "c")
+    for do, why in ((store.pin, "is a candidate"), (store.roll_back, "is candidate"), (store.activate, "not approved")):
+        with pytest.raises(ConflictError, match=why):
+            do("c", BOB)
+    assert states(store) == {"a": "active!", "b": "retired", "c": "candidate"}
