@@ -27,6 +27,12 @@ def test_a_key_is_valid_until_it_expires_or_is_revoked(expires, revoked, why):
     assert key.invalid("2026-11-23T10:00:00+00:00") == why
 
 
+def test_a_person_whom_a_proxy_signed_in_is_no_key():
+    person, key = ApiKey(id="user ann", role=Role.READ), ApiKey(id="user-1", role=Role.READ)
+    assert (person.is_user, person.holder) == (True, "user ann")
+    assert (key.is_user, key.holder) == (False, "key user-1")
+
+
 def test_a_secret_has_32_random_bytes_and_only_its_digest_is_comparable():
     one, other = new_secret(), new_secret()
     assert one != other

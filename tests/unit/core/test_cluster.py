@@ -38,6 +38,33 @@ def test_no_cluster_is_without_nodes_or_gpus(wrong):
         replace(HALL, **wrong)
 
 
+@pytest.mark.parametrize("most", [{"nodes": 10**6}, {"gpus_per_node": 10**6}], ids=str)
+def test_the_largest_cluster_has_a_million(most):
+    ((name, count),) = most.items()
+    assert getattr(replace(HALL, **most), name) == count
+    with pytest.raises(UsageError, match="1 to 1,000,000 nodes"):
+        replace(HALL, **{name: count + 1})
+    assert HALL.sized(nodes=10**6).nodes == 10**6
+    with pytest.raises(UsageError, match="--nodes must be 1 to 1,000,000"):
+        HALL.sized(nodes=10**6 + 1)
+
+
+def test_what_a_cluster_does_not_say_is_one_node_without_a_network():
+    alone = Cluster(
+        name="box", gpus_per_node=1, gpu="A100", compute_capability=80, link_class="pcie", link_gbps=0.5,
+        nccl_version="2.28.9",
+    )  # fmt: skip
+    assert (alone.world_size, alone.fabric, alone.nics_per_node, alone.nic_gbps) == (1, "none", 0, 0.0)
+    assert not alone.gpudirect
+
+
+def test_the_digest_of_a_fingerprint_stays_the_same_in_every_release_and_driver():
+    """Stores count revisions by it."""
+    assert HALL.fingerprint().digest() == "00ee2d97aa6b"
+    assert replace(HALL, driver="570.1").fingerprint().digest() == "00ee2d97aa6b"
+    assert replace(HALL, topology_hash="t").fingerprint().digest() != "00ee2d97aa6b"
+
+
 def test_one_node_needs_no_network():
     alone = replace(HALL, nodes=1, fabric="none", nics_per_node=0, nic_gbps=0.0)
     assert alone.fingerprint().fabric == "none"

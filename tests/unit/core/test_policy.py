@@ -115,6 +115,25 @@ def test_there_is_no_rule_for_what_nccl_lets_nobody_choose(collective):
         Rule(collective=collective)
 
 
+def test_a_digest_stays_the_same_in_every_release():
+    rule = Rule(collective=AR, max_bytes=1024, channels=4)
+    assert Policy(rules=(rule,), parameters=(("NTHREADS", 256),)).digest() == "d05e843a948d"
+
+
+@pytest.mark.parametrize(("version", "confined"), [("2.30.7", False), ("2.31.0", True)])
+def test_by_variables_what_is_not_forced_is_confined_from_2_31(version, confined):
+    policy, parsed = Policy(rules=(Rule(collective=AR, protocol=Protocol.LL),)), NcclVersion.parse(version)
+
+    assert policy.setting_by_variables(message(8), version=parsed) == Setting(protocol=Protocol.LL)
+    assert policy.setting_by_variables(message(8, AG), version=parsed) == Setting(confined=confined)
+    assert policy.setting_by_variables(message(8, Collective.SEND_RECV), version=parsed) == DEFAULT
+    channels = Policy(rules=(Rule(collective=AR, channels=4),))
+    assert channels.setting_by_variables(message(8, AG), version=parsed) == DEFAULT
+    tree = Policy(rules=(Rule(collective=AR, algorithm=Algorithm.TREE),))
+    assert tree.setting_by_variables(message(8), version=parsed) == Setting(algorithm=Algorithm.TREE)
+    assert tree.setting_by_variables(message(8, AG), version=parsed).confined is confined
+
+
 def test_a_range_may_be_one_size_and_begin_at_nothing():
     only = Rule(collective=AR, min_bytes=2, max_bytes=2)
     assert [only.matches(message(size)) for size in (1, 2, 3)] == [False, True, False]

@@ -41,6 +41,17 @@ def test_the_order_of_parameters_does_not_count():
     assert one.digest() == other.digest()
 
 
+def test_a_digest_stays_the_same_in_every_release():
+    """Stores recognise the repeats of a setting by it."""
+    tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4, parameters=(("NTHREADS", 256),))
+    assert (DEFAULT.digest(), tree.digest()) == ("44136fa355b3", "8c1c5714e2c9")
+
+
+@pytest.mark.parametrize("channels", [1, 64])
+def test_the_fewest_and_the_most_channels_are_taken(channels):
+    assert Setting(channels=channels).channels == channels
+
+
 def test_the_default_is_empty_and_alone():
     assert DEFAULT.is_default
     assert DEFAULT.to_document() == {}

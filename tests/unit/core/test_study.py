@@ -1,0 +1,56 @@
+"""A study and its trials as people read them, and what they cost."""
+
+import pytest
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import BegunFrom, Phase, Trial, gpu_seconds
+from ncclt.core.trial import Outcome, TrialResult
+
+
+def trial(policy=None, *, setting=DEFAULT, wall_s=0.0):
+    return Trial(
+        number=0, phase=Phase.SEARCH, setting=setting, repeat=0, score_us=None, policy=policy,
+        result=TrialResult(outcome=Outcome.CRASHED, wall_s=wall_s),
+    )  # fmt: skip
+
+
+def rules(count):
+    return tuple(Rule(collective=Collective.ALL_REDUCE, group_size=size + 2, channels=4) for size in range(count))
+
+
+@pytest.mark.parametrize(
+    ("shown", "label"),
+    [
+        (trial(), "default"),
+        (trial(setting=Setting(channels=4)), "c=4"),
+        (trial(Policy()), "policy of 0 rules"),
+        (trial(Policy(rules=rules(1))), "policy of 1 rule"),
+        (trial(Policy(rules=rules(2))), "policy of 2 rules"),
+    ],
+)
+def test_a_trial_says_what_was_forced(shown, label):
+    assert shown.label == label
+
+
+def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():
+    cluster = Cluster(
+        name="pair", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=50.0,
+        fabric="infiniband", nics_per_node=1, nic_gbps=25.0, nccl_version="2.28.9",
+    )  # fmt: skip
+    assert gpu_seconds([trial(wall_s=10.0), trial(wall_s=2.5)], cluster) == 100.0
+    assert gpu_seconds([], cluster) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "bert on 1 node (41 settings), weight 0.8"),
+        ({"nodes": 2, "study": "s"}, "bert on 2 nodes (41 launches), weight 0.8"),
+        ({"label": "recorded: here, a page"}, "bert on 1 node (41 settings; recorded), weight 0.8"),
+    ],
+)
+def test_a_study_says_what_it_began_from(changes, words):
+    assert BegunFrom(**{"name": "bert", "nodes": 1, "launches": 41, "weight": 0.8, **changes}).words == words
