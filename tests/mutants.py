@@ -11,9 +11,9 @@ the tree in a temporary folder, so that this tree never holds a mutant, however 
 prints the score so far.
 
 Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), the bodies
-of Protocols, `==` turned into `is` (whether equal values are one object is an accident of the interpreter), and what
-does not compile. Nor the seconds of a constant like `_QUESTION_S = 60.0`: one more or less shows in a measured time
-alone, and no test asserts a time.
+of Protocols, `==` turned into `is` (whether equal values are one object is an accident of the interpreter), the True of
+`zip(..., strict=True)` (an assertion: what we zip has one length), and what does not compile. Nor the seconds of a
+constant like `_QUESTION_S = 60.0`: one more or less shows in a measured time alone, and no test asserts a time.
 """
 
 import argparse
@@ -120,6 +120,8 @@ def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int
                 nodes.append(node.returns)
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.endswith("_S"):
                 nodes.append(value)
+            case ast.Call(func=ast.Name(id="zip")):
+                nodes += [k.value for k in node.keywords if isinstance(k.value, ast.Constant) and k.value.value is True]
             case ast.ClassDef(bases=[ast.Name("Protocol"), *_]):
                 nodes.append(node)
                 nodes += node.decorator_list

@@ -84,6 +84,25 @@ def test_an_unchanged_answer_is_not_sent_again(tmp_path):
     assert server.seen[1].headers["If-None-Match"] == '"v1"'
 
 
+def test_an_unchanged_answer_is_as_new_as_the_server_says(tmp_path):
+    state = SimpleNamespace(answer=reply(ETag='"v1"'))
+    with serving(lambda handler: state.answer(handler)) as server:
+        fetch(server.url, cache_dir=tmp_path)
+        (path,) = tmp_path.iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - 7 * 86400}))
+        state.answer = reply(304, "")
+        fetch(server.url, cache_dir=tmp_path)
+        state.answer = reply(503, "busy")
+        bridged = fetch(server.url, cache_dir=tmp_path, fallback="cached")
+    assert "days old" not in bridged.warning
+
+
+def test_an_answer_for_one_job_alone_is_not_kept(tmp_path):
+    with serving(reply(**{"Cache-Control": "private, no-store"})) as server:
+        assert fetch(server.url, cache_dir=tmp_path, job="7").text == GOOD
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": 1}', None])
 def test_a_damaged_cache_counts_as_none(tmp_path, damage):
     with serving(reply(ETag='"v1"')) as server:

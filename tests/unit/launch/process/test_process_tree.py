@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -102,12 +103,27 @@ def test_the_deaf_are_killed(start):
     assert deaf.wait() == -signal.SIGKILL
 
 
+def refuse(_process_id):
+    raise OSError(38, "Function not implemented")
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+@pytest.mark.parametrize("earlier", [-1, 1])
+def test_another_process_that_got_the_id_meanwhile_is_left_alone(start, monkeypatch, has_pidfd, earlier):
+    mark, sent = new_mark(), []
+    process = start(SLEEP, mark)
+    (found,) = module._members(mark.encode(), None)
+    monkeypatch.setattr(module, "_members", lambda *_: [replace(found, started=found.started + earlier)])
+    monkeypatch.setattr(module.os, "kill", lambda *to: sent.append(to))
+    monkeypatch.setattr(module.signal, "pidfd_send_signal", lambda *to: sent.append(to))
+    if not has_pidfd:
+        monkeypatch.setattr(module.os, "pidfd_open", refuse)
+    assert signal_members(mark, signal.SIGTERM) == (process.pid,)
+    assert sent == []
+
+
 def test_kernels_without_pidfd(start, monkeypatch):
     """RHEL 8 has none; the launch is ended there all the same."""
-
-    def refuse(_process_id):
-        raise OSError(38, "Function not implemented")
-
     monkeypatch.setattr(module.os, "pidfd_open", refuse)
     mark = new_mark()
     process = start(SLEEP, mark)

@@ -85,6 +85,31 @@ def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_
     assert ("ncclt: Slurm says: task 0 on n1" in result.stderr) == told
 
 
+@pytest.mark.parametrize(
+    ("said", "ended", "exit_code", "failure", "lost"),
+    [
+        # srun's own code is the highest of all tasks, also of those that it ended itself.
+        ("srun: error: n1: task 0: Exited with exit code 7", 143, 7, "", ""),
+        ("srun: error: n1: task 0: Segmentation fault", 139, -11, "", ""),
+        ("srun: error: Socket timed out on send/recv operation", 3, 3, "", ""),
+        ("srun: error: Node failure on n2", 143, 143, "", "a node failed (srun: error: Node failure on n2)"),
+        (
+            "srun: error: Unable to create step for job 7: Invalid", 1, None,
+            "Slurm refused the step (srun: error: Unable to create step for job 7: Invalid)", "",
+        ),
+        ("words of the command itself", 9, 9, "", ""),
+    ],
+    ids=["code", "signal", "silence", "node", "refused", "own"],
+)  # fmt: skip
+def test_a_step_ends_as_the_task_that_failed_first(tmp_path, said, ended, exit_code, failure, lost):
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{said}' >&2; exit {ended}\n")
+    (tmp_path / "srun").chmod(0o755)
+    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    result = made.run(replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=()))
+    assert (result.exit_code, result.failure, result.lost) == (exit_code, failure, lost)
+    assert ("ncclt: Slurm says: " in result.stderr) == (said != "words of the command itself" and not failure)
+
+
 def test_files_travel_in_variables(tmp_path):
     """The worker is read from a descriptor, and its variable wins over the container's environment as well."""
     worker = tmp_path / "worker.py"

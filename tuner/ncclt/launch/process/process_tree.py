@@ -128,7 +128,7 @@ def _read(process_id: int) -> _Process | None:
         return None  # it has ended between the listing and the reading
     # pid (name) state ppid pgrp session ...; the name may hold blanks and brackets itself.
     words = text.rpartition(")")[2].split()
-    if len(words) < 20 or words[0] in _ENDED:
+    if not words or words[0] in _ENDED:
         return None
     return _Process(id=process_id, parent=int(words[1]), session=int(words[3]), started=int(words[19]))
 
