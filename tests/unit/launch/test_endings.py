@@ -86,6 +86,25 @@ def test_a_launch_that_was_ended_keeps_its_own_exit_code():
     assert (result.exit_code, result.stderr) == (1, "last words\n")
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [
+        {"exit_code": 0}, {"exit_code": -9}, {"exit_code": None}, {"exit_code": 1, "killed": True},
+        {"exit_code": 1, "timed_out": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rank_is_no_cause_of_an_end_by_others(ended):
+    result = ending_of_ranks(LaunchResult(stderr=OWN + banner(rank=3, code=7), **ended))
+    assert (result.exit_code, result.stderr) == (ended["exit_code"], OWN)
+
+
+@pytest.mark.parametrize("said", [banner(rank=1, code="many"), banner(rank=1, code=7).replace("Root Cause", "Some")])
+def test_a_report_without_a_rank_leaves_the_exit_code_and_what_the_ranks_wrote(said):
+    result = ending_of_ranks(LaunchResult(exit_code=1, stderr=OWN + said))
+    assert (result.exit_code, result.stderr) == (1, OWN)
+
+
 OPEN_MPI_MISSING = "mpirun was unable to launch the specified application as it could not access\nor execute an exec"
 HYDRA_MISSING = "[proxy:0:0@vm] HYDU_create_process: execvp error on file /nowhere (No such file or directory)"
 HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n"
@@ -98,6 +117,9 @@ HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation f
         (LaunchResult(exit_code=255, stderr=HYDRA_MISSING), 127),
         (LaunchResult(exit_code=11, stdout=HYDRA_SIGNAL), -11),
         (LaunchResult(exit_code=11, stdout="a rank that exits with 11"), 11),
+        (LaunchResult(exit_code=1, stderr=HYDRA_SIGNAL.replace("11", "1")), -1),
+        (LaunchResult(exit_code=9, stderr=HYDRA_SIGNAL), 9),
+        (LaunchResult(exit_code=-15, stderr=OPEN_MPI_MISSING), -15),
         (LaunchResult(exit_code=139), 139),
         (LaunchResult(exit_code=0, stdout=HYDRA_SIGNAL), 0),
         (LaunchResult(exit_code=None, failure="cannot start mpirun"), None),

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from ncclt.errors import NotFoundError
+from ncclt.errors import NotFoundError, UsageError
 from ncclt.launch import LAUNCHERS, launcher_module, launcher_modules
-from ncclt.launch.launcher import LaunchPlan
+from ncclt.launch.launcher import JobShape, LaunchPlan
 from ncclt.launch.local import LocalLauncher
 
 ENVIRONMENT = {"HOME": "/h", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_TESTS_MIN_BW": "9"}
@@ -65,3 +65,21 @@ def test_launchers_are_found_by_name():
     with pytest.raises(NotFoundError) as caught:
         launcher_module("lokal")
     assert "local" in caught.value.hint
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"processes_per_node": 0}, {"nodes": 2, "hosts": ("a",)}], ids=str)
+def test_a_launch_has_a_process_on_each_of_its_nodes(wrong):
+    with pytest.raises(UsageError, match="1 hosts were named for 2 nodes" if "hosts" in wrong else "at least 1 node"):
+        JobShape(**wrong)
+
+
+def test_the_smallest_launch_is_one_process():
+    assert JobShape(nodes=1, processes_per_node=1, hosts=("a",)).world_size == 1
+    assert JobShape(nodes=2, processes_per_node=4).world_size == 8
+
+
+@pytest.mark.parametrize("wrong", [{"processes_per_node": 2}, {"nodes": 2}], ids=str)
+def test_this_launcher_starts_one_process_and_no_more(wrong):
+    assert LocalLauncher(shape=JobShape()).name == "local"
+    with pytest.raises(UsageError, match="starts 1 process, not 2"):
+        LocalLauncher(shape=JobShape(**wrong))

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.mpi import MpiFlavour, ask_mpi_flavour, mpi_flavour
+from ncclt.launch.launcher import JobShape
+from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, mpi_flavour
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,28 @@ def test_an_unknown_launcher_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         ask_mpi_flavour(str(program), environ=os.environ)
     assert "Open MPI, MPICH, Intel MPI" in caught.value.hint
+
+
+def test_a_launcher_that_is_not_there_or_does_not_start_is_told_apart(tmp_path):
+    with pytest.raises(UsageError, match="mpirun was not found"):
+        ask_mpi_flavour("mpirun", environ={"PATH": str(tmp_path)})
+    (tmp_path / "mpirun").write_text("#!/nowhere/sh\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    with pytest.raises(UsageError, match="--version does not work"):
+        ask_mpi_flavour(str(tmp_path / "mpirun"), environ=os.environ)
+
+
+@pytest.mark.parametrize(
+    ("shape", "granted", "where"),
+    [
+        (JobShape(), (), "127.0.0.1"),
+        (JobShape(processes_per_node=8), ("n7",), "127.0.0.1"),
+        (JobShape(nodes=2, hosts=("a", "b")), (), "a"),
+        (JobShape(nodes=2), ("n7", "n8"), "n7"),
+        (JobShape(nodes=2), (), None),
+    ],
+)
+def test_ranks_meet_on_the_first_node_where_it_is_known(shape, granted, where):
+    made = MpirunLauncher(flavour=MpiFlavour.MPICH, shape=shape, granted=granted, environment={})
+    argv = made.plan(("perf",), variables={}, timeout_s=1.0).argv
+    assert (argv[argv.index("MASTER_ADDR") + 1] if "MASTER_ADDR" in argv else None) == where

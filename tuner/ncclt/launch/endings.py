@@ -51,7 +51,7 @@ def ending_of_ranks(result: LaunchResult) -> LaunchResult:
     while stopped := _STOPPED.search(stderr):
         stderr = _without_traceback(stderr, stopped)
     result = replace(result, stderr=stderr)
-    if result.timed_out or result.killed or not result.exit_code or result.exit_code < 0:
+    if result.timed_out or result.killed or result.exit_code is None or result.exit_code <= 0:
         return result
     if ranks:
         # A rank that was ended because another one had failed is not the cause.
