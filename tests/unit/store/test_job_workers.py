@@ -1,12 +1,15 @@
 """Which workers live, and that a dead one is buried once its jobs were given back."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from ncclt.core.life import Action
+from ncclt.core.tuning_job import JobRule, TuningJob
 from ncclt.errors import NotFoundError
 from ncclt.store import job_workers, open_store
-from ncclt.store.leases import SILENT_S, this_worker
+from ncclt.store.leases import SILENT_S, is_dead, this_worker
 
 ELSEWHERE = "other/1/2/3"
 
@@ -95,3 +98,45 @@ def _fail(_worker):
 def test_an_unknown_rule_cannot_be_removed(store):
     with pytest.raises(NotFoundError, match="no rule"):
         store.remove_job_rule("nope")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "dead"),
+    [(0.0, False), (SILENT_S, False), (SILENT_S + 1, True), (-SILENT_S, False), (-SILENT_S - 1, True)],
+)
+def test_a_worker_elsewhere_may_be_silent_for_so_long_whatever_its_clock(age_s, dead):
+    now_s = 1_000_000.0
+    assert is_dead(ELSEWHERE, now_s - age_s, now_s) is dead
+
+
+def test_a_process_of_this_machine_lives_as_long_as_it_runs():
+    assert not is_dead(this_worker(), 0.0, 1e9)
+    assert is_dead(this_worker() + "0", 0.0, 0.0), "another process had this id before"
+
+
+def test_a_worker_is_registered_once(store, later):
+    store.enter_worker(ELSEWHERE, cluster="c")
+    store.enter_worker(ELSEWHERE, cluster="d")
+    assert (store.workers_of("c"), store.workers_of("d")) == ((ELSEWHERE,), ())
+    store.leave_worker(ELSEWHERE)
+    assert store.workers_of("c") == ()
+
+
+def test_rules_are_those_of_a_cluster_and_one_of_the_same_id_is_replaced(store):
+    job = TuningJob(id="a" * 16, cluster="hall", model="toy")
+    for id, cluster in (("r2", "pair"), ("r1", "hall"), ("r3", "hall")):
+        store.add_job_rule(JobRule(id=id, job=replace(job, cluster=cluster), stale=True))
+    assert [rule.id for rule in store.job_rules()] == ["r1", "r2", "r3"]
+    assert [rule.id for rule in store.job_rules(cluster="hall")] == ["r1", "r3"]
+    store.add_job_rule(JobRule(id="r3", job=job, every_days=7))
+    store.remove_job_rule("r1")
+    assert [rule.words for rule in store.job_rules(cluster="hall")] == ["every 7 days"]
+
+
+def test_the_failure_of_a_job_is_noted_once(store):
+    jobs = [TuningJob(id=letter * 16, cluster="hall", model="toy") for letter in "aab"]
+    for job in jobs:
+        store.note_job_failed(job, "no\nGPU")
+    assert [(event.action, event.why) for event in reversed(store.history())] == [
+        (Action.JOB_FAILED, f"job {id * 16}: no GPU") for id in "ab"
+    ]

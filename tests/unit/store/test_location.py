@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import make_url
 
-from ncclt.errors import UsageError
-from ncclt.store.location import default_url, locate
+from ncclt.errors import StoreError, UsageError
+from ncclt.store.location import default_url, locate, no_store, prepare_file
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00/?"), min_size=1, max_size=20).map("a{}b".format)
 
@@ -66,3 +66,34 @@ def test_the_uri_of_any_file_name_opens_that_file(name):
         path.touch()
         with closing(sqlite3.connect(locate(f"sqlite:///{path}").sqlite_uri("rw"), uri=True)) as connection:
             assert connection.execute("PRAGMA database_list").fetchone()[2] == str(path)
+
+
+@pytest.mark.parametrize(("length", "is_database"), [(0, True), (1, False), (511, False), (512, True)])
+def test_a_file_is_empty_or_has_at_least_a_page(tmp_path, length, is_database):
+    (tmp_path / "a.db").write_bytes(b"x" * length)
+    location = locate(f"sqlite:///{tmp_path}/a.db")
+    if is_database:
+        location.require_database_file()
+    else:
+        with pytest.raises(StoreError, match=f"has {length} bytes and is not a database"):
+            location.require_database_file()
+
+
+def test_a_store_is_made_with_its_folder_and_only_where_it_may_be(tmp_path):
+    location = locate(f"sqlite:///{tmp_path}/deep/er/a.db")
+    location.require_database_file()  # which is not there yet
+    with pytest.raises(StoreError, match="there is no store at"):
+        prepare_file(location, create=False)
+    assert list(tmp_path.iterdir()) == []
+    prepare_file(location, create=True)
+    assert location.path.parent.is_dir()
+    location.path.touch()
+    prepare_file(location, create=False)
+    prepare_file(locate("postgresql://h/d"), create=False)  # a server has no folder of ours
+
+
+def test_only_the_users_own_store_need_not_exist(tmp_path):
+    assert locate(None).is_default
+    assert not locate(f"sqlite:///{tmp_path}/a.db").is_default
+    assert f"no store at {tmp_path}/a.db" in no_store(locate(f"sqlite:///{tmp_path}/a.db")).message
+    assert "this PostgreSQL database" in no_store(locate("postgresql://h/d")).message

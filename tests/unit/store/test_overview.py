@@ -116,6 +116,22 @@ def test_names_are_found_by_a_part_whatever_its_case(store):
     assert store.find("100%_") == ()
 
 
+def test_names_of_one_cluster_are_its_own_and_every_workload(store):
+    store.add_cluster(sample_cluster("hall-a"))
+    store.add_cluster(sample_cluster("hall-b"))
+    found = {
+        cluster: [(hit.kind, hit.key) for hit in store.find("hall", cluster=cluster)] for cluster in ("hall-b", "x")
+    }
+    assert found == {"hall-b": [("cluster", "hall-b")], "x": []}
+    assert ("workload", "bert") in [(hit.kind, hit.key) for hit in store.find("bert", cluster="x")]
+
+
+def test_names_that_begin_with_it_come_first(store):
+    for name in ("a-hall", "hall-b", "hall-a", "other"):
+        store.add_cluster(sample_cluster(name))
+    assert [hit.key for hit in store.find("HALL")] == ["hall-a", "hall-b", "a-hall"]
+
+
 def test_no_kind_floods_the_others(store):
     for number in range(MOST_FOUND + 5):
         store.open_study(sample_study(f"leonardo {number}", id=f"x{number}"))

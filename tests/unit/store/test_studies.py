@@ -36,6 +36,18 @@ def test_a_page_has_1_to_500_studies(store, limit):
     assert store.studies(limit=500).items == ()
 
 
+@pytest.mark.parametrize("cursor", ["", "x", "-1", "1.0", "²", "1" * 19])
+def test_what_no_page_gave_out_is_no_cursor(store, cursor):
+    with pytest.raises(UsageError, match="is not a cursor"):
+        store.studies(limit=1, cursor=cursor)
+
+
+def test_the_longest_cursor_is_one(store):
+    store.open_study(sample_study())
+    assert len(store.studies(limit=1, cursor="9" * 18).items) == 1
+    assert store.studies(limit=1, cursor="1").items == ()
+
+
 def test_the_newest_studies_of_a_kind_are_found_behind_others(store):
     for number in range(150):
         wanted = number % 50 == 0

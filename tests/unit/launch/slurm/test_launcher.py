@@ -200,6 +200,16 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         ship(("python",), [tmp_path / str(number) for number in range(8)])
 
 
+def test_seven_files_of_90_kilobytes_still_fit(tmp_path):
+    files = [tmp_path / f"{number}.py" for number in range(7)]
+    for file in files:
+        file.write_text("é" * 45_000)
+    assert [name for name, _ in ship(("python", *map(str, files)), files).texts] == [file.name for file in files]
+    files[0].write_text("é" * 45_000 + "x")
+    with pytest.raises(UsageError, match=r"0\.py is too long"):
+        ship(("python", *map(str, files)), files)
+
+
 def test_without_an_allocation_nothing_can_be_planned():
     made = create(environment={})
     assert made.name == "slurm"
