@@ -78,6 +78,7 @@ def package_of(module: Path) -> str:
     return module.relative_to(CODE).parts[0]
 
 
+@functools.cache
 def test_files(module: Path) -> tuple[tuple[str, ...], ...]:
     """Return the files of tests for a change of one module: unit tests that name it or have its word, and the rest."""
     found: list[Path] = []
@@ -227,12 +228,11 @@ def fate_of(result: WorkResult, steps: tuple[tuple[str, ...], ...], limit_s: flo
     return "found" if passes_unchanged(((failed[1],),) if failed else steps, limit_s) else "unclear"
 
 
-def run_mutant(task: tuple[Mutant, float]) -> tuple[Mutant, WorkResult, str, float]:
+def run_mutant(task: tuple[Mutant, tuple[tuple[str, ...], ...], float]) -> tuple[Mutant, WorkResult, str, float]:
     """Test one mutant; return what cosmic-ray says, its fate and how many seconds it took."""
-    mutant, limit_s = task
+    mutant, steps, limit_s = task
     started = time.monotonic()
     change = MutationSpec(mutant.module, mutant.operator, mutant.occurrence, mutant.start, mutant.end)
-    steps = test_files(mutant.module)
     result = run_tests([change], steps, limit_s)
     return mutant, result, fate_of(result, steps, limit_s), time.monotonic() - started
 
@@ -250,13 +250,15 @@ def report(number: int, mutant: Mutant, result: WorkResult, fate: str, took_s: f
 
 def run_all(mutants: list[Mutant], jobs: int, limit_s: float) -> Iterator[tuple[Mutant, WorkResult, str, float]]:
     """Yield the result of each mutant as it comes; leave nothing behind, even if cut short."""
+    # Looked up before the tree is copied, so that a test that is written meanwhile is not missed in the copies.
+    tasks = [(mutant, test_files(mutant.module), limit_s) for mutant in mutants]
     with tempfile.TemporaryDirectory(prefix="ncclt-mutants-", ignore_cleanup_errors=True) as scratch:
         copies: multiprocessing.Queue[Path] = multiprocessing.Queue()
         for number in range(jobs):
             copy_tree(Path(scratch) / str(number))
             copies.put(Path(scratch) / str(number))
         with multiprocessing.Pool(jobs, prepare, [copies]) as pool:
-            yield from pool.imap_unordered(run_mutant, [(mutant, limit_s) for mutant in mutants])
+            yield from pool.imap_unordered(run_mutant, tasks)
 
 
 def main() -> None:
