@@ -9,7 +9,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -108,6 +108,36 @@ def test_a_gain_in_the_noise_gets_no_rule():
     assert assemble(times, workload(SMALL), version=VERSION).is_default
 
 
+@pytest.mark.parametrize(("time_us", "has_rule"), [(995.0, True), (995.1, False)])
+def test_a_gain_of_half_a_percent_gets_a_rule(time_us, has_rule):
+    times = table_of((SMALL,), [(DEFAULT, [1000.0]), (RING_LL, [time_us])])
+
+    assert assemble(times, workload(SMALL), version=VERSION).is_default != has_rule
+
+
+@pytest.mark.parametrize(("time_us", "changed"), [(994.0, True), (995.0, False)])
+def test_a_process_wide_parameter_must_bring_more_than_half_a_percent(time_us, changed):
+    times = table_of((SMALL,), [(DEFAULT, [1000.0]), (BIG_BUFFER, [time_us])])
+
+    assert assemble(times, workload(SMALL), version=VERSION).is_default != changed
+
+
+def test_a_setting_that_was_launched_often_enough_counts():
+    slow, fast = {message(SMALL): 20.0}, {message(SMALL): 5.0}
+    times = collect_times([trial(0, DEFAULT, slow), trial(1, RING_LL, fast), trial(2, RING_LL, fast)])
+
+    for launches, has_rule in ((2, True), (3, False)):
+        policy = assemble(times, workload(SMALL), version=VERSION, min_launches=launches)
+        assert policy.is_default != has_rule
+
+
+def test_of_equal_settings_the_one_that_forces_least_is_chosen():
+    ring = Setting(algorithm=Algorithm.RING)
+    times = table_of((SMALL,), [(DEFAULT, [20.0]), (RING_LL, [10.0]), (ring, [10.0])])
+
+    assert assemble(times, workload(SMALL), version=VERSION).setting_for(message(SMALL)) == ring
+
+
 def test_sizes_far_from_every_measured_one_are_left_to_nccl():
     times = measured((DEFAULT, {message(SMALL): 20.0}), (RING_LL, {message(SMALL): 10.0}))
 
@@ -194,6 +224,29 @@ def test_finalists_are_the_default_the_best_per_message_and_the_best_alone():
     )
 
     assert set(finalists(times, workload(SMALL, LARGE), version=VERSION)) == {DEFAULT, RING_LL, TREE}
+
+
+def test_launches_with_the_same_effect_measured_the_same_and_their_median_counts():
+    """Tree does not exist for an all_gather, so such a launch left it to NCCL, as another with LL forced it."""
+    gather = message(SMALL, Collective.ALL_GATHER)
+    tree_ll = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
+    times = measured((DEFAULT, {gather: 20.0}), (TREE, {gather: 30.0}), (tree_ll, {gather: 25.0}))
+    sent = workload(SMALL, collectives=(Collective.ALL_GATHER,), calls=2.0)
+
+    assert expected_us(Policy(), times, sent, version=VERSION) == 2 * 25.0
+
+
+@pytest.mark.parametrize(("by_variables", "expected"), [(True, 30.0), (False, 20.0)])
+def test_variables_confine_what_a_table_leaves_alone(by_variables, expected):
+    """From 2.31 a launch that forces Tree by variables confines the all_gather, which a table does not touch."""
+    gather, version = message(SMALL, Collective.ALL_GATHER), NcclVersion(2, 31)
+    policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE),))
+    sent = workload(SMALL, collectives=(Collective.ALL_GATHER,))
+    both = measured((DEFAULT, {gather: 20.0}), (TREE, {gather: 30.0}))
+    only_default = measured((DEFAULT, {gather: 20.0}))
+
+    assert expected_us(policy, both, sent, version=version, by_variables=by_variables) == expected
+    assert expected_us(policy, only_default, sent, version=version, by_variables=by_variables) == 20.0
 
 
 def test_a_policy_without_measurement_is_expected_to_take_for_ever():
@@ -315,6 +368,22 @@ def test_no_message_is_made_slower_to_save_a_rule():
     policy = assemble(times, workload(*sizes), version=VERSION, keep=0.9)
 
     assert [policy.setting_for(message(s)) for s in sizes] == [RING_LL, DEFAULT, RING_LL]
+
+
+def test_two_rules_meet_in_the_middle_between_near_sizes():
+    times = table_of((1000, 4000), [(DEFAULT, [20.0, 20.0]), (RING_LL, [10.0, 30.0]), (TREE, [30.0, 10.0])])
+
+    low, high = assemble(times, workload(1000, 4000), version=VERSION).rules
+
+    assert (low.min_bytes, low.max_bytes, high.min_bytes, high.max_bytes) == (708, 2000, 2001, 5656)
+
+
+@pytest.mark.parametrize(("size", "rules"), [(8 * SMALL, 1), (8 * SMALL + 1, 2)])
+def test_sizes_within_a_factor_of_eight_share_a_rule(size, rules):
+    times = table_of((SMALL, size), [(DEFAULT, [20.0, 20.0]), (RING_LL, [10.0, 10.0])])
+
+    assert len(assemble(times, workload(SMALL, size), version=VERSION).rules) == rules
+    assert len(assemble(times, workload(SMALL, size), version=VERSION, keep=0.9).rules) == rules
 
 
 def test_between_measured_sizes_that_are_near_there_is_no_gap():
