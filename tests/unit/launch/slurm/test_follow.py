@@ -5,6 +5,7 @@ import os
 import pytest
 
 from ncclt.errors import StudyStoppedError
+from ncclt.launch.slurm import follow as module
 from ncclt.launch.slurm.follow import Logs, follow
 
 SCONTROL = """\
@@ -94,3 +95,50 @@ def test_a_character_may_be_cut_by_a_look(tmp_path):
 def test_a_silent_controller_ends_the_following_but_not_the_job(tmp_path):
     with pytest.raises(StudyStoppedError, match="no longer knows job 7"):
         followed(tmp_path, ["JobState=RUNNING Reason=None ExitCode=0:0"])
+
+
+@pytest.mark.parametrize(("silent", "found"), [(19, True), (20, False)])
+def test_a_controller_may_be_silent_for_19_questions_in_a_row(tmp_path, silent, found):
+    running, ended = ("JobState=RUNNING ExitCode=0:0", "JobState=COMPLETED ExitCode=0:0")
+    answers = [*[""] * 19, running, *[""] * silent, ended]
+    if found:
+        assert followed(tmp_path, answers)[0] == 0
+    else:
+        with pytest.raises(StudyStoppedError, match="no longer knows job 7"):
+            followed(tmp_path, answers)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_leaves_the_job_running_and_a_second_one_cancels_it(tmp_path, monkeypatch, again):
+    (tmp_path / "scancel").write_text('#!/bin/sh\necho "$@" >"$ANSWERS.cancelled"\n')
+    (tmp_path / "scancel").chmod(0o755)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.time, "sleep", interrupt if again else lambda _seconds: None)
+    said = []
+    code, _, _ = followed(tmp_path, ["JobState=RUNNING ExitCode=0:0"], show=interrupt, say=said.append)
+    assert code == 130
+    assert "job 7 continues; `scancel 7` ends it, as does Ctrl-C" in said[0]
+    cancelled = tmp_path / "answers.cancelled"
+    assert (cancelled.read_text() if cancelled.exists() else "") == ("7\n" if again else "")
+    assert said[1:] == (["ncclt: job 7 is cancelled\n"] if again else [])
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_end_of_this_program_leaves_the_job_running(tmp_path, closed):
+    """Also where its terminal is gone, so that nothing more can be said."""
+    said = []
+
+    def end(_text):
+        raise SystemExit(143)
+
+    def say(text):
+        said.append(text)
+        if closed:
+            raise OSError("closed")
+
+    with pytest.raises(SystemExit, match="143"):
+        followed(tmp_path, [""], show=end, say=say)
+    assert "job 7 continues; `scancel 7` ends it" in "".join(said)
