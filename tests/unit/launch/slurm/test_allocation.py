@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import UsageError
+from ncclt.launch.slurm import allocation
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_scontrol, allocation_of, expand_hostlist
 
 
@@ -30,6 +31,19 @@ def test_hostlists_are_expanded_as_slurm_does(text, hosts):
 def test_other_texts_are_refused(text):
     with pytest.raises(UsageError, match="not a list of Slurm nodes"):
         expand_hostlist(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("a[1-3]b[1-4]", 12), ("a[1-3]b[1-4],c", 0), ("a[1-12]", 12), ("a[1-13]", 0), ("a[1-7]b[1-2]", 0)],
+)
+def test_a_mistyped_range_does_not_exhaust_memory(monkeypatch, text, count):
+    monkeypatch.setattr(allocation, "_MAX_HOSTS", 12)
+    if count:
+        assert len(expand_hostlist(text)) == count
+    else:
+        with pytest.raises(UsageError, match="not a list of Slurm nodes"):
+            expand_hostlist(text)
 
 
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=20, unique=True), st.integers(1, 5))
