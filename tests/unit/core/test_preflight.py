@@ -113,3 +113,16 @@ def test_a_large_map_keeps_the_worst():
     (one,) = heat_maps(preflight)
     assert (len(one.names), one.left_out) == (16, 24)
     assert one.share("n07", "n08") == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("section", "label", "ranks"),
+    [
+        (Section(hosts=("n03",)), "n03", 8),
+        (Section(hosts=("n1", "n2", "n3")), "n1+n2+n3", 24),
+        (Section(hosts=("n1", "n2", "n3", "n4")), "n1..n4 (4 nodes)", 32),
+        (Section(hosts=("n03",), gpus=(0, 5)), "n03 GPU 0+5", 2),
+    ],
+)
+def test_a_section_is_named_briefly_and_has_a_rank_for_each_gpu(section, label, ranks):
+    assert (section.label, section.ranks(8)) == (label, ranks)

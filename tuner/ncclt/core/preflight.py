@@ -57,7 +57,7 @@ class Section(Documented):
 
     @property
     def label(self) -> str:
-        """Return the section as text: `n00-n07 (8 nodes)`, `n03+n07`, `n03 GPU 0+5`."""
+        """Return the section as text: `n00..n07 (8 nodes)`, `n03+n07`, `n03 GPU 0+5`."""
         return hosts_label(self.hosts) + (f" GPU {'+'.join(map(str, self.gpus))}" if self.gpus else "")
 
     def ranks(self, gpus_per_node: int) -> int:
