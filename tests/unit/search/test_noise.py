@@ -17,6 +17,14 @@ def test_a_disturbed_launch_does_not_count(times):
     assert typical_us(times, USUAL_SIGMA) == pytest.approx(100.0, rel=0.01)
 
 
+@pytest.mark.parametrize(("sigmas", "counted"), [(5.9, True), (6.1, False)])
+def test_a_launch_is_disturbed_beyond_six_standard_deviations(sigmas, counted):
+    slow = 100.0 * math.exp(sigmas * USUAL_SIGMA)
+
+    expected = 100.0 * math.exp(sigmas * USUAL_SIGMA / 3) if counted else 100.0
+    assert typical_us([100.0, slow, 100.0], USUAL_SIGMA) == pytest.approx(expected)
+
+
 def test_launches_that_agree_are_averaged():
     assert typical_us([98.0, 102.0], USUAL_SIGMA) == pytest.approx((98.0 * 102.0) ** 0.5)
 

@@ -59,6 +59,17 @@ def test_what_is_no_word(word):
         site_options([word])
 
 
+@pytest.mark.parametrize(
+    ("option", "field", "most"), [("ssh-port", "ssh_port", 65535), ("pending", "pending_s", 86400)]
+)
+def test_numbers_go_from_one_to_the_last_port_and_to_a_day(option, field, most):
+    assert site_options([f"{option}=1"]) == {field: 1}
+    assert site_options([f"{option}={most}"]) == {field: most}
+    for wrong in (0, most + 1):
+        with pytest.raises(UsageError, match=f"{option}={wrong}"):
+            site_options([f"{option}={wrong}"])
+
+
 def test_labels_reach_the_job_and_replace_none_of_ours():
     """Kueue looks at the labels of the job itself."""
     words = ("label.kueue.x-k8s.io/queue-name=team", "label.app.kubernetes.io/managed-by=another")
