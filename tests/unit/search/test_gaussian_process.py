@@ -14,7 +14,7 @@ from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Kernels, Posterior, Table
 from ncclt.search.kernels import choices, likeness
 from ncclt.search.observations import Launch, flattened, observe
-from ncclt.search.posterior import Model, believed
+from ncclt.search.posterior import Model, _disturbances, believed
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.space import cluster_space
 
@@ -219,6 +219,18 @@ def test_a_launch_far_slower_than_its_likes_is_doubted_until_it_is_repeated(clus
     assert np.count_nonzero(np.delete(known.disturbed, 2, axis=0)) == 0
     assert not twice.disturbed.any()
     assert (twice.mean[2] > 0.5).all()
+
+
+@pytest.mark.parametrize(("slower", "doubted"), [(0.14, False), (0.25, True)])
+def test_a_launch_that_is_a_tenth_slower_is_not_doubted_however_sure_the_model_is(slower, doubted):
+    values = np.zeros((5, 1))
+    values[2] = slower
+    table = Table(rows=np.arange(5), values=values, noise=np.full(5, 1e-4), expected=np.zeros((2, 5, 1)))
+    kernels = Kernels(smooth=np.full((5, 5), 0.04), rough=1e-4 * np.eye(5), sizes=np.ones((1, 1)), prior=(0.0, 0.0))
+
+    likely, _, _ = _disturbances(table, kernels, np.ones(5))
+
+    assert np.flatnonzero(likely).tolist() == ([2] if doubted else [])
 
 
 def test_a_doubted_launch_counts_as_measured_for_the_policy_whatever_its_likes_promise(cluster):
