@@ -115,7 +115,13 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         own = await run_in_threadpool(open_service_store, storage) if isinstance(storage, str) else None
         app.state.store = own or storage
-        web_hooks = WebHooks(hooks, store=lambda: app.state.store, log=log, public_url=public_url) if hooks else None
+        web_hooks = (
+            WebHooks(
+                hooks, store=lambda: app.state.store, log=log, count=app.state.figures.count_hook, public_url=public_url
+            )
+            if hooks
+            else None
+        )
         if web_hooks:
             web_hooks.start()
         try:
@@ -144,7 +150,7 @@ def create_app(
     )
     app.state.public_url, app.state.sessions = public_url, sessions
     app.state.has_users = users is not None
-    app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
+    app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state), hooks)
     app.state.study_pages = StudyPages(lambda: app.state.store)
     app.state.dashboard, app.state.large_answers, app.state.jobs = dashboard, large_answers, None
     for router in (

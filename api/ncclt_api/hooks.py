@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ncclt.core.life import Action
-from ncclt.errors import StoreError, UsageError, reason
+from ncclt.errors import StoreError, UsageError, hide_passwords, reason
 from ncclt.store.hooks import MOST_WAIT_S, DueEvent
 from ncclt.store.store import Store
 from ncclt_api.text import readable
@@ -45,7 +46,13 @@ FIRST_WAIT_S = 5.0
 GIVE_UP_S = 3 * 86400.0
 """After which an event is given up, and the next one is posted."""
 
+DELIVERED, FAILED, GIVEN_UP = "delivered", "failed", "given_up"
+"""How an attempt ended; after `GIVEN_UP` the event is lost to the receiver."""
+
 _POLL_S = 1.0
+_MOST_BUGS = 100
+_MOST_REST_S = 300.0
+"""Longest rest of an address after an error of ours."""
 _TIMEOUT_S = 10.0
 _HELD_S = 60.0
 """Longer than an attempt takes: meanwhile no other replica posts the event."""
@@ -158,6 +165,7 @@ class WebHooks:
         plan: where to.
         store: returns the store.
         log: structlog's; None = nothing is logged.
+        count: receives host and result of each attempt; None = nothing is counted.
         public_url: address of the service, for links; empty = none.
         poll_s: how often the history is looked at.
         first_wait_s: before the second attempt.
@@ -169,6 +177,7 @@ class WebHooks:
         *,
         store: Callable[[], Store],
         log: Any = None,
+        count: Callable[[str, str], None] | None = None,
         public_url: str = "",
         poll_s: float = _POLL_S,
         first_wait_s: float = FIRST_WAIT_S,
@@ -176,11 +185,14 @@ class WebHooks:
         self._plan = plan
         self._store = store
         self._log = log
+        self._count = count or (lambda _host, _result: None)
         self._public_url = public_url
         self._poll_s = poll_s
         self._first_wait_s = first_wait_s
         self._stopped = threading.Event()
         self._failing = ""
+        self._bugs: set[str] = set()
+        self._rests: dict[str, tuple[float, float]] = {}
         self._thread = threading.Thread(target=self._run, name="ncclt-hooks", daemon=True)
 
     def start(self) -> None:
@@ -194,33 +206,49 @@ class WebHooks:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            posted = False
-            for url in self._plan.urls:
-                try:
-                    posted = self._post_next(url) or posted
-                    self._failing = ""
-                except StoreError as error:  # the next look may succeed
-                    if error.message != self._failing:
-                        self._tell("warning", "web hooks wait for the store", cause=error.message)
-                    self._failing = error.message
-            if not posted:
+            if not any([self._look(url) for url in self._plan.urls]):
                 self._stopped.wait(self._poll_s)
+
+    def _look(self, url: str) -> bool:
+        """Post the next event of an address, whatever fails; return whether it was received."""
+        rest_s, until_s = self._rests.get(url, (0.0, 0.0))
+        if time.monotonic() < until_s:
+            return False
+        try:
+            posted = self._post_next(url)
+        except StoreError as error:  # the next look may succeed
+            if error.message != self._failing:
+                self._tell("warning", "web hooks wait for the store", cause=error.message)
+            self._failing = error.message
+            return False
+        except Exception as error:  # may not end the deliveries of this address, nor of the others
+            rest_s = min(max(2 * rest_s, self._first_wait_s), _MOST_REST_S)
+            self._rests[url] = (rest_s, time.monotonic() + rest_s)
+            self._tell_bug(url, error)
+            self._count(host_of(url), FAILED)
+            return False
+        self._failing = ""
+        self._rests.pop(url, None)
+        return posted
 
     def _post_next(self, url: str) -> bool:
         """Post the next event of an address, if one is due; return whether it was received."""
-        hook = hashlib.sha256(url.encode()).hexdigest()[:32]
+        hook, host = hook_id(url), host_of(url)
         due = self._store().take_hook_event(hook, tuple(EVENTS), held_s=_HELD_S)
         if due is None:
             return False
         kind = EVENTS[due.event.action]
-        said = {"host": urlsplit(url).hostname, "type": kind, "number": due.event.number, "attempt": due.attempts + 1}
+        said = {"host": host, "type": kind, "number": due.event.number, "attempt": due.attempts + 1}
         failure = self._attempt(url, kind, due)
         if not failure:
+            self._count(host, DELIVERED)
             self._store().end_hook_event(hook, due.event.number)
             self._tell("info", "web hook", **said)
             return True
+        self._count(host, FAILED)
         if due.since_s and time.time() - due.since_s >= GIVE_UP_S:
             self._store().end_hook_event(hook, due.event.number)
+            self._count(host, GIVEN_UP)
             self._tell("error", "web hook given up", cause=failure, **said)
             return False
         wait_s = min(self._first_wait_s * 2.0 ** min(due.attempts, 20), MOST_WAIT_S)
@@ -230,17 +258,20 @@ class WebHooks:
 
     def _attempt(self, url: str, kind: str, due: DueEvent) -> str:
         """Post an event; return why that failed, empty where the receiver has it."""
-        body = json.dumps(self._message(kind, due)).encode()
-        id, time_s = _id_of(due), int(time.time())
-        headers = {
-            "Host": urlsplit(url).netloc, "Content-Type": "application/json", "User-Agent": "ncclt",
-            "webhook-id": id, "webhook-timestamp": str(time_s),
-            "webhook-signature": signature(self._plan.key, id, time_s, body),
-        }  # fmt: skip
         try:
+            body = json.dumps(self._message(kind, due)).encode()
+            id, time_s = _id_of(due), int(time.time())
+            headers = {
+                "Host": urlsplit(url).netloc, "Content-Type": "application/json", "User-Agent": "ncclt",
+                "webhook-id": id, "webhook-timestamp": str(time_s),
+                "webhook-signature": signature(self._plan.key, id, time_s, body),
+            }  # fmt: skip
             status = _post(url, headers, body, self._plan.allowed)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return f"{type(error).__name__}: {reason(error)}"[:200]
+        except Exception as error:  # counted as any failure, so that the event is given up some day
+            self._tell_bug(url, error)
+            return f"{type(error).__name__}: {error}"[:200]
         return "" if 200 <= status < 300 else f"answered {status}"  # a redirect is not followed
 
     def _message(self, kind: str, due: DueEvent) -> Any:
@@ -253,9 +284,27 @@ class WebHooks:
             data["url"] = f"{self._public_url}/recommendations/{event.recommendation}"
         return readable({"type": kind, "timestamp": event.created, "data": data})
 
+    def _tell_bug(self, url: str, error: Exception) -> None:
+        """Log an error that nobody expected, with its traceback the first time."""
+        cause = hide_passwords(f"{type(error).__name__}: {error}")[:200]
+        if cause not in self._bugs and len(self._bugs) < _MOST_BUGS:
+            self._bugs.add(cause)
+            trace = hide_passwords("".join(traceback.format_exception(error)))
+            self._tell("error", "web hooks met a bug of ncclt; they go on", host=host_of(url), cause=cause, trace=trace)
+
     def _tell(self, level: str, event: str, **facts: Any) -> None:
         if self._log is not None:
             getattr(self._log, level)(event, **facts)
+
+
+def hook_id(url: str) -> str:
+    """Return under which id the store keeps how far an address is; the address may hold a secret."""
+    return hashlib.sha256(url.encode()).hexdigest()[:32]
+
+
+def host_of(url: str) -> str:
+    """Return what logs and figures show of an address."""
+    return urlsplit(url).hostname or ""
 
 
 def _id_of(due: DueEvent) -> str:

@@ -15,6 +15,7 @@ FIGURES = {
     "ncclt_requests_total", "ncclt_request_seconds_bucket", "ncclt_served_total", "ncclt_database_up",
     "ncclt_studies", "ncclt_trials", "ncclt_recommendations", "ncclt_records", "ncclt_rollouts",
     "ncclt_jobs", "ncclt_jobs_waiting_seconds",
+    "ncclt_hook_deliveries_total", "ncclt_hook_last_success_timestamp_seconds", "ncclt_hook_oldest_undelivered_seconds",
 }  # fmt: skip
 
 
@@ -32,9 +33,10 @@ def expressions():
 def test_the_figures_that_are_named_are_served(client):
     client.get("/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow")
     served = client.get("/metrics").text
-    # No roll-out or job is in these samples: a name and no value; test_life.py and test_jobs.py see some.
-    empty = {"ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"}
-    assert all(f"# TYPE {name} gauge" in served for name in empty)
+    # No roll-out, job or web hook is in these samples: a name and no value; test_life.py, test_jobs.py and test_hooks.py
+    # see some.
+    empty = {"ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"} | {n for n in FIGURES if "_hook_" in n}
+    assert all(re.search(rf"^# TYPE {name} (gauge|counter)$", served, re.MULTILINE) for name in empty)
     assert all(re.search(rf"^{name}\b", served, re.MULTILINE) for name in FIGURES - empty)
 
 

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from ncclt.core.life import Action, By, ClusterRules
 from ncclt.core.recheck import Check, Freshness
@@ -20,7 +21,7 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.hooks import MOST_WAIT_S
 from ncclt.testing.store_contract import sample_recommendation, sample_workload
-from ncclt_api import hooks
+from ncclt_api import hooks, telemetry
 from ncclt_api.app import create_app
 from ncclt_api.hooks import GIVE_UP_S, HookPlan, WebHooks, hook_plan, signature
 
@@ -283,6 +284,62 @@ def test_a_store_that_is_away_is_waited_for_and_said_once(receive):
     until(lambda: store.looks > 3)
     web_hooks.stop()
     assert log.lines == [("warning", "web hooks wait for the store", {"cause": "no connection"})]
+
+
+@pytest.mark.parametrize("where", ["take_hook_event", "_message"])
+def test_an_error_that_nobody_expected_is_logged_once_and_the_deliveries_go_on(
+    store, posting, receive, monkeypatch, where
+):
+    receiver, fails, counted = receive(), [3], []
+    owner = type(store) if where == "take_hook_event" else WebHooks
+    real = getattr(owner, where)
+
+    def buggy(self, *words, **options):
+        if threading.current_thread().name == "ncclt-hooks" and fails[0]:
+            fails[0] -= 1
+            raise KeyError("a bug")
+        return real(self, *words, **options)
+
+    with posting(receiver.url, count=lambda *result: counted.append(result)) as log:
+        monkeypatch.setattr(owner, where, buggy)
+        store.publish(sample_recommendation("a"), by=ANN)
+        until(lambda: receiver.got)
+        until(lambda: ("127.0.0.1", "delivered") in counted)
+    (bug,) = [facts for level, _, facts in log.lines if level == "error"]
+    assert (bug["host"], bug["cause"]) == ("127.0.0.1", "KeyError: 'a bug'")
+    assert "Traceback" in bug["trace"]
+    assert "token-of-the-receiver" not in repr(log.lines)
+    assert counted == [("127.0.0.1", "failed")] * 3 + [("127.0.0.1", "delivered")]
+
+
+def test_figures_tell_of_deliveries_and_of_the_oldest_event_that_waits(store, receive, monkeypatch):
+    monkeypatch.setattr(telemetry, "_COUNTED_AGAIN_S", 0.0)
+    receiver = receive(500)
+    plan = HookPlan(urls=(receiver.url,), key=KEY, allowed=(hooks.ipaddress.ip_network("127.0.0.0/8"),))
+    with TestClient(create_app(store, fresh_s=0, hooks=plan)) as client:
+        until(lambda: _known(store))
+
+        def figure(name, **labels):
+            found = text_string_to_metric_families(client.get("/metrics").text)
+            return next(
+                (s.value for f in found for s in f.samples if s.name == name and s.labels.items() >= labels.items()),
+                None,
+            )
+
+        deliveries, oldest = "ncclt_hook_deliveries_total", "ncclt_hook_oldest_undelivered_seconds"
+        last = "ncclt_hook_last_success_timestamp_seconds"
+        assert (figure(deliveries, result="failed"), figure(oldest), figure(last)) == (0, 0, None)
+        store.publish(sample_recommendation("a"), by=ANN)
+        until(lambda: figure(deliveries, result="failed", host="127.0.0.1") == 1)
+        assert figure(oldest, host="127.0.0.1") > 0
+        receiver.statuses[:] = [204]
+        with store._database.alone() as connection:
+            connection.exec_driver_sql("UPDATE hooks SET due_s = 0")
+        until(lambda: figure(deliveries, result="delivered") == 1)
+        until(lambda: figure(oldest) == 0)
+        assert abs(figure(last) - time.time()) < DEADLINE_S
+        assert figure(deliveries, result="given_up") == 0
+        assert "token-of-the-receiver" not in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ class Hooks:
             return DueEvent(event=life.read_event(entry), attempts=row.attempts, since_s=row.since_s)
 
     @repeatable
+    def waiting_hook_event(self, hook: str, actions: Collection[Action]) -> LifeEvent | None:
+        """Return the oldest entry that a web hook has not received, whether it is due or not; None where none is."""
+        known = select(hooks.c.sequence).where(hooks.c.id == hook).scalar_subquery()
+        wanted = (history.c.sequence > known, history.c.action.in_([action.value for action in actions]))
+        with self._database.reading() as connection:
+            entry = connection.execute(select(history).where(*wanted).order_by(history.c.sequence).limit(1)).first()
+        return None if entry is None else life.read_event(entry)
+
+    @repeatable
     def end_hook_event(self, hook: str, number: int) -> None:
         """Note that a web hook has received an entry, or never will: the next one is due."""
         with self._database.alone() as connection:
