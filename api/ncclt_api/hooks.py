@@ -206,7 +206,8 @@ class WebHooks:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            if not any([self._look(url) for url in self._plan.urls]):
+            received = [self._look(url) for url in self._plan.urls]
+            if not any(received):
                 self._stopped.wait(self._poll_s)
 
     def _look(self, url: str) -> bool:
@@ -221,7 +222,7 @@ class WebHooks:
                 self._tell("warning", "web hooks wait for the store", cause=error.message)
             self._failing = error.message
             return False
-        except Exception as error:  # may not end the deliveries of this address, nor of the others
+        except Exception as error:  # noqa: BLE001 - no error may end the deliveries
             rest_s = min(max(2 * rest_s, self._first_wait_s), _MOST_REST_S)
             self._rests[url] = (rest_s, time.monotonic() + rest_s)
             self._tell_bug(url, error)
@@ -269,7 +270,7 @@ class WebHooks:
             status = _post(url, headers, body, self._plan.allowed)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return f"{type(error).__name__}: {reason(error)}"[:200]
-        except Exception as error:  # counted as any failure, so that the event is given up some day
+        except Exception as error:  # noqa: BLE001 - a failure like others: the event is given up some day
             self._tell_bug(url, error)
             return f"{type(error).__name__}: {error}"[:200]
         return "" if 200 <= status < 300 else f"answered {status}"  # a redirect is not followed

@@ -221,7 +221,7 @@ def test_wrong_data_are_counted(first, wrong):
 
 
 def test_an_error_in_one_rank_is_the_reason():
-    """The other rank's lost connection is not what is told, and wrong data before it are worse than the error."""
+    """The other rank's lost connection is not the reported cause, and wrong data before it are worse than the error."""
     both = [_message("all_gather"), _message("all_reduce")]
     message = _refusal(QUICK, both, PYTHONPATH=str(FAULTS), TORCH_FAULT="raise:1:3")
 

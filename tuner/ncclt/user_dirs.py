@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 _NOBODYS = "/"
@@ -35,6 +36,13 @@ def shipped_folder() -> Path | None:
     package = Path(__file__).resolve().parent
     # pyproject.toml force-includes profiles/ as ncclt/profiles_data; an editable install has only the repository.
     return next((f for f in (package / "profiles_data", package.parents[1] / "profiles") if f.is_dir()), None)
+
+
+@cache
+def recorded_tables() -> Mapping[str, Path]:
+    """Return the tables of the recorded clusters that ncclt ships, by name."""
+    folder = shipped_folder()
+    return {path.stem: path for path in sorted((folder / "landscapes").glob("*.csv"))} if folder else {}
 
 
 def account_name() -> str:

@@ -104,7 +104,7 @@ def _verdicts(view: StudyView) -> list[str]:
         rows.append(
             (
                 form.name, verdict.decision.value, format_speedup(verdict.speedup), format_interval(verdict.interval),
-                str(verdict.blocks), format_time(verdict.default_us), format_time(verdict.policy_us),
+                str(verdict.blocks), format_time(verdict.default_us), format_time(verdict.paired_policy_us),
             )
         )  # fmt: skip
     header = ("Form", "Verdict", "Speed-up", "95 % interval", "Blocks", "Default per step", "Policy per step")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from ncclt.core.message import Message
 from ncclt.core.study import Study, Trial
 from ncclt.store.store import Store
 from ncclt.store.trial_list import TrialFilter
@@ -17,7 +18,8 @@ _AT_ONCE = 500
 
 _COLUMNS = (
     "study", "label", "trial", "phase", "arm", "block", "setting", "repeat", "outcome", "time_per_step_us", "wall_s",
-    "started", "place", "collective", "dtype", "size_bytes", "group_size", "spans_nodes", "time_us", "busbw_gbps",
+    "started", "place", "collective", "dtype", "size_bytes", "group_size", "spans_nodes", "calls_per_step",
+    "time_us", "busbw_gbps",
     "wrong", "interpolated", "samples_us", "detail", "commands",
 )  # fmt: skip
 
@@ -40,9 +42,10 @@ def trials_as_csv(store: Store, study: Study, only: TrialFilter) -> Iterator[str
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\r\n")
     rows.writerow(_COLUMNS)
+    calls = {one.message: one.calls_per_step for one in study.workload.messages}
     for part in _parts(store, study, only):
         for trial in part:
-            rows.writerows(_rows(study, trial))
+            rows.writerows(_rows(study, trial, calls))
         yield text.getvalue()
         text.seek(0)
         text.truncate()
@@ -56,7 +59,7 @@ def _parts(store: Store, study: Study, only: TrialFilter) -> Iterator[Sequence[T
         skip += len(items)
 
 
-def _rows(study: Study, trial: Trial) -> Iterator[list[object]]:
+def _rows(study: Study, trial: Trial, calls: Mapping[Message, float]) -> Iterator[list[object]]:
     result = trial.result
     head = [
         study.id, _cell(study.label), trial.number, trial.phase.value, trial.arm.value if trial.arm else "",
@@ -70,10 +73,10 @@ def _rows(study: Study, trial: Trial) -> Iterator[list[object]]:
         samples = " ".join(map(repr, one.samples_us))
         yield [
             *head, message.collective.value, _cell(message.dtype), message.size_bytes, message.group_size,
-            message.spans_nodes, one.time_us, one.busbw_gbps, one.wrong, one.interpolated, samples, *tail,
+            message.spans_nodes, calls.get(message, ""), one.time_us, one.busbw_gbps, one.wrong, one.interpolated, samples, *tail,
         ]  # fmt: skip
     if not result.measurements:
-        yield [*head, *[""] * 10, *tail]
+        yield [*head, *[""] * 11, *tail]
 
 
 def _cell(text: str) -> str:

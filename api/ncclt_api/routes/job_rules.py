@@ -96,7 +96,7 @@ def put_job_rule(
     reasons = {"fingerprint_changed", "stale", "every_days"}
     asked = body.model_dump(exclude={*reasons, "nccl_version"})
     job = TuningJob(**asked, id="", nccl_version=normal_version(body.nccl_version))
-    job.on(store.cluster(job.cluster), store.workload(job.model), again=False)  # refused now rather than by a worker
+    store.checked_job(job)  # refused now rather than by a worker
     created = before.created if before else utc_now()
     rule = JobRule(id=id, job=job, created=created, **body.model_dump(include=reasons))
     store.add_job_rule(rule)

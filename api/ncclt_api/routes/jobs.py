@@ -143,7 +143,7 @@ def _submit(
         **given, model=model, nccl_version=normal_version(body.nccl_version),
         id=new_job_id(idempotency_key, by=by), created=utc_now(), by=by,
     )  # fmt: skip
-    return queue.submit(job.on(store.cluster(job.cluster), store.workload(job.model), again=body.again))
+    return queue.submit(store.checked_job(job, again=body.again))
 
 
 @router.get("/{id}", operation_id="getJob", summary="One tuning job")

@@ -17,7 +17,8 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ncclt.core.workload import NAME_PATTERN, Workload
+from ncclt.core.name import NAME_PATTERN
+from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NotFoundError, StoreError, reason
 from ncclt.store.store import Store
 from ncclt_api.dependencies import CurrentStore, StrictQuery

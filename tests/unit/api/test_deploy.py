@@ -33,7 +33,7 @@ def expressions():
 def test_the_figures_that_are_named_are_served(client):
     client.get("/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow")
     served = client.get("/metrics").text
-    # No roll-out, job or web hook is in these samples: a name and no value; test_life.py, test_jobs.py and test_hooks.py
+    # No roll-out, job or hook is in these samples: a name and no value; test_life.py, test_jobs.py and test_hooks.py
     # see some.
     empty = {"ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"} | {n for n in FIGURES if "_hook_" in n}
     assert all(re.search(rf"^# TYPE {name} (gauge|counter)$", served, re.MULTILINE) for name in empty)

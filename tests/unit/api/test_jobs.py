@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.tuning_job import JobEvent
 from ncclt.errors import StoreError
+from ncclt.store import open_store
 from ncclt_api import job_queue, telemetry
 from ncclt_api.app import create_app
 
@@ -86,6 +87,17 @@ def test_what_cannot_be_tuned_is_refused_with_a_reason(service, body, status, wo
     assert word in answer.json()["detail"]
     assert answer.json()["hint"]
     assert service.get("/v1/jobs").json() == {"items": []}
+
+
+def test_a_job_of_another_shape_than_a_recording_is_refused_as_tune_refuses_it(tmp_path):
+    other = {**JOB, "cluster": "mi355x-2x8"}
+    with open_store(f"sqlite:///{tmp_path}/store.db") as store, TestClient(create_app(store, fresh_s=0)) as service:
+        refused = service.post("/v1/jobs", json={**other, "nodes": 4})
+        said = "mi355x-2x8 was recorded with --nodes 2, not 4 (mi355x-2x8 is a recorded cluster)"
+        assert (refused.status_code, refused.json()["detail"]) == (422, said)
+        rule = {**other, "gpus_per_node": 4, "stale": True}
+        assert service.put("/v1/job-rules/r", json=rule).status_code == 422
+        assert service.post("/v1/jobs", json={**other, "nodes": 2}).status_code == 201
 
 
 def test_a_job_is_cancelled_and_tried_again(service):

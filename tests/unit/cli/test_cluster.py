@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,13 @@ def test_a_pattern_of_the_shell_and_a_name_of_its_own(call, command):
 def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
     topo = str(GOLDEN / "cluster" / "h100_sxm")
     with pytest.raises(UsageError) as refused:
-        call("detect", "--from", topo, "--set", "cpu=intel", "--name", "two words")
+        call("detect", "--from", topo, "--set", "description=two words", "--name", "two-words")
 
     assert refused.value.hint.startswith(
-        f"give them, or more sources: ncclt cluster detect --from {topo} --name 'two words' --set cpu=intel"
+        f"give them, or more sources: ncclt cluster detect --from {topo} --name two-words --set 'description=two words'"
     )
-    assert refused.value.hint.endswith("--set gpudirect=... --set nccl_version=...")
-    assert "two words" not in {entry.item.name for entry in command.store.clusters()}
+    assert refused.value.hint.endswith("--set gpudirect=... --set cpu=... --set nccl_version=...")
+    assert "two-words" not in {entry.item.name for entry in command.store.clusters()}
 
 
 def test_a_dry_run_prints_a_file_that_add_takes(call, command, tmp_path):
@@ -172,3 +173,32 @@ def test_a_machine_without_gpus_says_what_to_bring(call, monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="cannot be seen here") as refused:
         call("detect")
     assert "--set gpu=..." in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "two words", "../../etc", "a\nb", "-x", "x" * 201, "hälle", "a/b"])
+def test_a_new_cluster_has_a_name_by_the_rule_of_workloads(call, command, tmp_path, name):
+    file = tmp_path / "cluster.toml"
+    text, _ = call("show", "pcie-pair", "--toml")
+    file.write_text(text.replace('"pcie-pair"', json.dumps(name), 1))
+    refused = [("add", str(file)), ("add", str(file), "--replace"), ("add", str(file), "--dry-run")]
+    if name:  # an empty one is the default
+        refused += [("detect", "--from", HEALTHY, f"--name={name}")]
+        refused += [("calibrate", "pcie-pair", "--from", "none.log", f"--as={name}")]
+    for words in refused:
+        with pytest.raises(UsageError, match="cannot name a cluster") as error:
+            call(*words)
+        assert "letters, digits" in error.value.hint
+
+
+def test_a_cluster_that_an_earlier_version_named_otherwise_stays(call, command, tmp_path):
+    old = replace(command.store.cluster("pcie-pair"), name="two words")
+    command.store.add_cluster(old)
+    printed, _ = call("list")
+    assert "two words" in printed
+    file = tmp_path / "cluster.toml"
+    text, _ = call("show", "two words", "--toml")
+    file.write_text(text.replace("A100-PCIE-40GB", "A100-PCIE-80GB"))
+    with pytest.raises(UsageError, match="cannot name a cluster"):
+        call("add", str(file))
+    call("add", str(file), "--replace")
+    assert command.store.cluster("two words").gpu == "A100-PCIE-80GB"

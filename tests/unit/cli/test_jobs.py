@@ -45,6 +45,8 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
         (("submit", "--cluster", "leonardo", "--model", "nothing"), NotFoundError),
         (("submit", *WHAT, "--trials", "0"), UsageError),
         (("submit", *WHAT, "--priority", "0"), UsageError),
+        (("submit", "--cluster", "mi355x-2x8", "--model", "bert", "--nodes", "4"), UsageError),
+        (("rule", "--cluster", "mi355x-2x8", "--model", "bert", "--nodes", "4", "--stale"), UsageError),
         (("show", "nope"), NotFoundError),
         (("cancel", "nope"), NotFoundError),
         (("retry", "nope"), NotFoundError),

@@ -19,7 +19,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.simulated import load_landscape
 from ncclt.measure.simulated.export import COLUMNS, export
 from ncclt.measure.simulated.landscape_rows import OPTIONAL, REQUIRED
-from ncclt.measure.target import recorded_tables
+from ncclt.user_dirs import recorded_tables
 
 LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4)
 BUFFERS = Setting(parameters=(("BUFFSIZE", 8388608), ("MIN_CTAS", 16)))

@@ -100,6 +100,12 @@ def test_a_store_that_takes_no_row_is_told_before_the_first_launch(call, monkeyp
         assert launched
 
 
+def test_no_replay_is_offered(call):
+    shown = call("--help").stdout
+    assert "simulate for a drill" in " ".join(shown.split())
+    assert "replay" not in shown
+
+
 @pytest.mark.parametrize("launcher", ["slurm", "ssh", "mpirun"])
 def test_a_dry_run_needs_no_nodes(call, monkeypatch, launcher):
     """Names stand for them; the command is shown where it does not depend on an allocation."""

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.profile import app
-from ncclt.core.workload import checked_name
+from ncclt.core.name import checked_name
 from ncclt.errors import UsageError
 
 TABLE = "collective,size_bytes,calls,dtype\nall_reduce,4194304,3,float32\n"

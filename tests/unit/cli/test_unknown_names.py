@@ -45,6 +45,12 @@ def ask(command, cluster, model, *words):
             "ncclt tune --model toy --cluster",
         ),
         ("pair", "bert", "nothing has been tuned for bert on pair\n", "ncclt tune --model bert --cluster pair"),
+        (  # a recording has one shape, and this job may have another
+            "h100-1x4",
+            "bert",
+            "nothing has been tuned for bert on h100-1x4\n",
+            "run `ncclt tune --model bert --cluster h100-1x4` to replay what was recorded there",
+        ),
         ("frontier-mini", "our-gpt", "nothing has been tuned for our-gpt on", "ncclt tune --model our-gpt"),
     ],
 )

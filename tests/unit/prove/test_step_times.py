@@ -155,6 +155,19 @@ def test_open_mpi_is_told_the_variables_of_a_side(tmp_path):
         assert ("X" in forwarded) is side
 
 
+@pytest.mark.parametrize("base_argv", [(), ("other",)])
+def test_a_training_that_cannot_be_started_is_no_verdict(tmp_path, base_argv):
+    """Whichever side comes first; of two commands the judged one is a word of the user's in every launch."""
+    gone = LaunchResult(exit_code=None, failure="cannot start trian: No such file or directory")
+    for value in "1234":  # the order follows from the request
+        with pytest.raises(StudyStoppedError, match="cannot start trian") as caught:
+            _verify(
+                tmp_path, lambda variables, _number: gone if "X" in variables or not base_argv else [[0.1, 0.1]],
+                tuned_env=(("X", value),), base_argv=base_argv,
+            )  # fmt: skip
+        assert "check its name and path" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("result", "said"),
     [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclt.cli.cluster_detect import check_cluster_name
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import UsageError
@@ -79,6 +80,8 @@ def calibrate(
         raise UsageError(
             "--launcher, --hosts, --nccl-tests and --times belong to --probe", hint="add --probe, or leave them out"
         )
+    new = named or f"{name}-calibrated"
+    check_cluster_name(new, "--as", storage, replace=replace_added)
     with open_to_read(storage) as store:
         described = replace(store.cluster(name), calibration=None)
         cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
@@ -96,7 +99,7 @@ def calibrate(
     seen = [one for part in found for one in part.seen]
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
     whole = described.sized(gpus_per_node=gpus_per_node)
-    result = replace(whole, name=named or f"{name}-calibrated", calibration=calibration)
+    result = replace(whole, name=new, calibration=calibration)
     if as_json or dry_run:
         print_json({"schema": 1, **result.to_document()})
     else:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.calibrate import calibrate, print_calibration
-from ncclt.cli.cluster_detect import detect
+from ncclt.cli.cluster_detect import check_cluster_name, detect
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import InputError, UsageError, reason
@@ -29,8 +29,8 @@ def cluster() -> None:
 @app.command("list")
 def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
     """List the clusters that ncclt knows; `ncclt landscape show NAME` shows the times of a recorded one."""
-    from ncclt.measure.target import recorded_tables
     from ncclt.store import open_to_read
+    from ncclt.user_dirs import recorded_tables
 
     with open_to_read(storage) as store:
         entries = store.clusters()
@@ -109,6 +109,7 @@ def add(
         raise InputError(f"{file} cannot be read: {reason(error)}", hint="give a TOML file") from error
     added = cluster_of_toml(text, str(file))
     require_plausible_links(added)
+    check_cluster_name(added.name, "name", storage, replace=replace)
     if dry_run:
         print_json({"schema": 1, **added.to_document()})
         return

@@ -108,7 +108,7 @@ def submit(
         from ncclt_api.job_queue import new_job_id
 
         job = replace(job, id=new_job_id(), created=utc_now())
-        status, _ = queue.submit(job.on(store.cluster(cluster), store.workload(model), again=again))
+        status, _ = queue.submit(store.checked_job(job, again=again))
         if not store.workers_of(cluster):
             say(f"ncclt: no worker takes jobs of {cluster} now; start one there: ncclt worker --cluster {cluster}")
     _show(status, as_json=as_json)
@@ -244,7 +244,7 @@ def rule(
     else:
         store, queue = _opened(storage)
         with store, queue:
-            job.on(store.cluster(cluster), store.workload(model), again=False)  # refused now rather than by a worker
+            store.checked_job(job)  # refused now rather than by a worker
             store.add_job_rule(made)
     sys.stdout.write(f"{made.id}\n")
 

@@ -30,8 +30,8 @@ def landscape() -> None:
 
 def _loaded(name: str) -> Landscape:
     from ncclt.measure.simulated import load_landscape
-    from ncclt.measure.target import recorded_tables
     from ncclt.store.shipped import profiles_folder, recorded_clusters
+    from ncclt.user_dirs import recorded_tables
 
     tables = recorded_tables()
     if name not in tables:
@@ -42,7 +42,7 @@ def _loaded(name: str) -> Landscape:
 @app.command("list")
 def list_landscapes(as_json: AsJson = False) -> None:
     """List the recorded clusters that `--cluster NAME` replays."""
-    from ncclt.measure.target import recorded_tables
+    from ncclt.user_dirs import recorded_tables
 
     documents = [_summary(name, _loaded(name)) for name in recorded_tables()]
     if as_json:

@@ -43,9 +43,15 @@ def preflight(
             "cluster nodes gpus_per_node nccl_version launcher hosts hostfile benchmark backend nccl_tests python "
             "container launcher_arg scratch keep_env sizes expect tolerance quick full pairs parallel",
             {
+                "launcher": Option(
+                    "Where launches run: local, torchrun, mpirun, slurm, ssh, kubernetes, or simulate for a drill. "
+                    "Default: slurm in an allocation, local where GPUs are visible, else simulate; it says which and "
+                    "why.",
+                    envvar="NCCLT_LAUNCHER",
+                ),
                 "parallel": Option(
                     "Launches at once, each on nodes of its own; they share switches, so they may contend."
-                )
+                ),
             },
         ),
     ],

@@ -115,7 +115,7 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
-    from ncclt.core.workload import checked_name
+    from ncclt.core.name import checked_name
     from ncclt.profile import read_workload
     from ncclt.store import open_store
 

@@ -41,7 +41,7 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Compute what one training step of a model sends: no weights, no GPU, no network, PyTorch's own buckets."""
-    from ncclt.core.workload import checked_name
+    from ncclt.core.name import checked_name
     from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
 
     choices = [kind.value for kind in Sharding]

@@ -44,7 +44,7 @@ def record(
     storage: Storage = None,
 ) -> None:
     """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
-    from ncclt.core.workload import checked_name
+    from ncclt.core.name import checked_name
     from ncclt.nccl.tuner_plugin import find
     from ncclt.profile.record.launchers import is_open_mpi
     from ncclt.profile.record.session import make_folder, run_recording

@@ -136,6 +136,30 @@ class Cluster(Documented):
         except InputError as error:
             raise UsageError(error.message, hint=error.hint) from error
 
+    def as_recorded(
+        self, *, nodes: int | None, gpus_per_node: int | None, nccl_version: str | None, why: str = ""
+    ) -> Cluster:
+        """Return this recorded cluster for a job of the shape that was recorded.
+
+        Args:
+            nodes, gpus_per_node, nccl_version: of the job; None = as recorded.
+            why: this cluster is replayed; empty = it is a recorded one.
+
+        Raises:
+            UsageError: it was recorded with another number of nodes or GPUs, or another NCCL.
+        """
+        wanted = self.sized(nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version)
+        for field in ("nodes", "gpus_per_node", "nccl_version"):
+            if getattr(wanted, field) != getattr(self, field):
+                option = f"--{field.replace('_', '-')}"
+                raise UsageError(
+                    f"{self.name} was recorded with {option} {getattr(self, field)}, not {getattr(wanted, field)} "
+                    f"({why or f'{self.name} is a recorded cluster'})",
+                    hint=f"leave {option} out, name another recorded cluster (`ncclt landscape list`), or simulate "
+                    "one: --launcher simulate --cluster leonardo",
+                )
+        return self
+
     def fingerprint(self) -> Fingerprint:
         """Return what a recommendation measured here is valid for."""
         return Fingerprint(

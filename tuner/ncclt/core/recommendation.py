@@ -74,6 +74,11 @@ class Verdict(Documented):
     policy_us: float
     min_effect: float = MIN_EFFECT
 
+    @property
+    def paired_policy_us(self) -> float:
+        """Return the policy's time per step that agrees with the speed-up, µs: the median ignores the pairs."""
+        return self.default_us / self.speedup
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVerdict(Documented):
@@ -243,7 +248,9 @@ def changed_cluster(recommendation: Recommendation, cluster: Cluster | None) -> 
     return f"the cluster {recommendation.cluster!r} has changed since it was tuned: {'; '.join(found)}" if found else ""
 
 
-def select(candidates: Iterable[Recommendation], request: Request, *, partly: bool = False) -> Recommendation:
+def select(
+    candidates: Iterable[Recommendation], request: Request, *, partly: bool = False, is_recorded: bool = False
+) -> Recommendation:
     """Return the newest published revision that fits the request exactly; the nearest one is `ncclt.deliver.nearest`'s.
 
     A recorded or simulated recommendation is only served to a job that allows it, and only where none was measured; a
@@ -255,6 +262,7 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
         candidates: newest first, in the order in which the store received them, since clocks of machines differ.
         request: the job.
         partly: let what is not known of the job be anything, and times be of any origin: for listings, never for a job.
+        is_recorded: the cluster is a recorded one, which can be tuned in its own shape alone.
 
     Raises:
         NoRecommendationError: nothing was published for it, nothing of that fits, or the job is not known well enough.
@@ -265,6 +273,13 @@ def select(candidates: Iterable[Recommendation], request: Request, *, partly: bo
     fitting = [r for r in published if not request.refusal(r.fingerprint)]
     is_replayed = bool(published) and all(r.origin is TimesOrigin.RECORDED for r in published)
     command = _tune_command(request, is_replayed=is_replayed)
+    if not published and is_recorded:
+        replay = shlex.join(("ncclt", "tune", "--model", request.model, "--cluster", request.cluster))
+        raise NoRecommendationError(
+            f"nothing has been tuned for {what}",
+            hint=f"run `{replay}` to replay what was recorded there, or `{_tune_command(request, is_replayed=True)}` "
+            "on your own cluster",
+        )
     if not published:
         raise NoRecommendationError(f"nothing has been tuned for {what}", hint=f"run `{command}`")
     if not fitting:

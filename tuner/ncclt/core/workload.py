@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -81,28 +80,6 @@ class Provenance(Documented):
     steps: int = 0
     notes: tuple[str, ...] = ()
     whole_file: bool = False
-
-
-NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
-"""Names of new workloads: they are part of URLs and of commands to be copied. Earlier versions took any text."""
-
-
-def checked_name(name: str, option: str) -> str:
-    """Return the name of a new workload.
-
-    Args:
-        name: as given.
-        option: which gave it.
-
-    Raises:
-        UsageError: it cannot be one.
-    """
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise UsageError(
-            f"{option} {name!r} cannot name a workload",
-            hint="up to 200 letters, digits, '.', '_' and '-', a letter or digit first; for example bert-fsdp",
-        )
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

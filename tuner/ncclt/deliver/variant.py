@@ -12,6 +12,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
 from ncclt.core.rollout import Reason, RollOut, Variant
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
+from ncclt.user_dirs import recorded_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ def fitting_or_nearest(
     """
     candidates = tuple(published)
     try:
-        return select(candidates, request)
+        return select(candidates, request, is_recorded=not candidates and request.cluster in recorded_tables())
     except StaleRecommendationError:
         raise
     except NoRecommendationError:

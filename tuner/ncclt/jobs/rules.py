@@ -42,8 +42,7 @@ def apply_rules(store: Store, queue: JobQueue, cluster: str, *, say: Callable[[s
                 queue.status(id)
             except NotFoundError:
                 asked = replace(rule.job, id=id, created=now or utc_now(), by=f"rule {rule.id}")
-                job = asked.on(store.cluster(cluster), store.workload(asked.model), again=True)
-                queue.submit(job)
+                queue.submit(store.checked_job(asked, again=True))
                 say(f"ncclt: rule {rule.id} queued job {id}: {why}")
         except NccltError as error:
             say(f"ncclt: the rule {rule.id} cannot be followed: {error.message}")

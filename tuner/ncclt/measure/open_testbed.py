@@ -12,8 +12,9 @@ from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.measure.driver import drivers_of_nodes
 from ncclt.measure.launched_testbed import cluster_here, launched_testbed
-from ncclt.measure.target import DEFAULT_CLUSTER, Target, recorded_tables
+from ncclt.measure.target import DEFAULT_CLUSTER, Target
 from ncclt.measure.testbed import Testbed, replayed_testbed, simulated_testbed
+from ncclt.user_dirs import recorded_tables
 
 
 class Clusters(Port):
@@ -72,7 +73,10 @@ def open_testbed(
         replayed = replayed_testbed(target.landscape, where, seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
     if target.launcher == "replay":
-        found = _recorded_cluster(target, clusters)
+        assert target.cluster is not None
+        found = clusters.cluster(target.cluster).as_recorded(
+            nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version, why=target.reason
+        )
         table = recorded_tables()[found.name]
         replayed = replayed_testbed(table, {}, seed=seed, reason=target.reason, cluster=found)
         return replayed.forcing(workload.collectives, target.through)
@@ -104,27 +108,6 @@ def _extrapolated(cluster: Cluster, workload: Workload) -> tuple[str, ...]:
             f"extrapolated: {beyond} of {len(workload.messages)} messages lie beyond the calibrated sizes, {sizes}"
         )
     return tuple(found)
-
-
-def _recorded_cluster(target: Target, clusters: Clusters) -> Cluster:
-    """Return the recorded cluster of a target.
-
-    Raises:
-        UsageError: it was recorded with another number of nodes or GPUs, or another NCCL.
-    """
-    assert target.cluster is not None
-    found = clusters.cluster(target.cluster)
-    wanted = found.sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version)
-    for field in ("nodes", "gpus_per_node", "nccl_version"):
-        if getattr(wanted, field) != getattr(found, field):
-            option = f"--{field.replace('_', '-')}"
-            raise UsageError(
-                f"{found.name} was recorded with {option} {getattr(found, field)}, not {getattr(wanted, field)} "
-                f"({target.reason})",
-                hint=f"leave {option} out, name another recorded cluster (`ncclt landscape list`), or simulate one: "
-                f"--launcher simulate --cluster {DEFAULT_CLUSTER}",
-            )
-    return found
 
 
 def _conditions(where: tuple[str, ...]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from ncclt.launch.kubernetes.options import site_options
 from ncclt.measure.benchmarks import BENCHMARKS, benchmark_modules
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
-from ncclt.user_dirs import shipped_folder
+from ncclt.user_dirs import recorded_tables
 
 DEFAULT_CLUSTER = "leonardo"
 """The cluster of the paper that ncclt grew from; the default only where trials are simulated."""
@@ -41,13 +41,6 @@ SHARES_FILES = ("local", "torchrun")
 
 THROUGH = ("plugin", "variables")
 """Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
-
-
-@cache
-def recorded_tables() -> Mapping[str, Path]:
-    """Return the tables of the recorded clusters that ncclt ships, by name."""
-    folder = shipped_folder()
-    return {path.stem: path for path in sorted((folder / "landscapes").glob("*.csv"))} if folder else {}
 
 
 def gpus_visible() -> bool:

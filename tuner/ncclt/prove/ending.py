@@ -113,7 +113,7 @@ def proven_times_us(
     default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
     if not verdict.blocks:
         return default_us, arm_us
-    return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.default_us / verdict.speedup)
+    return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.paired_policy_us)
 
 
 def _verdict(found: Recommendation, use: Usage) -> str:

@@ -118,7 +118,7 @@ def verify(
 
     Raises:
         InterruptedComparisonError: the user interrupted it.
-        StudyStoppedError: the base side fails, or the allocation is lost.
+        StudyStoppedError: the base side fails, the training cannot be started, or the allocation is lost.
         UsageError: the folder or the command cannot be used.
     """
     launches = list(earlier)
@@ -128,14 +128,9 @@ def verify(
             result, times = _launch(request, side, launcher, environ)
             launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
             watch(launch, result)
-            if launch.failure and side is Side.BASE:
-                what = (
-                    "command of --against fails"
-                    if request.base_argv
-                    else "training fails in the environment to compare with"
-                )
+            if launch.failure and (side is Side.BASE or _never_starts(request, result, launches)):
                 raise StudyStoppedError(
-                    f"the {what}: {launch.failure}",
+                    f"the {_what(request, side)}: {launch.failure}",
                     hint="its first word is the program: check its name and path, then run the command alone"
                     if result.failure
                     else "step times come from the steps of a torch optimizer; run the command alone, then with "
@@ -153,6 +148,18 @@ def verify(
         done = _verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
         raise InterruptedComparisonError(done) from None
     return _verification(request, launches, seen, now())
+
+
+def _never_starts(request: VerifyRequest, result: LaunchResult, before: Sequence[StepLaunch]) -> bool:
+    """Return whether the judged command is at fault rather than its variables: no other launch of it has started."""
+    return bool(result.failure) and (bool(request.base_argv) or not before)
+
+
+def _what(request: VerifyRequest, side: Side) -> str:
+    """Return what fails, so that there is nothing to compare."""
+    if side is Side.TUNED:
+        return "training does not start"
+    return "command of --against fails" if request.base_argv else "training fails in the environment to compare with"
 
 
 class InterruptedComparisonError(KeyboardInterrupt):

@@ -25,7 +25,6 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError
 from ncclt.measure.simulated import load_landscape
-from ncclt.measure.target import recorded_tables
 from ncclt.search.gaussian_process import Array
 from ncclt.search.kernels import likeness
 from ncclt.search.observations import Launch, flattened, observe
@@ -33,6 +32,7 @@ from ncclt.search.posterior import Model
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.surfaces import Surface
 from ncclt.store.store import Store
+from ncclt.user_dirs import recorded_tables
 
 MOST_SOURCES = 3
 """Most sources that a study begins from: what more would add is hardly new, and each costs time at every proposal."""

@@ -12,6 +12,7 @@ from ncclt.errors import MissingDependencyError
 from ncclt.store.location import Location, default_url, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules
+from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
     from ncclt.core.life import ClusterRules
@@ -138,7 +139,7 @@ def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recomm
     if not found:
         # Checked last: recommendations may exist here for a cluster that is defined in another store.
         known_names(url).require(cluster=request.cluster, model=request.model)
-    return select(found, request, partly=partly)
+    return select(found, request, partly=partly, is_recorded=not found and request.cluster in recorded_tables())
 
 
 def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy import delete, insert, select, update
 
+from ncclt.core.cluster import Cluster
 from ncclt.core.life import Action, one_line_why
 from ncclt.core.tuning_job import JobRule, TuningJob
+from ncclt.core.workload import Workload
 from ncclt.errors import NotFoundError
 from ncclt.store.database import Database, now_s
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
 from ncclt.store.tables import history, job_rules, job_workers
+from ncclt.user_dirs import recorded_tables
 
 SETTLE_S = 5.0
 """How long the jobs of a dead worker rest at least: its guardian ends what it had launched meanwhile."""
@@ -26,6 +29,24 @@ class JobWorkers:
     _database: Database
     _clock: Callable[[], str]
     is_patient: bool
+    cluster: Callable[[str], Cluster]
+    workload: Callable[[str], Workload]
+
+    def checked_job(self, job: TuningJob, *, again: bool = False) -> TuningJob:
+        """Return a job with the name of its study; refuse now what `ncclt tune` of a worker would refuse.
+
+        Args:
+            job: with the names of a cluster and a workload.
+            again: measure again although the same was tuned before.
+
+        Raises:
+            NotFoundError: a name is unknown.
+            UsageError: the workload does not fit the shape, or the cluster was recorded with another one.
+        """
+        cluster = self.cluster(job.cluster)
+        if cluster.name in recorded_tables():
+            cluster.as_recorded(nodes=job.nodes, gpus_per_node=job.gpus_per_node, nccl_version=job.nccl_version)
+        return job.on(cluster, self.workload(job.model), again=again)
 
     @repeatable
     def enter_worker(self, worker: str, *, cluster: str) -> None:

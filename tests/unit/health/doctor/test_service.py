@@ -55,7 +55,7 @@ def test_a_node_with_gpus_is_read(smi, tmp_path):
     ],
 )
 def test_what_nvidia_smi_cannot_tell_is_missing(smi, tmp_path, matrix, report, said):
-    """A driver that fails is told, and the other half is examined."""
+    """A driver that fails is reported, and the other half is examined."""
     environ, find = smi(matrix, report)
     diagnosis = _examine(environ, find, tmp_path)
 

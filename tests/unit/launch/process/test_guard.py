@@ -98,7 +98,7 @@ def test_an_orderly_end_leaves_no_guardian_and_an_open_output_to_nobody(owner):
 
 
 def test_clean_up_is_run_unless_the_command_succeeds(tmp_path):
-    """What it cannot do is told; it does not carry the mark of the launch whose processes it ends."""
+    """What it cannot do is reported; it does not carry the mark of the launch whose processes it ends."""
     touched = tmp_path / "touched"
     clean_up = (("sh", "-c", f'echo "$NCCLT_LAUNCH" "$0" >>{touched}; echo it is stuck; exit 1', MARK),)
     results = [

@@ -172,6 +172,29 @@ def test_an_output_counts_its_hosts_and_names_another_gpu(tmp_path):
     assert {one.nodes for one in observed_in_file(log, eight, {}).seen} == {2}
 
 
+def test_times_of_another_nccl_are_named(tmp_path):
+    log, mine = tmp_path / "all_reduce.log", replace(PLAIN, name="mine", nccl_version="2.28.9")
+    banner = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library={}\n"
+    for nccl, others in (("22809", ()), ("22703", ("2.27.3",))):
+        log.write_text(banner.format(nccl) + output(2, mine.gpus_per_node))
+        said = [note for note in observed_in_file(log, mine, {}).notes if "NCCL 2" in note]
+        assert said == [
+            f"all_reduce.log was measured with NCCL {other}, and mine has 2.28.9: choices may differ"
+            for other in others
+        ]
+    log.write_text("node1:7:7 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n" + output(2, mine.gpus_per_node))
+    assert "NCCL 2.21.5" in observed_in_file(log, mine, {}).notes[-1]
+    table = tmp_path / "t.csv"
+    head = "system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,time_us,nccl_version"
+    for nccl, count in (("2.28.9", 0), ("", 0), ("2.19.3", 1)):
+        rows = [f"A,{2 * mine.gpus_per_node},2,all_reduce,{4096 << p},,,,{50 + p},{nccl}" for p in range(6)]
+        table.write_text("\n".join([head, *rows]) + "\n")
+        notes = observed_in_file(table, mine, {}).notes
+        assert [note for note in notes if "NCCL" in note] == [
+            "t.csv was measured with NCCL 2.19.3, and mine has 2.28.9: choices may differ"
+        ][:count]
+
+
 def test_probes_of_a_simulated_cluster_say_so():
     found = observe(SimulatedRunner(PLAIN, seed=0), [DEFAULT, *probe_candidates(PLAIN)[:2]])
     assert len(found.seen) == 3 * len(probe_messages(PLAIN))

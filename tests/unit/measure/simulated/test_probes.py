@@ -1,6 +1,7 @@
 """Launches of probes: those that fail are named, and those that are done are not repeated."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import InputError, UsageError
-from ncclt.measure.simulated import SimulatedRunner
+from ncclt.measure.simulated import SimulatedRunner, probes
 from ncclt.measure.simulated.calibrate import calibrate
 from ncclt.measure.simulated.observations import observed_in_file
 from ncclt.measure.simulated.probes import ProbeTable, observe, probe_candidates, probe_messages
@@ -101,6 +102,51 @@ def test_a_launch_of_which_times_are_missing_is_repeated(tmp_path):
     observe(again, SETTINGS, table(path, again))
     assert again.launched == [SETTINGS[-1]]
     assert not [s for s in SETTINGS if s not in table(path, again).known], "and a time that is there twice is no harm"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 20, -1, -40])
+def test_a_torn_last_line_is_dropped_and_said(tmp_path, kept):
+    """As `kill -9` and a full disk leave it: an empty file, a torn header, a torn row."""
+    path = tmp_path / "times.csv"
+    runner = Launches()
+    observe(runner, SETTINGS[:2], table(path, runner))
+    content = path.read_bytes()
+    path.write_bytes(content[:kept])
+    again = Launches()
+    found = observe(again, SETTINGS[:2], table(path, again))
+    assert again.launched == list(SETTINGS[kept < 0 : 2])
+    said = "the last line of times.csv was cut short and is dropped"
+    assert (said in found.notes) == (kept != 0)
+    assert table(path, Launches()).known.keys() == set(SETTINGS[:2])
+    assert table(path, Launches()).notes == ()
+    assert path.read_bytes().startswith(content.splitlines(keepends=True)[0])
+
+
+def test_a_file_that_is_refused_is_not_cut(tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n3,4")
+    with pytest.raises(InputError, match="lacks the columns"):
+        table(path, Launches())
+    assert path.read_text() == "a,b\n1,2\n3,4"
+
+
+def test_a_launch_is_written_at_once(tmp_path, monkeypatch):
+    """Or another command would read half of it."""
+    path, sizes = tmp_path / "times.csv", []
+    monkeypatch.setattr(probes.os, "fsync", lambda _: sizes.append(path.read_bytes().count(b"\n")))
+    runner = Launches()
+    observe(runner, SETTINGS[:2], table(path, runner))
+    assert sizes == [1 + SIZES, 1 + 2 * SIZES]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said(tmp_path):
+    (tmp_path / "times.csv").symlink_to("/dev/full")
+    runner = Launches()
+    made = table(tmp_path / "new.csv", runner)
+    made._path = tmp_path / "times.csv"
+    with pytest.raises(InputError, match="No space left"):
+        made.add(DEFAULT, runner.measure(DEFAULT, probe_messages(CLUSTER), repeat=0).measurements)
 
 
 def test_the_table_is_one_to_calibrate_from(tmp_path):

@@ -46,6 +46,10 @@ def test_version_3_with_an_empty_row_and_a_missing_half():
     assert test.rows[1].in_place.time_us == 16.75
 
 
+def test_the_version_of_nccl_is_read():
+    assert parse_json(SAMPLES["nccl_tests_v3"]).nccl == "23007"
+
+
 def test_a_newer_version_is_read_as_well():
     """Fields have only ever been added, so waiting for an update of ncclt would help nobody."""
     text = SAMPLES["nccl_tests_v3"]

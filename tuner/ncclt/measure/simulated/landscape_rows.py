@@ -114,17 +114,18 @@ _ALGORITHMS = {a.value.replace("_", ""): a for a in Algorithm}
 _PROTOCOLS = {p.value: p for p in Protocol}
 
 
-def read_rows(path: Path, where: Mapping[str, str]) -> LandscapeReading:
+def read_rows(path: Path, where: Mapping[str, str], *, is_growing: bool = False) -> LandscapeReading:
     """Read the rows that match `where`.
 
     Args:
         path: the CSV file.
         where: column -> value or glob pattern; `other_env` also matches only the condition.
+        is_growing: a last line without its end was cut short, and is not read.
 
     Raises:
         LandscapeError: the file cannot be read, lacks a column, has an invalid row, or no matching row.
     """
-    table = list(_lines(path))
+    table = list(_lines(path, is_growing=is_growing))
     if not table:
         raise LandscapeError(f"{path.name} has no rows", hint="the first line names the columns, then one row each")
     _check_where(where, path)
@@ -147,11 +148,12 @@ def read_rows(path: Path, where: Mapping[str, str]) -> LandscapeReading:
     return LandscapeReading(rows=tuple(rows), notes=notes)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line number, column -> stripped text)."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
+            lines = (line for line in file if line.endswith("\n") or not is_growing)
+            reader = csv.DictReader(lines, strict=True)
             missing = [column for column in REQUIRED if column not in (reader.fieldnames or ())]
             if missing:
                 raise LandscapeError(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, parse_dtype
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
@@ -63,6 +64,8 @@ def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> 
         note = f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}: is it of this cluster?"
         if note not in notes and _is_another_gpu(test.gpu, cluster.gpu):
             notes.append(note)
+        if (other := _of_another_nccl(path, test.nccl, cluster)) and other not in notes:
+            notes.append(other)
         collective = _collective(test.program or test.command, path)
         for row in test.rows:
             timing = row.out_of_place or row.in_place
@@ -97,6 +100,17 @@ def _is_another_gpu(named: str, expected: str) -> bool:
     """Return whether a driver's name is of another model: `NVIDIA H100 80GB HBM3` is an H100-SXM5-80GB."""
     models = [_MODEL.search(name.upper()) for name in (named, expected)]
     return all(models) and len({found[0] for found in models if found}) > 1
+
+
+def _of_another_nccl(path: Path, named: str, cluster: Cluster) -> str:
+    """Return a note that times were measured with another NCCL version than the cluster's; empty = not known to be."""
+    try:
+        version = NcclVersion.parse(named)
+    except UsageError:
+        return ""
+    if version == cluster.version:
+        return ""
+    return f"{path.name} was measured with NCCL {version}, and {cluster.name} has {cluster.version}: choices may differ"
 
 
 def _nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
@@ -152,6 +166,8 @@ def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTi
     ]
     left = len(reading.rows) - len(seen)
     notes = (*reading.notes, *((f"{left} rows of {path.name} are of other shapes or conditions",) if left else ()))
+    versions = sorted({kind[2] for kind in kinds})
+    notes = (*notes, *filter(None, (_of_another_nccl(path, version, cluster) for version in versions)))
     # An export of a simulated study is such a table.
     label = f" ({SIMULATED})" if any(SIMULATED in kind[3] for kind in kinds) else ""
     return ObservedTimes(seen=_medians(seen), sources=(f"{path.name}{label}: {len(seen)} times",), notes=notes)

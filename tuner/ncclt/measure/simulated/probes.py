@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from ncclt.measure.simulated.observations import ObservedTimes
 
 PROBES = 12
 """Forced launches that calibrate the ranking."""
+
+_HEADER = f"{','.join(COLUMNS)}\n".encode()
 
 _PROBE_CHANNELS = (1, 8, 48)
 _PROBE_SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
@@ -59,7 +64,12 @@ def probe_candidates(cluster: Cluster) -> tuple[Setting, ...]:
 class ProbeTable:
     """The times of probes in a file, so that a command that was cut short launches only what is missing.
 
-    The file is a table of measurements: `--from` and `--landscape` read it.
+    The file is a table of measurements: `--from` and `--landscape` read it. Its last line may have been cut short, by
+    a full disk or the end of the machine: that line is dropped.
+
+    Attributes:
+        known: what it has of each launch.
+        notes: what was dropped.
     """
 
     def __init__(self, path: Path, runner: Runner, *, origin: str) -> None:
@@ -76,14 +86,30 @@ class ProbeTable:
         """
         self._path, self._cluster, self._origin = path, runner.cluster, origin
         self._notes = (SIMULATED,) if runner.simulated else ()
-        self.known: dict[Setting, tuple[ObservedPoint, ...]] = self._read() if path.exists() else {}
+        self.known: dict[Setting, tuple[ObservedPoint, ...]] = {}
+        self.notes: tuple[str, ...] = ()
+        content = self._content()
+        whole = content.rfind(b"\n") + 1
+        if not _HEADER.startswith(content):  # one that begins as ours, and has no row yet
+            self.known = self._read()
+        if whole < len(content):
+            self._cut(whole)
+            self.notes = (f"the last line of {path.name} was cut short and is dropped",)
+
+    def _content(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise InputError(f"{self._path} cannot be read: {reason(error)}", hint="name another --times") from error
 
     def _read(self) -> dict[Setting, tuple[ObservedPoint, ...]]:
         messages = {(m.collective, m.size_bytes): m for m in probe_messages(self._cluster)}
         some = Measurement(message=next(iter(messages.values())), samples_us=(1.0,))
         mine = row_of(self._cluster, Setting(), some, notes=self._notes, origin="")
         found: dict[Setting, dict[Message, ObservedPoint]] = {}
-        for row in read_rows(self._path, {}).rows:
+        for row in read_rows(self._path, {}, is_growing=True).rows:
             same = (row.system, row.nodes, row.gpus_per_node, row.nccl_version, row.condition)
             if same != tuple(mine[c] for c in ("system", "nodes", "gpus_per_node", "nccl_version", "other_env")):
                 raise UsageError(
@@ -105,16 +131,29 @@ class ProbeTable:
         Raises:
             InputError: the file cannot be written.
         """
-        new = not self._path.exists()
-        rows = [row_of(self._cluster, setting, m, notes=self._notes, origin=self._origin) for m in measurements]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writerows(
+            row_of(self._cluster, setting, m, notes=self._notes, origin=self._origin) for m in measurements
+        )
+        rows = text.getvalue().encode()
         try:
-            with self._path.open("a", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerows(rows)
+            with self._path.open("ab", buffering=0) as file:
+                whole = rows if file.tell() else _HEADER + rows
+                if file.write(whole) != len(whole):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
         except OSError as error:
-            raise InputError(f"{self._path} cannot be written: {reason(error)}", hint="name another --times") from error
+            raise self._unwritable(error) from error
+
+    def _cut(self, size: int) -> None:
+        try:
+            os.truncate(self._path, size)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(f"{self._path} cannot be written: {reason(error)}", hint="name another --times")
 
 
 def observe(runner: Runner, settings: Sequence[Setting], table: ProbeTable | None = None) -> ObservedTimes:
@@ -126,7 +165,7 @@ def observe(runner: Runner, settings: Sequence[Setting], table: ProbeTable | Non
         table: has the times of earlier launches, which are not repeated, and receives those of the others.
     """
     known: Mapping[Setting, tuple[ObservedPoint, ...]] = table.known if table else {}
-    cluster, seen, notes = runner.cluster, list[ObservedPoint](), list[str]()
+    cluster, seen, notes = runner.cluster, list[ObservedPoint](), list(table.notes if table else ())
     failed = between = 0
     for setting in settings:
         if setting in known:

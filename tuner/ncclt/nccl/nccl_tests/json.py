@@ -94,6 +94,7 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
         out_of_bounds=_failed_checks(out_of_bounds),
         hosts=count_hosts([(str(one.get("hostname", "")), str(one.get("device_hex", ""))) for one in mine]),
         gpu=str(mine[0].get("device_info") or "") if mine else "",
+        nccl=str(document.get("nccl_version") or ""),
     )
 
 

@@ -60,6 +60,7 @@ class NcclTest:
         out_of_bounds: number of failed checks; None where the run ended before that.
         hosts: that these ranks ran on; 0 = not known.
         gpu: of the first rank, as its driver names it; empty = not known.
+        nccl: the NCCL version that it loaded, as it prints it: `2.28.9` or `22809`; empty = not known.
         unreadable_lines: lines inside the table that are not rows, such as log lines and rows broken by them.
     """
 
@@ -73,6 +74,7 @@ class NcclTest:
     command: str | None = None
     hosts: int = 0
     gpu: str = ""
+    nccl: str = ""
 
 
 def count_hosts(places: Sequence[tuple[str, str]]) -> int:

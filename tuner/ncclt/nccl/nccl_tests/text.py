@@ -19,6 +19,8 @@ from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, 
 # Before each line: `[1,0]<stdout>:` from mpirun --tag-output or prterun, ` 0: ` from srun -l, `[0] ` from mpiexec -l.
 _PREFIX = re.compile(r"(?:\[[^\]\s]{1,200}\]<std\w{2,5}>:\s?|\s*\d{1,7}:\s|\[\d{1,7}\]\s)")
 _VERSION = re.compile(r"#\s*nccl-tests version\s+(\S+)")
+_LIBRARY = re.compile(r".*\bnccl-library=(\d{4,6})\b")
+_LOGGED = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
@@ -68,6 +70,7 @@ class _OpenTest:
     program: str | None = None
     command: str | None = None
     version: str | None = None
+    nccl: str = ""
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
     places: list[tuple[str, str, str]] = field(default_factory=list)  # host, bus and GPU of ranks of the first group
@@ -90,6 +93,7 @@ class _OpenTest:
             unreadable_lines=self.unreadable,
             hosts=count_hosts([(host, bus) for host, bus, _ in self.places]),
             gpu=self.places[0][2].strip() if self.places else "",
+            nccl=self.nccl,
         )
 
 
@@ -103,6 +107,8 @@ class _Tests:
 
     def read_line(self, line: str) -> None:
         stripped = line.strip()
+        if not self._open.nccl and (logged := _LOGGED.search(stripped)):
+            self._open.nccl = logged[1]
         if stripped.startswith("#"):
             self._read_comment(stripped)
         elif stripped and self._open.in_table:
@@ -128,6 +134,7 @@ class _Tests:
         if match := _VERSION.match(line):
             self._next_test()
             self._open.version = match[1]
+            self._open.nccl = library[1] if (library := _LIBRARY.match(line)) else ""
         elif match := _STARTING.match(line):
             if self._open.program or self._open.set_up:
                 self._next_test()
