@@ -286,7 +286,7 @@ class WebHooks:
         return readable({"type": kind, "timestamp": event.created, "data": data})
 
     def _tell_bug(self, url: str, error: Exception) -> None:
-        """Log an error that nobody expected, with its traceback the first time."""
+        """Log an unexpected error, with its traceback the first time."""
         cause = hide_passwords(f"{type(error).__name__}: {error}")[:200]
         if cause not in self._bugs and len(self._bugs) < _MOST_BUGS:
             self._bugs.add(cause)

@@ -152,7 +152,7 @@ def alias(sshd, tmp_path):
 
 
 def test_ranks_meet_behind_the_name_that_an_alias_stands_for(sshd, alias):
-    """The others do not know the alias; where they do not know the name either, the launch fails at once and says so."""
+    """The others do not know the alias; where they do not know the name either, the launch fails at once."""
     told = "import os; print(os.environ['MASTER_ADDR'])"
     shape = JobShape(nodes=2, hosts=("first", sshd.hosts[1]))
     launcher = create(shape=shape, options=alias("127.0.0.1"))

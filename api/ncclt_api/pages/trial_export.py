@@ -73,7 +73,8 @@ def _rows(study: Study, trial: Trial, calls: Mapping[Message, float]) -> Iterato
         samples = " ".join(map(repr, one.samples_us))
         yield [
             *head, message.collective.value, _cell(message.dtype), message.size_bytes, message.group_size,
-            message.spans_nodes, calls.get(message, ""), one.time_us, one.busbw_gbps, one.wrong, one.interpolated, samples, *tail,
+            message.spans_nodes, calls.get(message, ""), one.time_us, one.busbw_gbps, one.wrong,
+            one.interpolated, samples, *tail,
         ]  # fmt: skip
     if not result.measurements:
         yield [*head, *[""] * 11, *tail]

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ncclt import __version__
+from ncclt.cli import completion
 from ncclt.cli.configuration import default_map
 from ncclt.cli.help import VERBS, arrange, heading_of
 from ncclt.cli.output import report
@@ -96,7 +97,11 @@ class LazyGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the options before the command."""
         try:
+            if not ctx.resilient_parsing:
+                completion.install_for(self, ctx, args)
             return super().parse_args(ctx, args)
+        except UsageError as error:
+            raise typer.Exit(report(error)) from error
         except _REFUSED as error:
             raise _refusal(error, ctx) from error
 
@@ -117,11 +122,14 @@ def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
     made = typer.Typer(add_completion=False)
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-    @made.command(name, help=_PLAIN[name], add_help_option=False, context_settings=anything)
-    def _command() -> None:
+    def _command(**_completed: object) -> None:
         # From sys.argv: the framework drops the `--` between our options and the job's command.
         raise typer.Exit(main(sys.argv[sys.argv.index(name) + 1 :]))
 
+    shown = completion.signature_of(_parser_of(name)) if completion.is_completing() else inspect.Signature()
+    vars(_command)["__signature__"] = shown
+    _command.__annotations__ = {}
+    made.command(name, help=_PLAIN[name], add_help_option=False, context_settings=anything)(_command)
     return made
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
@@ -32,7 +33,9 @@ EXIT_STALE = 4
 @app.command()
 @spread
 def check(
-    model: Annotated[str, typer.Option(help="Name of the workload whose recommendation is checked.")],
+    model: Annotated[
+        str, typer.Option(help="Name of the workload whose recommendation is checked.", autocompletion=model_names)
+    ],
     target: Annotated[
         Target,
         Fields(

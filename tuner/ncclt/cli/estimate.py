@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Model, OldModel, Storage, workload_name
 from ncclt.cli.output import print_json, print_table
 from ncclt.errors import UsageError
@@ -27,7 +28,10 @@ def estimate(
     model: Model = None,
     profile: OldModel = None,
     *,
-    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.")],
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names),
+    ],
     nodes: Annotated[int | None, typer.Option(help="Nodes; default: those of the cluster.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: all.")] = None,
     tflops: Annotated[

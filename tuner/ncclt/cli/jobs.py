@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobRule, JobState, JobStatus, TuningJob
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Of the job, see `ncclt jobs list`.")]
-Cluster = Annotated[str, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.")]
-Workload = Annotated[str, typer.Option(help="Name of the workload, see `ncclt profile list`.")]
+Cluster = Annotated[str, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.", autocompletion=cluster_names)]
+Workload = Annotated[
+    str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
+]
 Nodes = Annotated[int | None, typer.Option(help="Nodes of the training; default: the cluster's.")]
 GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the training; default: the cluster's.")]
 NcclVersion = Annotated[str | None, typer.Option(help="NCCL of the training; default: the cluster's.")]
@@ -116,7 +119,9 @@ def submit(
 
 @app.command("list")
 def list_jobs(
-    cluster: Annotated[str | None, typer.Option(help="Only jobs of this cluster.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Only jobs of this cluster.", autocompletion=cluster_names)
+    ] = None,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Jobs at most.")] = 50,
     server: Server = None,

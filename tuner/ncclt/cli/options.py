@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.core.option import Group
 from ncclt.errors import UsageError
 
@@ -23,7 +24,9 @@ Storage = Annotated[
     ),
 ]
 
-Model = Annotated[str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.")]
+Model = Annotated[
+    str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
+]
 
 OldModel = Annotated[str | None, typer.Option("--profile", hidden=True, help="Earlier name of --model.")]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionStatus
@@ -24,8 +25,8 @@ Why = Annotated[str, typer.Option(help="Why, one line for the history.")]
 
 @app.command("list")
 def list_recommendations(
-    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this workload.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.", autocompletion=cluster_names)] = None,
+    model: Annotated[str | None, typer.Option(help="Only of this workload.", autocompletion=model_names)] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
     storage: Storage = None,
     as_json: AsJson = False,
@@ -80,7 +81,7 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("history")
 def history(
-    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.", autocompletion=cluster_names)] = None,
     revision: Annotated[str | None, typer.Option(help="Only of this revision, by its id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
     before: Annotated[

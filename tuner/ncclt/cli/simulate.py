@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json
 from ncclt.errors import UsageError
@@ -29,7 +30,10 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @app.command()
 def simulate(
     *,
-    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.")],
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names),
+    ],
     collective: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, ...")] = "all_reduce",
     sizes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a list: 1K..1G, or 64,1M.")] = "1K..1G",
     nodes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a list: 2..4096. Default: the cluster's.")] = "",

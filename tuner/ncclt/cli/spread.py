@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from ncclt.cli.completion import NAMES
 from ncclt.core.option import Option, options_of
 
 
@@ -71,7 +72,7 @@ def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     offered = typer.Option(
         option.flag or f"--{name.replace('_', '-')}",
         help=option.help, envvar=option.envvar, metavar=metavar, min=option.least,
-        rich_help_panel=option.group,
+        rich_help_panel=option.group, autocompletion=NAMES.get(name),
     )  # fmt: skip
     default = None if default in ("", ()) else default
     hint = hint | None if default is None else hint

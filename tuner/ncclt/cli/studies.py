@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import print_json, print_table
 from ncclt.core.recommendation import Decision
@@ -35,8 +36,12 @@ def studies() -> None:
 @app.command("list")
 def list_studies(
     storage: Storage = None,
-    cluster: Annotated[str | None, typer.Option(help="Only studies on this cluster.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only studies of this workload.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Only studies on this cluster.", autocompletion=cluster_names)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Only studies of this workload.", autocompletion=model_names)
+    ] = None,
     limit: Annotated[int, typer.Option(help="Most studies to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
@@ -53,7 +54,10 @@ def verify(
     command: Annotated[
         list[str] | None, typer.Argument(help="The training's command, for example: torchrun ... train.py")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Name of the workload whose recommendation is verified.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Name of the workload whose recommendation is verified.", autocompletion=model_names),
+    ] = None,
     profile: Annotated[str | None, typer.Option(hidden=True, help="Earlier name of --model.")] = None,
     recommendation: Annotated[
         str | None, typer.Option(help="Id of the revision that is verified, also of a candidate.")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.jobs import require_jobs_extra
 from ncclt.cli.options import Storage
 from ncclt.cli.output import report, say
@@ -22,7 +23,9 @@ app = typer.Typer()
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def worker(
-    cluster: Annotated[str, typer.Option(envvar="NCCLT_CLUSTER", help="Whose jobs are taken.")],
+    cluster: Annotated[
+        str, typer.Option(envvar="NCCLT_CLUSTER", help="Whose jobs are taken.", autocompletion=cluster_names)
+    ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(help="After --: options of `ncclt tune` for every job, such as -- --launcher slurm."),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ncclt.core.recommendation import Recommendation, Request, select
-from ncclt.errors import MissingDependencyError
+from ncclt.errors import MissingDependencyError, StoreError, UsageError
 from ncclt.store.location import Location, default_url, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules
@@ -188,9 +189,7 @@ def known_names(url: str | None) -> KnownNames:
     Raises:
         UsageError, StoreError: as `published`.
     """
-    from ncclt.store.shipped import profiles_folder
-
-    location, folder = locate(url), profiles_folder()
+    location = locate(url)
     if location.path is not None:
         names = read_names(location)
     else:
@@ -200,7 +199,26 @@ def known_names(url: str | None) -> KnownNames:
                 *(("workload", entry.item.name) for entry in store.workloads()),
                 *(pair for r in store.recommendations() for pair in (("cluster", r.cluster), ("workload", r.model))),
             ]
-    # Shipped files are called by their names.
+    return _with_shipped(names)
+
+
+def local_names(url: str | None) -> KnownNames:
+    """Return the names that are known without a database server, and nothing else of what `known_names` does.
+
+    Raises:
+        InputError: what is shipped is missing.
+    """
+    names: list[tuple[str, str]] = []
+    with suppress(UsageError, StoreError):
+        if (location := locate(url)).path is not None:
+            names = read_names(location)
+    return _with_shipped(names)
+
+
+def _with_shipped(names: list[tuple[str, str]]) -> KnownNames:
+    from ncclt.store.shipped import profiles_folder
+
+    folder = profiles_folder()  # its files are called by their names
     return KnownNames(
         clusters=frozenset(path.stem for kind in ("clusters", "landscapes") for path in (folder / kind).glob("*.toml"))
         | {name for kind, name in names if kind == "cluster"},
