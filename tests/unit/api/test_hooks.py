@@ -287,9 +287,7 @@ def test_a_store_that_is_away_is_waited_for_and_said_once(receive):
 
 
 @pytest.mark.parametrize("where", ["take_hook_event", "_message"])
-def test_an_unexpected_error_is_logged_once_and_the_deliveries_go_on(
-    store, posting, receive, monkeypatch, where
-):
+def test_an_unexpected_error_is_logged_once_and_the_deliveries_go_on(store, posting, receive, monkeypatch, where):
     receiver, fails, counted = receive(), [3], []
     owner = type(store) if where == "take_hook_event" else WebHooks
     real = getattr(owner, where)

@@ -43,6 +43,10 @@ def preflight(
             "cluster nodes gpus_per_node nccl_version launcher hosts hostfile benchmark backend nccl_tests python "
             "container launcher_arg scratch keep_env sizes expect tolerance quick full pairs parallel",
             {
+                "cluster": Option(
+                    "Name of the cluster, see `ncclt cluster list`. Default: this machine, or leonardo for a drill.",
+                    envvar="NCCLT_CLUSTER",
+                ),
                 "launcher": Option(
                     "Where launches run: local, torchrun, mpirun, slurm, ssh, kubernetes, or simulate for a drill. "
                     "Default: slurm in an allocation, local where GPUs are visible, else simulate; it says which and "

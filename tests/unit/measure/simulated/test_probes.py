@@ -184,3 +184,9 @@ def test_a_table_that_cannot_be_read_or_written_is_said(tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="lacks the columns"):
         table(tmp_path / "other.csv", Launches())
+
+
+def test_an_empty_table_is_said(tmp_path):
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(InputError, match="empty.csv is empty"):
+        observed_in_file(tmp_path / "empty.csv", CLUSTER, {})

@@ -154,7 +154,9 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = (line for line in file if line.endswith("\n") or not is_growing)
             reader = csv.DictReader(lines, strict=True)
-            missing = [column for column in REQUIRED if column not in (reader.fieldnames or ())]
+            if not reader.fieldnames:
+                raise LandscapeError(f"{path.name} is empty", hint=f"its first line names {', '.join(REQUIRED)}")
+            missing = [column for column in REQUIRED if column not in reader.fieldnames]
             if missing:
                 raise LandscapeError(
                     f"{path.name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
