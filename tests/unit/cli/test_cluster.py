@@ -70,6 +70,7 @@ def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
         f"give them, or more sources: ncclt cluster detect --from {topo} --name two-words --set 'description=two words'"
     )
     assert refused.value.hint.endswith("--set gpudirect=... --set cpu=... --set nccl_version=...")
+    assert f" --storage {command.url} " in refused.value.hint
     assert "two-words" not in {entry.item.name for entry in command.store.clusters()}
 
 

@@ -141,7 +141,7 @@ def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", cond
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "lacks the columns"),
+        ([], "is empty"),
         (["system,gpus", "a,8"], "lacks the columns"),
         ([HEADER], "has no rows"),
         ([HEADER, row(65536), row(65536, "Ring", "LL", time_us="nan")], "not a number above 0"),

@@ -151,6 +151,9 @@ def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[
 
 def _command(paths: list[Path], target: Target, name: str, given: dict[str, str], storage: str | None) -> str:
     """Return this command, to be repeated with more fields."""
+    from ncclt.errors import hide_passwords
+    from ncclt.store.location import locate
+
     words = ["ncclt", "cluster", "detect"]
     for path in paths:
         words += ["--from", str(path)]
@@ -162,7 +165,8 @@ def _command(paths: list[Path], target: Target, name: str, given: dict[str, str]
     words += ["--name", name]
     for field, value in given.items():
         words += ["--set", f"{field}={value}"]
-    return shlex.join(words) + storage_option(storage, "")
+    location = locate(storage)
+    return shlex.join(words) + storage_option(storage, str(location.path or hide_passwords(location.url)))
 
 
 def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, replace: bool) -> None:

@@ -188,5 +188,5 @@ def test_a_table_that_cannot_be_read_or_written_is_said(tmp_path):
 
 def test_an_empty_table_is_said(tmp_path):
     (tmp_path / "empty.csv").touch()
-    with pytest.raises(InputError, match="empty.csv is empty"):
+    with pytest.raises(InputError, match=r"empty\.csv is empty"):
         observed_in_file(tmp_path / "empty.csv", CLUSTER, {})
