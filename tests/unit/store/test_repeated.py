@@ -15,7 +15,7 @@ ONCE = {
     "end_rollout",
 }  # fmt: skip
 ASKING = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if name[0] != "_"} - {"close", "alone"}
-ANYTHING = SimpleNamespace(id="a", number=0)
+ANYTHING = SimpleNamespace(id="a", number=0, cluster="a")
 
 
 class Away:

@@ -77,9 +77,9 @@ class Hooks:
     @repeatable
     def waiting_hook_event(self, hook: str, actions: Collection[Action]) -> LifeEvent | None:
         """Return the oldest entry that a web hook has not received, whether it is due or not; None where none is."""
-        known = select(hooks.c.sequence).where(hooks.c.id == hook).scalar_subquery()
-        wanted = (history.c.sequence > known, history.c.action.in_([action.value for action in actions]))
         with self._database.reading() as connection:
+            known = select(hooks.c.sequence).where(hooks.c.id == hook).scalar_subquery()
+            wanted = (history.c.sequence > known, history.c.action.in_([action.value for action in actions]))
             entry = connection.execute(select(history).where(*wanted).order_by(history.c.sequence).limit(1)).first()
         return None if entry is None else life.read_event(entry)
 
