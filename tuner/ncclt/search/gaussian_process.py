@@ -14,12 +14,12 @@ settings, not over settings times messages (the trick of Rakitsch et al., "It is
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 Array = NDArray[np.float64]
 
@@ -67,33 +67,48 @@ class Posterior:
     """
 
     def __init__(self, table: Table, kernels: Kernels) -> None:
-        self._table, self._kernels = table, kernels
-        rows = table.rows
-        self._chol = np.linalg.cholesky(kernels.rough[np.ix_(rows, rows)] + np.diag(table.noise))
-        half = _solve(self._chol, kernels.smooth[np.ix_(rows, rows)])
+        self._table = table
+        square = np.ix_(table.rows, table.rows)
+        self._chol = np.linalg.cholesky(kernels.rough[square] + np.diag(table.noise))
+        half = _solve(self._chol, kernels.smooth[square])
         whitened = _solve(self._chol, half.T)
         self._settings, self._turn = np.linalg.eigh((whitened + whitened.T) / 2)
+        self._logdet = np.log(np.diag(self._chol)).sum()
+        self._turned = self._turn.T @ _solve(self._chol, table.values)
+        self._turned_parts = [self._turn.T @ _solve(self._chol, part[table.rows]) for part in table.expected]
+        self._decorrelate(kernels)
+
+    def _decorrelate(self, kernels: Kernels) -> None:
+        """Do what depends on the covariance of messages."""
+        self._kernels, self._prior = kernels, kernels.prior
         self._sizes, self._basis = np.linalg.eigh(kernels.sizes)
         self._spread = np.outer(np.maximum(self._settings, 0.0), np.maximum(self._sizes, 0.0)) + 1.0
-        self._values = self._decorrelated(table.values)
-        self._expected = np.array([self._decorrelated(part[rows]) for part in table.expected])
+        self._spread_logdet = np.log(self._spread).sum()
+        self._values = self._turned @ self._basis
+        self._expected = np.array([part @ self._basis for part in self._turned_parts])
         self._residual = self._values - weighted(kernels.prior, self._expected)
+        self._seen_from: dict[bytes, tuple[Array, Array, Array]] = {}
 
-    def _decorrelated(self, values: Array) -> Array:
-        turned: Array = self._turn.T @ _solve(self._chol, values) @ self._basis
-        return turned
+    def resized(self, kernels: Kernels) -> Posterior:
+        """Return the same with another covariance of messages, without another decomposition of the settings' one.
+
+        Args:
+            kernels: with the same `smooth` and `rough`.
+        """
+        other = copy(self)
+        other._decorrelate(kernels)
+        return other
 
     def reweighted(self, prior: tuple[float, ...]) -> Posterior:
         """Return the same with other weights of the cost model, without another decomposition."""
         other = copy(self)
-        other._kernels = replace(self._kernels, prior=prior)
+        other._prior = prior
         other._residual = self._values - weighted(prior, self._expected)
         return other
 
     def evidence(self) -> float:
         """Return the log marginal likelihood up to a constant."""
-        messages = len(self._sizes)
-        logdet = np.log(self._spread).sum() + 2 * messages * np.log(np.diag(self._chol)).sum()
+        logdet = self._spread_logdet + 2 * len(self._sizes) * self._logdet
         return float(-0.5 * (np.sum(self._residual**2 / self._spread) + logdet))
 
     def predict(self, settings: NDArray[np.intp]) -> tuple[Array, Array]:
@@ -102,11 +117,18 @@ class Posterior:
         Args:
             settings: positions among all settings of interest.
         """
+        smooth, rough, variance = self._seen(settings)
+        scaled = self._residual / self._spread
+        mean = ((smooth.T @ scaled) * self._sizes + rough.T @ scaled) @ self._basis.T
+        return mean + weighted(self._prior, self._table.expected[:, settings]), variance.copy()
+
+    def _seen(self, settings: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """Return what of a prediction does not depend on the cost model: both covariances turned, the variance."""
+        if (found := self._seen_from.get(settings.tobytes())) is not None:
+            return found
         rows, kernels = self._table.rows, self._kernels
         smooth = self._turn.T @ _solve(self._chol, kernels.smooth[np.ix_(rows, settings)])
         rough = self._turn.T @ _solve(self._chol, kernels.rough[np.ix_(rows, settings)])
-        scaled = self._residual / self._spread
-        mean = ((smooth.T @ scaled) * self._sizes + rough.T @ scaled) @ self._basis.T
         explained = np.empty((len(settings), len(self._sizes)))
         for index, size in enumerate(self._sizes):
             explained[:, index] = ((smooth * max(size, 0.0) + rough) ** 2 / self._spread[:, index, None]).sum(axis=0)
@@ -114,14 +136,15 @@ class Posterior:
             np.outer(np.diag(kernels.smooth)[settings], np.diag(kernels.sizes)) + np.diag(kernels.rough)[settings, None]
         )
         variance: Array = np.maximum(prior - explained @ (self._basis**2).T, 0.0)
-        return mean + weighted(kernels.prior, self._table.expected[:, settings]), variance
+        self._seen_from[settings.tobytes()] = smooth, rough, variance
+        return smooth, rough, variance
 
     def left_out(self) -> tuple[Array, Array]:
         """Return what every row's values would be taken for without that row, and the variance with the row's noise.
 
         In closed form, a whole row at once (Rasmussen, Williams: Gaussian Processes for Machine Learning, 5.4.2).
         """
-        whole = solve_triangular(self._chol, self._turn, lower=True, trans="T", check_finite=False)
+        whole = _solve(self._chol, self._turn, transposed=True)
         own = 1 / ((whole**2) @ (1 / self._spread))
         residual = (whole @ (self._residual / self._spread)) * own @ self._basis.T
         return self._table.values - residual, own @ (self._basis**2).T
@@ -129,11 +152,22 @@ class Posterior:
 
 def weighted(prior: tuple[float, ...], expected: Array) -> Array:
     """Return the prior mean: the weighted sum of its parts."""
-    mean: Array = np.tensordot(prior, expected, axes=1)
+    mean: Array = prior[0] * expected[0]
+    for weight, part in zip(prior[1:], expected[1:], strict=True):
+        mean = mean + weight * part
     return mean
 
 
-def _solve(lower: NDArray[Any], right: NDArray[Any]) -> Array:
-    """Return lower^-1 right."""
-    solved: Array = solve_triangular(lower, right, lower=True, check_finite=False)
-    return solved
+def _solve(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool = False) -> Array:
+    """Return lower^-1 right, or that of the transposed one.
+
+    As `scipy.linalg.solve_triangular` does it, whose checks take ten times as long as matrices of this size.
+    """
+    if lower.flags.f_contiguous:
+        solved, singular = dtrtrs(lower, right, lower=True, trans=transposed)
+    else:  # LAPACK reads column by column
+        solved, singular = dtrtrs(lower.T, right, lower=False, trans=not transposed)
+    if singular:
+        raise np.linalg.LinAlgError("the covariance is singular")
+    result: Array = solved
+    return result

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice
-from ncclt.search.gaussian_process import Array, Kernels
+from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table
 
 _CONSTANT, _ALGORITHM, _PROTOCOL, _ALGO_PROTO = 0.3, 0.2, 0.3, 0.3
 """How far all forced settings, and those of one algorithm, protocol or pair, depart from the prior mean."""
@@ -93,12 +94,36 @@ class Likeness:
         return replace(self, smooth=self.smooth[square], rough=self.rough[square], parameters=self.parameters[square])
 
 
-def choices() -> list[Choice]:
+class Posteriors:
+    """The processes of one table under many hyperparameters, which share their decompositions.
+
+    Args:
+        table: what was measured.
+        alike: of all settings of interest.
+    """
+
+    def __init__(self, table: Table, alike: Likeness) -> None:
+        self._table, self._alike = table, alike
+        self._known: dict[tuple[float, ...], Posterior] = {}
+
+    def __getitem__(self, choice: Choice) -> Posterior:
+        """Return the process under one choice."""
+        of_settings, covariance, prior = choice[:2], choice[:3], choice[3:]
+        if covariance not in self._known:
+            kernels, similar = self._alike.kernels(*choice), self._known.get(of_settings)
+            found = Posterior(self._table, kernels) if similar is None else similar.resized(kernels)
+            self._known[of_settings] = self._known[covariance] = found
+        return self._known[covariance].reweighted(prior)
+
+
+@cache
+def choices() -> tuple[Choice, ...]:
     """Return all hyperparameters to choose among, the most plausible first."""
     grid = itertools.product(SCALES, ROUGHNESS, SIZE_DOUBLINGS, PRIOR_WEIGHTS, PRIOR_WEIGHTS)
-    return sorted(grid, key=implausibility)
+    return tuple(sorted(grid, key=implausibility))
 
 
+@cache
 def implausibility(choice: Choice) -> float:
     """Return minus the log prior of hyperparameters.
 

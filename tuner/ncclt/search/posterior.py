@@ -17,7 +17,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.acquisition import Beliefs, Mixture, Noises
 from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table, weighted
-from ncclt.search.kernels import Choice, choices, implausibility, likeness
+from ncclt.search.kernels import Choice, Posteriors, choices, implausibility, likeness
 from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.surfaces import Surface, beginning
@@ -177,8 +177,8 @@ class Model:
     def _mixture(self, table: Table, weighed: Sequence[tuple[float, Choice]]) -> Mixture:
         """Return the posteriors of some hyperparameters: settings x messages."""
         everything = np.arange(len(self.settings))
-        kernels = [(weight, self._alike.kernels(*choice)) for weight, choice in weighed]
-        return tuple((weight, *Posterior(table, mine).predict(everything)) for weight, mine in kernels)
+        posteriors = Posteriors(table, self._alike)
+        return tuple((weight, *posteriors[choice].predict(everything)) for weight, choice in weighed)
 
     def _noises_and_choices(
         self, table: Table, observations: Observations
@@ -199,17 +199,13 @@ class Model:
             expected=table.expected[:, table.rows[kept]],
         )
 
+        posteriors: dict[float, Posteriors] = {}
+
         def scores(among: Sequence[Choice], factor: float) -> Array:
-            noisy = replace(part, noise=part.noise * factor)
-            decomposed: dict[tuple[float, ...], Posterior] = {}
-            found = []
-            for choice in among:
-                covariance, prior = choice[:3], choice[3:]
-                if covariance not in decomposed:
-                    decomposed[covariance] = Posterior(noisy, alike.kernels(*choice))
-                evidence = decomposed[covariance].reweighted(prior).evidence()
-                found.append(round(evidence - implausibility(choice), _EVIDENCE_DIGITS))
-            return np.array(found)
+            if factor not in posteriors:
+                posteriors[factor] = Posteriors(replace(part, noise=part.noise * factor), alike)
+            found = posteriors[factor]
+            return np.array([round(found[c].evidence() - implausibility(c), _EVIDENCE_DIGITS) for c in among])
 
         # A stable order: ties go to the most plausible ones.
         order = [choices()[index] for index in np.argsort(-scores(choices(), 1.0), kind="stable")]

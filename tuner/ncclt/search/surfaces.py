@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ncclt.search.gaussian_process import Array, Posterior, Table
-from ncclt.search.kernels import Choice, Likeness, choices, implausibility
+from ncclt.search.gaussian_process import Array, Table
+from ncclt.search.kernels import Choice, Likeness, Posteriors, choices, implausibility
 
 _RESIDUAL = 0.2
 """What is left of the prior standard deviation where a source that can be trusted has measured: a few per cent."""
@@ -98,7 +98,8 @@ def _evidence(table: Table, expected: Array, alike: Likeness, among: Sequence[Ch
     """Return the log evidence of a prior, in the mean over its hyperparameters."""
     near = alike.among(table.rows)
     part = replace(table, rows=np.arange(len(table.rows)), expected=expected[:, table.rows])
-    logs = np.array([Posterior(part, near.kernels(*choice)).evidence() - implausibility(choice) for choice in among])
+    posteriors = Posteriors(part, near)
+    logs = np.array([posteriors[choice].evidence() - implausibility(choice) for choice in among])
     priors = np.array([-implausibility(choice) for choice in among])
     return float(np.logaddexp.reduce(logs) - np.logaddexp.reduce(priors))
 
