@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 FOREIGN = ("NCCL", "SLURM", "SBATCH", "SRUN", "OMPI_", "PMI", "TORCHELASTIC_", "XDG_")
 PATIENT_S = 60.0
+IN_MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30
+"""What the files of a whole run need at most, many times over."""
 
 # A busy machine is no failure: neither a deadline of 200 ms an example, nor a second to make ten of them.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,9 +40,22 @@ def pytest_configure(config):
     os.environ["NCCLT_ALLOW"] = "recorded,simulated"
     # Before numpy is imported: on busy cores, threads of OpenBLAS wait in loops thirty times as long as they compute.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    # A commit of SQLite waits for the disk, a tune commits five hundred times; no test cuts the power.
+    if room_in_memory():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     # Hundreds of processes would compile all of ncclt again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+def room_in_memory():
+    """Tell whether the files of tests, programs among them, may lie in memory."""
+    try:
+        there = os.statvfs(IN_MEMORY)
+    except OSError:
+        return False
+    usable = os.access(IN_MEMORY, os.W_OK) and not there.f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
+    return usable and there.f_bavail * there.f_frsize >= ROOM_BYTES
 
 
 def pytest_make_parametrize_id(val):
@@ -51,7 +67,8 @@ def pytest_make_parametrize_id(val):
 def no_file_left(tmp_path_factory):
     """Give programs a home and a temporary folder of this run: torchrun, mpirun and Chromium leave files there."""
     tmp_path_factory.getbasetemp()  # which pytest keeps for a look at what failed
-    with tempfile.TemporaryDirectory(prefix="ncclt-") as name, pytest.MonkeyPatch.context() as patch:
+    root = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    with tempfile.TemporaryDirectory(prefix="ncclt-", dir=root) as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL of root is another user's
         (folder / "home").mkdir()
